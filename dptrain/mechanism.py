@@ -1,0 +1,105 @@
+"""The one value that the loader, the optimiser, the accountant and the checkpoint share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from dptrain.registry import digest
+from dptrain.sampling.scheme import Scheme
+from dptrain.strategies.strategy import Strategy
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MatrixMechanism:
+    """A matrix mechanism: how examples take part, how noise is correlated, and how much of it.
+
+    Step t releases ``Σ_i clip(g_i, R) + σ R (C^-1 Z)_t`` (``notation``). The strategy is bound to
+    the scheme's number of steps on construction, so its coefficients are part of the value.
+
+    Args:
+        scheme: the sampling scheme; it fixes the number of steps n.
+        strategy: the strategy matrix C.
+        noise_multiplier: σ ≥ 0; 0 trains without noise (and without a guarantee).
+
+    Raises:
+        TypeError: if scheme or strategy is of another type.
+        ValueError: if σ is negative or not finite, or the strategy does not fit n steps.
+    """
+
+    scheme: Scheme
+    strategy: Strategy
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.scheme, Scheme):
+            raise TypeError(f"scheme={self.scheme!r}: expected a dptrain.sampling scheme")
+        if not isinstance(self.strategy, Strategy):
+            raise TypeError(f"strategy={self.strategy!r}: expected a dptrain.strategies strategy")
+        sigma = float(self.noise_multiplier)
+        if not math.isfinite(sigma) or sigma < 0:
+            raise ValueError(f"noise_multiplier={sigma}: must be finite and not negative")
+        object.__setattr__(self, "noise_multiplier", sigma)
+        object.__setattr__(self, "strategy", self.strategy.bind(self.scheme.steps))
+
+    @property
+    def steps(self) -> int:
+        """Number n of optimiser steps."""
+        return self.scheme.steps
+
+    def with_noise(self, noise_multiplier: float) -> MatrixMechanism:
+        """The same scheme and strategy at another σ."""
+        return dataclasses.replace(self, noise_multiplier=noise_multiplier)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value; :meth:`from_dict` reads it back."""
+        return {
+            "format": FORMAT,
+            "scheme": self.scheme.to_dict(),
+            "strategy": self.strategy.to_dict(),
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> MatrixMechanism:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: if the format, a type or a field is unknown.
+        """
+        expected = {"format", "scheme", "strategy", "noise_multiplier"}
+        if set(value) != expected:
+            raise ValueError(f"a mechanism has the fields {sorted(expected)}, got {sorted(value)}")
+        if value["format"] != FORMAT:
+            raise ValueError(f"mechanism format {value['format']!r} is unknown; known: {FORMAT}")
+        return cls(
+            scheme=Scheme.from_dict(value["scheme"]),
+            strategy=Strategy.from_dict(value["strategy"]),
+            noise_multiplier=value["noise_multiplier"],
+        )
+
+    def to_json(self) -> str:
+        """JSON text of :meth:`to_dict`."""
+        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> MatrixMechanism:
+        """Read what :meth:`to_json` wrote."""
+        return cls.from_dict(json.loads(text))
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 (hex) of the value: the same in every process and Python version."""
+        return digest(self.to_dict())
+
+    def __hash__(self) -> int:
+        return int(self.hash[:15], 16)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MatrixMechanism):
+            return NotImplemented
+        return self.to_dict() == other.to_dict()

@@ -1,0 +1,68 @@
+"""Values that write themselves to JSON and are found again by the name of their type."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any, ClassVar, Self
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, shortest float that reads back the same."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of :func:`canonical_json`: equal in every process and Python version."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+class JsonValue:
+    """Base of frozen dataclasses that are stored by type name and fields.
+
+    A direct base such as ``Scheme`` calls ``class Scheme(JsonValue, family="scheme")``; its
+    concrete subclasses register themselves under their class name.
+    """
+
+    _families: ClassVar[dict[str, dict[str, type]]] = {}
+    _family: ClassVar[str] = ""
+
+    def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if family is not None:
+            cls._family = family
+            JsonValue._families.setdefault(family, {})
+        elif cls._family and not cls.__name__.startswith("_"):
+            JsonValue._families[cls._family][cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"type": class name, field: value, ...}`` with tuples as lists."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        value: dict[str, Any] = {"type": type(self).__name__}
+        for field in fields:
+            item = getattr(self, field.name)
+            value[field.name] = list(item) if isinstance(item, tuple) else item
+        return value
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """Build the registered type that ``value["type"]`` names.
+
+        Raises:
+            ValueError: if the type or a field is unknown, or a field is out of range.
+        """
+        members = JsonValue._families[cls._family]
+        value = dict(value)
+        name = value.pop("type", None)
+        if name not in members:
+            raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
+        member = members[name]
+        known = {field.name for field in dataclasses.fields(member)}
+        if unknown := sorted(set(value) - known):
+            raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
+        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+        try:
+            return member(**fields)
+        except TypeError as error:
+            raise ValueError(f"{name}: {error}") from error

@@ -1,0 +1,82 @@
+"""A sampling scheme: the law by which examples take part, and the stream that draws from it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.registry import JsonValue
+
+Indices = npt.NDArray[np.int64]
+
+
+class BatchStream(ABC):
+    """Draws the logical batches of one run, in order.
+
+    ``step`` is the index (from 0) of the batch that the next call draws. Two streams of the same
+    scheme and seed draw the same batches; a stream restored by :meth:`load_state_dict` continues
+    bit for bit.
+    """
+
+    steps: int
+    step: int
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    @abstractmethod
+    def __next__(self) -> Indices:
+        """Indices of the next batch, ascending, int64; ``StopIteration`` after ``steps`` batches."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue (RNG, position, availability); private data."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``.
+
+        Raises:
+            ValueError: if the state belongs to another scheme.
+        """
+
+
+class Scheme(JsonValue, ABC, family="scheme"):
+    """Immutable description of how examples take part (``samplers``).
+
+    Subclasses are frozen, keyword-only dataclasses whose fields are JSON values; they validate
+    their fields on construction with ``ValueError`` naming the field, the value and the remedy.
+    """
+
+    dataset_size: int
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Number n of batches drawn in a run."""
+
+    @property
+    @abstractmethod
+    def expected_batch_size(self) -> float:
+        """B̄, a public constant (in the stationary regime where the law starts cold)."""
+
+    @property
+    @abstractmethod
+    def min_sep(self) -> int:
+        """b ≥ 1: no example takes part twice within b consecutive steps."""
+
+    @property
+    @abstractmethod
+    def max_participations(self) -> int:
+        """Most steps that one example can take part in, whatever is drawn."""
+
+    @abstractmethod
+    def stream(self, seed: int) -> BatchStream:
+        """A stream of batches drawn from this law; ``seed`` is any non-negative integer."""
+
+    @abstractmethod
+    def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
+        """``size`` independent draws of one example's participation vector, shape (size, steps)."""
