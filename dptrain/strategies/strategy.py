@@ -14,12 +14,18 @@ Array = npt.NDArray[np.float64]
 
 
 class Strategy(JsonValue, ABC, family="strategy"):
-    """Lower-triangular, entrywise non-negative n×n matrix C, as an immutable value (``mechanisms``).
+    """Lower-triangular, entrywise non-negative n×n matrix C, as an immutable value.
 
     A strategy may be declared before the number of steps is known (``BandMF(bands=16)``);
     :meth:`bind` returns the value for n steps, with explicit coefficients, and everything below
     works on a bound strategy. Binding a bound strategy to its own n returns it unchanged.
+
+    Attributes:
+        bands: number of leading non-zero diagonals of C (1 for the identity). An annotation, not
+            an abstract property, so that a dataclass can hold it as a field.
     """
+
+    bands: int
 
     @abstractmethod
     def bind(self, steps: int) -> Self:
@@ -28,11 +34,6 @@ class Strategy(JsonValue, ABC, family="strategy"):
         Raises:
             ValueError: if it cannot serve that many steps (``bands > steps``, another n).
         """
-
-    @property
-    @abstractmethod
-    def bands(self) -> int:
-        """Number of leading non-zero diagonals of C (1 for the identity)."""
 
     @abstractmethod
     def columns(self, steps: int, indices: npt.ArrayLike) -> Array:

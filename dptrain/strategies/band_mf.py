@@ -1,0 +1,112 @@
+"""Banded Toeplitz strategies optimised for the length of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Self
+
+import numpy as np
+
+from dptrain.strategies.optimize import optimal_coefficients
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.toeplitz import Array, BandedToeplitz, positive_int
+
+OBJECTIVES = ("mean", "max")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BandMF(BandedToeplitz, Strategy):
+    """Banded Toeplitz C of least error for prefix sums (Choquette-Choo et al. 2023).
+
+    ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the coefficients for a run of
+    that length and returns them in the value, so that whoever reads its JSON gets the same matrix
+    without optimising again. With explicit ``coefficients``, ``bind`` keeps them.
+
+    Args:
+        bands: number of coefficients; choose at most the scheme's min-sep.
+        objective: ``"mean"`` minimises ‖A C^-1‖_F·‖c‖₂ (all prefix sums), ``"max"`` the error of
+            the worst prefix sum.
+        coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0.
+        steps: the n that the value is bound to; set by :meth:`bind`.
+
+    Raises:
+        ValueError: if ``bands`` or ``steps`` is not a positive integer, ``bands > steps``, the
+            objective is unknown, or the coefficients are not ``bands`` finite numbers as above.
+
+    Example:
+        >>> BandMF(bands=2).bind(2).steps
+        2
+    """
+
+    bands: int
+    objective: str = "mean"
+    coefficients: tuple[float, ...] | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bands", positive_int("bands", self.bands))
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective={self.objective!r}: must be one of {OBJECTIVES}")
+        if self.coefficients is not None:
+            object.__setattr__(self, "coefficients", self._checked(self.coefficients))
+        if self.steps is not None:
+            object.__setattr__(self, "steps", positive_int("steps", self.steps))
+            if self.coefficients is None:
+                raise ValueError(
+                    f"steps={self.steps} without coefficients: leave steps out and call "
+                    f"bind({self.steps}), which optimises them"
+                )
+            self._check_fits(self.steps)
+
+    def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
+        c = tuple(float(value) for value in coefficients)
+        if len(c) != self.bands:
+            raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
+        if not all(math.isfinite(value) and value >= 0 for value in c) or c[0] <= 0:
+            raise ValueError(
+                f"coefficients={c}: must be finite and not negative, the first one positive"
+            )
+        return c
+
+    def _check_fits(self, steps: int) -> None:
+        if self.bands > steps:
+            raise ValueError(
+                f"bands={self.bands} exceeds the {steps} steps of the run: "
+                f"use at most bands={steps}"
+            )
+
+    def bind(self, steps: int) -> Self:
+        """The value for n = ``steps``, with explicit coefficients.
+
+        Raises:
+            ValueError: if ``bands > steps`` or the value is bound to another n.
+        """
+        steps = positive_int("steps", steps)
+        if self.steps is not None:
+            self._check_bound_to(steps)
+            return self
+        self._check_fits(steps)
+        c = self.coefficients
+        if c is None:
+            c = tuple(optimal_coefficients(steps, self.bands, self.objective).tolist())
+        return dataclasses.replace(self, coefficients=c, steps=steps)
+
+    def _check_bound_to(self, steps: int) -> None:
+        if self.steps != steps:
+            raise ValueError(
+                f"this BandMF is bound to {self.steps} steps, not {steps}: start again from "
+                f"BandMF(bands={self.bands}, objective={self.objective!r}) and bind that"
+            )
+
+    def first_column(self, steps: int) -> Array:
+        """The optimised coefficients, shape (bands,).
+
+        Raises:
+            ValueError: if the value is not bound, or is bound to another n.
+        """
+        steps = positive_int("steps", steps)
+        if self.coefficients is None or self.steps is None:
+            raise ValueError(f"this BandMF has no coefficients yet: use bind({steps}) first")
+        self._check_bound_to(steps)
+        return np.array(self.coefficients)
