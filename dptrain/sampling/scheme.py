@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ class BatchStream(ABC):
 
     @abstractmethod
     def __next__(self) -> Indices:
-        """Indices of the next batch, ascending, int64; ``StopIteration`` after ``steps`` batches."""
+        """Ascending int64 indices of the next batch; ``StopIteration`` after ``steps`` batches."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -53,20 +53,30 @@ class Scheme(JsonValue, ABC, family="scheme"):
 
     dataset_size: int
 
-    @property
-    @abstractmethod
-    def steps(self) -> int:
-        """Number n of batches drawn in a run."""
+    # A scheme may declare these two as a field (Poisson.steps) or derive them (BallsInBins.steps).
+    # A property here at run time would become the default of such a field, so the base only
+    # declares them read-only to the type checker; SchemeContract checks that they exist.
+    if TYPE_CHECKING:
+
+        @property
+        @abstractmethod
+        def steps(self) -> int:
+            """Number n of batches drawn in a run."""
+
+        @property
+        @abstractmethod
+        def min_sep(self) -> int:
+            """b ≥ 1: no example takes part twice within b consecutive steps."""
 
     @property
     @abstractmethod
+    def rate(self) -> float:
+        """p0 = B̄/N: an example's chance of inclusion in one step, in the stationary regime."""
+
+    @property
     def expected_batch_size(self) -> float:
-        """B̄, a public constant (in the stationary regime where the law starts cold)."""
-
-    @property
-    @abstractmethod
-    def min_sep(self) -> int:
-        """b ≥ 1: no example takes part twice within b consecutive steps."""
+        """B̄ = N·p0, a public constant (in the stationary regime where the law starts cold)."""
+        return self.dataset_size * self.rate
 
     @property
     @abstractmethod

@@ -1,0 +1,118 @@
+"""Balls-in-bins sampling: one random bin an example, visited in turn every epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.sampling import fields
+from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BallsInBins(Scheme):
+    """Each example picks one of b bins uniformly; step t draws bin t mod b (Chua et al. 2024).
+
+    An example in bin s takes part in steps s, s+b, s+2b, … and n = b·epochs, so it takes part
+    exactly once in every epoch of b steps.
+
+    Args:
+        bins: b ≥ 1.
+        epochs: E ≥ 1.
+        dataset_size: N ≥ 1.
+
+    Raises:
+        ValueError: if a field is of another type or out of range.
+    """
+
+    bins: int
+    epochs: int
+    dataset_size: int
+
+    def __post_init__(self) -> None:
+        for name in ("bins", "epochs", "dataset_size"):
+            value = fields.integer("BallsInBins", name, getattr(self, name))
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def for_batch_size(cls, *, batch_size: float, dataset_size: int, epochs: int) -> Self:
+        """The scheme with b = round(N / batch size), so B̄ is near ``batch_size``.
+
+        Raises:
+            ValueError: if the batch size is not in (0, N].
+        """
+        n_examples = fields.integer("BallsInBins", "dataset_size", dataset_size)
+        size = fields.expected_batch_size(
+            "BallsInBins",
+            batch_size,
+            largest=n_examples,
+            why=f"the dataset has {n_examples} examples",
+        )
+        return cls(bins=round(n_examples / size), epochs=epochs, dataset_size=n_examples)
+
+    @property
+    def steps(self) -> int:
+        """n = b·epochs."""
+        return self.bins * self.epochs
+
+    @property
+    def rate(self) -> float:
+        """p0 = 1/b."""
+        return 1.0 / self.bins
+
+    @property
+    def expected_batch_size(self) -> float:
+        """B̄ = N/b."""
+        return self.dataset_size / self.bins
+
+    @property
+    def min_sep(self) -> int:
+        """b: an example's steps are exactly b apart."""
+        return self.bins
+
+    @property
+    def max_participations(self) -> int:
+        """One step an epoch."""
+        return self.epochs
+
+    def stream(self, seed: int) -> BallsInBinsStream:
+        """The bins are drawn at once; a step then copies its bin. At most 8 bytes an example."""
+        return BallsInBinsStream(self, seed)
+
+    def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
+        """``size`` independent participation vectors, shape (size, steps)."""
+        chosen = rng.integers(self.bins, size=size)
+        in_epoch = np.eye(self.bins, dtype=bool)[chosen]
+        return np.tile(in_epoch, (1, self.epochs))
+
+
+class BallsInBinsStream(SeededStream):
+    """Batches of :class:`BallsInBins`; bin s holds ``members[offsets[s]:offsets[s + 1]]``."""
+
+    def __init__(self, scheme: BallsInBins, seed: int) -> None:
+        super().__init__(scheme, seed)
+        self._scheme = scheme
+        bins = self._rng.integers(
+            scheme.bins, size=scheme.dataset_size, dtype=index_dtype(scheme.bins)
+        )
+        # A stable sort leaves each bin's examples in ascending order.
+        order = np.argsort(bins, kind="stable")
+        self._members = order.astype(index_dtype(scheme.dataset_size))
+        counts = np.bincount(bins, minlength=scheme.bins)
+        self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+    def _draw(self) -> Indices:
+        chosen = self.step % self._scheme.bins
+        start, stop = self._offsets[chosen], self._offsets[chosen + 1]
+        return self._members[start:stop].astype(np.int64)
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"members": to_tensor(self._members), "offsets": to_tensor(self._offsets)}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._members = to_array(state["members"], index_dtype(self._scheme.dataset_size))
+        self._offsets = to_array(state["offsets"], np.int64)

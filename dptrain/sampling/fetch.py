@@ -1,0 +1,70 @@
+"""Fetching the rows of a microbatch, alike in the main process and in any worker."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from dptrain.sampling.microbatch import MicroBatch
+from dptrain.sampling.padding import blank
+
+# Keeps the seeds of random augmentations apart from the batches drawn from the same seed.
+_DOMAIN = 0x6665746368
+
+
+class Request(NamedTuple):
+    """What the sampler asks of the dataset: these rows, under this seed of 64 bits."""
+
+    micro: MicroBatch
+    seed: int
+
+
+def fetch_seed(seed: int, step: int, part: int) -> int:
+    """Seed of the random augmentations of one microbatch."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN, step, part))
+    return int(sequence.generate_state(1, np.uint64)[0])
+
+
+@contextlib.contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed the global generators of random, numpy and torch (CPU), and put them back after."""
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - datasets use numpy's global generator
+    # Not torch.manual_seed, which would also reset the generators of the accelerators.
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
+
+
+class Rows(Dataset[tuple[MicroBatch, Any]]):
+    """A map-style dataset whose index is a :class:`Request` and whose item is a whole batch.
+
+    An empty microbatch is shown as one row: example 0 after collation with its numbers set to
+    zero, so that the shapes are right and nothing of the example is left in the tensors.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+
+    def __getitem__(self, request: Request) -> tuple[MicroBatch, Any]:
+        indices = request.micro.indices.tolist()
+        with seeded_globals(request.seed):
+            batch = self.collate_fn(self._samples(indices or [0]))
+        return request.micro, batch if indices else blank(batch)
+
+    def _samples(self, indices: list[int]) -> list[Any]:
+        if callable(many := getattr(self.dataset, "__getitems__", None)):
+            return many(indices)
+        return [self.dataset[index] for index in indices]

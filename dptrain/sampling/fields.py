@@ -1,0 +1,71 @@
+"""Checks of the fields of a scheme: each returns the value in its one canonical type."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+
+def integer(owner: str, name: str, value: Any, *, minimum: int = 1) -> int:
+    """``value`` as a Python int.
+
+    Raises:
+        ValueError: if it is a bool, not an integer, or below ``minimum``.
+    """
+    # bool is an int to Python; steps=True is a mistake, and its JSON would not equal that of 1.
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise ValueError(
+            f"{owner}: {name}={value!r} must be an integer, not {type(value).__name__}"
+        )
+    number = operator.index(value)
+    if number < minimum:
+        raise ValueError(f"{owner}: {name}={number} must be at least {minimum}")
+    return number
+
+
+def _real(owner: str, name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{owner}: {name}={value!r} must be a number, not {type(value).__name__}")
+    return float(value)
+
+
+def probability(owner: str, name: str, value: Any) -> float:
+    """``value`` as a float in (0, 1].
+
+    Raises:
+        ValueError: if it is no number or outside (0, 1].
+    """
+    number = _real(owner, name, value)
+    if not 0.0 < number <= 1.0:
+        raise ValueError(f"{owner}: {name}={number} must be a probability in (0, 1]")
+    return number
+
+
+def flag(owner: str, name: str, value: Any) -> bool:
+    """``value`` if it is a bool.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{owner}: {name}={value!r} must be True or False")
+    return value
+
+
+def expected_batch_size(owner: str, value: Any, *, largest: float, why: str) -> float:
+    """``value`` as a float in (0, largest]; it need not be an integer, it is an expectation.
+
+    Raises:
+        ValueError: naming the largest possible batch size, and ``why`` that is the limit.
+    """
+    number = _real(owner, "batch_size", value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{owner}: batch_size={number} must be positive and finite")
+    if number > largest:
+        raise ValueError(
+            f"{owner}: batch_size={number:g} is not reachable; the largest possible batch size is "
+            f"{largest:g} ({why})"
+        )
+    return number

@@ -1,0 +1,344 @@
+"""The private loader: batches drawn from the scheme, and the position in the plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from dptrain.registry import digest
+from dptrain.sampling.fetch import Rows
+from dptrain.sampling.fields import integer
+from dptrain.sampling.microbatch import MicroBatch
+from dptrain.sampling.plan import Plan
+from dptrain.sampling.scheme import Scheme
+
+_log = logging.getLogger(__name__)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch  # a module-level function, so that spawned workers can import it
+
+
+class PrivateLoader:
+    """Yields the user's collated batches of the logical steps of a plan, in order.
+
+    The position counts *completed* logical steps. Left alone, the loader takes a step as completed
+    when the batch after it is asked for, or when the iteration ends. With :attr:`driven` set, as an
+    engine does, :meth:`complete_step` says so and every batch has to be reported by
+    :meth:`report_microbatch` before the next one. Iterating again, also after an early ``break``,
+    starts at the first step that is not completed, with the same rows and the same random
+    augmentations whatever the number of workers.
+
+    Args:
+        dataset: map-style dataset with a length.
+        scheme: how examples take part; its ``dataset_size`` is ``len(dataset)``.
+        seed: any non-negative integer; private, as it tells who was in which batch.
+        collate_fn: makes a batch of a list of samples; torch's default if ``None``.
+        num_workers: worker processes; 0 fetches in the main process.
+        max_physical_batch_size: most rows in memory at once; larger logical batches come in
+            several microbatches. ``None`` never cuts.
+        steps_per_epoch: cuts the plan into epochs of that many logical steps, and one iteration
+            ends with its epoch. ``None`` makes one iteration of the whole plan.
+        pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
+            multiprocessing_context: as in ``torch.utils.data.DataLoader``.
+
+    Attributes:
+        current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
+            first one and after the end.
+        driven: whether an engine reports microbatches and steps.
+
+    Raises:
+        ValueError: for a dataset without length or of another length than the scheme's, and for
+            values out of range; no example is read before.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Any,
+        scheme: Scheme,
+        seed: int,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int = 0,
+        max_physical_batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+    ) -> None:
+        _check_length(dataset, scheme)
+        seed = integer("PrivateLoader", "seed", seed, minimum=0)
+        if max_physical_batch_size is not None:
+            max_physical_batch_size = integer(
+                "PrivateLoader", "max_physical_batch_size", max_physical_batch_size
+            )
+        if steps_per_epoch is not None:
+            steps_per_epoch = integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
+        self.dataset = dataset
+        self.scheme = scheme
+        self.steps_per_epoch = steps_per_epoch
+        self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.driven = False
+        self.current: MicroBatch | None = None
+        self._reported = False
+        self._iteration = 0
+        self._running: range | None = None
+        self._plan = Plan(scheme, seed, max_physical_batch_size)
+        # Its own generator: a DataLoader without one draws from torch's global generator.
+        generator = torch.Generator().manual_seed(seed % 2**63)
+        self._loader: DataLoader = DataLoader(
+            Rows(dataset, self.collate_fn),
+            batch_size=None,
+            sampler=self._plan,
+            collate_fn=_as_is,
+            generator=generator,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            prefetch_factor=prefetch_factor,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+        )
+
+    @classmethod
+    def from_data_loader(
+        cls,
+        data_loader: DataLoader,
+        *,
+        scheme: Scheme,
+        seed: int,
+        max_physical_batch_size: int | None = None,
+        steps_per_epoch: int | None = None,
+    ) -> Self:
+        """Take over dataset, collate function, workers and pinning; the sampler is replaced.
+
+        Raises:
+            ValueError: if the loader does not batch, or chooses rows in a way that the scheme
+                would silently replace (a batch sampler, a sampler of some of the rows).
+        """
+        _check_length(data_loader.dataset, scheme)
+        _check_sampler(data_loader)
+        _log.warning(
+            "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
+            "varying size, %g examples on average",
+            type(data_loader.sampler).__name__,
+            data_loader.batch_size,
+            type(scheme).__name__,
+            scheme.expected_batch_size,
+        )
+        return cls(
+            dataset=data_loader.dataset,
+            scheme=scheme,
+            seed=seed,
+            collate_fn=data_loader.collate_fn,
+            num_workers=data_loader.num_workers,
+            max_physical_batch_size=max_physical_batch_size,
+            steps_per_epoch=steps_per_epoch,
+            pin_memory=data_loader.pin_memory,
+            persistent_workers=data_loader.persistent_workers,
+            prefetch_factor=data_loader.prefetch_factor,
+            timeout=data_loader.timeout,
+            worker_init_fn=data_loader.worker_init_fn,
+            multiprocessing_context=data_loader.multiprocessing_context,
+        )
+
+    @property
+    def position(self) -> int:
+        """Number of completed logical steps."""
+        return self._plan.position
+
+    @property
+    def steps(self) -> int:
+        """Number n of logical steps of the plan."""
+        return self.scheme.steps
+
+    def _next_steps(self) -> range:
+        """Logical steps of an iteration that starts now."""
+        start, stop = self.position, self.steps
+        if self.steps_per_epoch is not None:
+            stop = min(stop, (start // self.steps_per_epoch + 1) * self.steps_per_epoch)
+        return range(start, stop)
+
+    def __len__(self) -> int:
+        """*Logical* steps of the running iteration, or of the next one if none is running.
+
+        With ``max_physical_batch_size`` the number of batches is random and may be larger.
+        """
+        return len(self._next_steps() if self._running is None else self._running)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of the first uncompleted step and on; ends an iteration that is under way.
+
+        Raises:
+            RuntimeError: if all planned steps have run.
+        """
+        if self.position >= self.steps:
+            raise RuntimeError(
+                f"all {self.steps} planned steps have run; more would exceed the guarantee. Plan "
+                "more steps in the scheme (and set steps_per_epoch for a loop over epochs)"
+            )
+        self._end_iteration()
+        self._running = self._next_steps()
+        self._plan.stop = self._running.stop
+        return self._iterate(self._iteration, iter(self._loader))
+
+    def _iterate(self, iteration: int, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            while True:
+                self._refuse_stale(iteration)
+                self._settle()
+                item = next(batches, None)
+                if item is None:
+                    self.current = None
+                    return
+                self.current, data = item
+                self._reported = False
+                yield data
+        finally:
+            if iteration == self._iteration:
+                self._running = None
+
+    def _refuse_stale(self, iteration: int) -> None:
+        if iteration != self._iteration:
+            raise RuntimeError(
+                "a newer iteration over this loader has begun (or its state was loaded); only one "
+                "can run at a time"
+            )
+
+    def _settle(self) -> None:
+        """The batch that the user held is done with: see that its step is accounted for."""
+        if (micro := self.current) is None:
+            return
+        if not self.driven:
+            if micro.last:
+                self._plan.complete()
+        elif not self._reported:
+            raise RuntimeError(
+                f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
+                f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
+                "batch of the private loader"
+            )
+        elif micro.last and self.position == micro.step:
+            raise RuntimeError(f"step {micro.step} was reported but complete_step() was not called")
+
+    def _end_iteration(self) -> None:
+        self._iteration += 1
+        self._running = None
+        self.current = None
+        self._reported = False
+
+    def report_microbatch(self) -> None:
+        """Say that ``optimizer.step()`` has used the batch at hand.
+
+        Raises:
+            RuntimeError: if there is no batch, or it was reported already.
+        """
+        if self.current is None:
+            raise RuntimeError("optimizer.step() was called before a batch of the private loader")
+        if self._reported:
+            raise RuntimeError(
+                "optimizer.step() was called twice for one batch; it has to be called once for "
+                "every batch of the private loader"
+            )
+        self._reported = True
+
+    def complete_step(self) -> None:
+        """Count the logical step of the batch at hand as done; its batch is not drawn again.
+
+        Raises:
+            RuntimeError: if the loader is not driven, the batch at hand is not the last of its
+                step, was not reported, or the step is done already.
+        """
+        if not self.driven:
+            raise RuntimeError("complete_step() is for an engine that has set loader.driven = True")
+        micro = self.current
+        if micro is None or not micro.last or not self._reported:
+            raise RuntimeError(
+                "complete_step() follows report_microbatch() on the last microbatch of a step; "
+                f"the current one is {micro}"
+            )
+        if micro.step != self.position:
+            raise RuntimeError(f"step {micro.step} is completed already")
+        self._plan.complete()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State at the completed position, readable with ``weights_only=True``; private data."""
+        return {
+            "scheme": digest(self.scheme.to_dict()),
+            "dataset_size": len(self.dataset),
+            "seed": hex(self._plan.seed),
+            "stream": self._plan.stream.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at the saved position with the saved seed; ends an iteration under way.
+
+        Raises:
+            ValueError: if the state belongs to another scheme or a dataset of another length.
+        """
+        if missing := sorted({"scheme", "dataset_size", "seed", "stream"} - set(state)):
+            raise ValueError(f"the state lacks {missing}; it is no state of a PrivateLoader")
+        if state["dataset_size"] != len(self.dataset):
+            raise ValueError(
+                f"the state was saved for a dataset of {state['dataset_size']} examples, this one "
+                f"has {len(self.dataset)}; resume with the same data"
+            )
+        if state["scheme"] != digest(self.scheme.to_dict()):
+            raise ValueError(
+                "the state was saved for another scheme or other parameters; resume with the "
+                f"scheme of the checkpoint, this one is {self.scheme}"
+            )
+        self._plan.stream.load_state_dict(state["stream"])
+        self._plan.seed = int(state["seed"], 16)
+        self._end_iteration()
+
+
+def _check_length(dataset: Any, scheme: Scheme) -> None:
+    remedy = "a scheme has to know how many examples there are; use a map-style dataset"
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(f"{type(dataset).__name__} is a dataset without length: {remedy}")
+    try:
+        length = len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"{type(dataset).__name__} is a dataset without length: {remedy}"
+        ) from error
+    if length != scheme.dataset_size:
+        raise ValueError(
+            f"the dataset has {length} examples but the scheme was made for "
+            f"dataset_size={scheme.dataset_size}; make the scheme with dataset_size={length}"
+        )
+
+
+def _check_sampler(data_loader: DataLoader) -> None:
+    remedy = "pass dataset=… and collate_fn=… instead if the scheme is to draw from all rows"
+    if data_loader.batch_size is None:
+        if data_loader.batch_sampler is not None:
+            raise ValueError(
+                f"the data loader's batch sampler ({type(data_loader.batch_sampler).__name__}) "
+                f"draws batches in its own way, which no accountant covers; {remedy}"
+            )
+        raise ValueError(
+            "the data loader has batch_size=None, so its collate function does not make batches; "
+            "give it a batch size or pass dataset=… and collate_fn=… instead"
+        )
+    # SubsetRandomSampler, say, would leave rows out that the scheme would then train on.
+    if type(data_loader.sampler) not in (RandomSampler, SequentialSampler):
+        raise ValueError(
+            f"the data loader's sampler ({type(data_loader.sampler).__name__}) chooses rows in its "
+            f"own way, which the scheme would replace; {remedy}, or a Subset of the dataset"
+        )

@@ -1,0 +1,188 @@
+"""b-min-sep sampling: a coin at every step, except for b-1 steps after taking part."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.sampling import fields
+from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.skipping import successes
+from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSep(Scheme):
+    """An example that took no part in the last b-1 steps takes part with probability p.
+
+    Dong & Ganesh 2026, Algorithm 1 (cold start) and Algorithm 2 (warm start). The gaps are
+    b-1 + Geometric(p), so in the stationary regime 1/p0 = 1/p + (b-1). A warm start draws each
+    example's state from that regime: available with probability 1/(1 + (b-1)p), else barred for
+    the next s steps with s uniform on 1..b-1. b = 1 is Poisson sampling; p = 1 with a warm start
+    is balls-in-bins.
+
+    Args:
+        probability: p in (0, 1], the chance of an *available* example.
+        min_sep: b ≥ 1; it may exceed ``steps``.
+        dataset_size: N ≥ 1.
+        steps: n ≥ 1.
+        warm_start: whether to start in the stationary regime.
+
+    Raises:
+        ValueError: if a field is of another type or out of range.
+    """
+
+    probability: float
+    min_sep: int
+    dataset_size: int
+    steps: int
+    warm_start: bool = True
+
+    def __post_init__(self) -> None:
+        p = fields.probability("MinSep", "probability", self.probability)
+        object.__setattr__(self, "probability", p)
+        for name in ("min_sep", "dataset_size", "steps"):
+            object.__setattr__(self, name, fields.integer("MinSep", name, getattr(self, name)))
+        fields.flag("MinSep", "warm_start", self.warm_start)
+
+    @classmethod
+    def for_batch_size(
+        cls,
+        *,
+        batch_size: float,
+        dataset_size: int,
+        min_sep: int,
+        steps: int,
+        warm_start: bool = True,
+    ) -> Self:
+        """The scheme with B̄ = ``batch_size`` in the stationary regime: p = p0 / (1 - p0(b-1)).
+
+        Raises:
+            ValueError: if p0 = batch_size/N > 1/b; the message gives the largest batch size.
+        """
+        n_examples = fields.integer("MinSep", "dataset_size", dataset_size)
+        b = fields.integer("MinSep", "min_sep", min_sep)
+        size = fields.expected_batch_size(
+            "MinSep",
+            batch_size,
+            largest=n_examples / b,
+            why=f"dataset_size={n_examples} over min_sep={b}, as p0 ≤ 1/b; "
+            "lower batch_size or min_sep",
+        )
+        # p0 / (1 - p0(b-1)) with p0 = B/N, in the form that is at most 1 after rounding too.
+        p = min(1.0, size / (n_examples - size * (b - 1)))
+        return cls(
+            probability=p,
+            min_sep=b,
+            dataset_size=n_examples,
+            steps=steps,
+            warm_start=warm_start,
+        )
+
+    @property
+    def rate(self) -> float:
+        """p0 = p / (1 + (b-1)p)."""
+        return self.probability / (1.0 + (self.min_sep - 1) * self.probability)
+
+    @property
+    def max_participations(self) -> int:
+        """ceil(n/b)."""
+        return -(-self.steps // self.min_sep)
+
+    def stream(self, seed: int) -> MinSepStream:
+        """Batches in O(B̄) work a step; at most 8 bytes an example."""
+        return MinSepStream(self, seed)
+
+    def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
+        """``size`` independent participation vectors, shape (size, steps)."""
+        b, p = self.min_sep, self.probability
+        # An equilibrium renewal process: the first participation is at s + Geometric(p) - 1 with
+        # s the residual bar, later gaps are b-1 + Geometric(p).
+        at = rng.geometric(p, size=size) - 1
+        if self.warm_start and b > 1:
+            barred = rng.random(size) >= 1.0 / (1.0 + (b - 1) * p)
+            at = at + barred * rng.integers(1, b, size=size)
+        taken = np.zeros((size, self.steps), dtype=bool)
+        while (alive := at < self.steps).any():
+            taken[alive, at[alive]] = True
+            at = np.where(alive, at + b - 1 + rng.geometric(p, size=size), self.steps)
+        return taken
+
+
+class MinSepStream(SeededStream):
+    """Batches of :class:`MinSep`.
+
+    The first ``_available`` entries of ``_pool`` are the examples that may be drawn, in an order
+    that carries no meaning; ``_releases[t]`` are those that become available at step t.
+    """
+
+    def __init__(self, scheme: MinSep, seed: int) -> None:
+        super().__init__(scheme, seed)
+        self._scheme = scheme
+        self._dtype = index_dtype(scheme.dataset_size)
+        self._pool: npt.NDArray[Any] = np.arange(scheme.dataset_size, dtype=self._dtype)
+        self._available = scheme.dataset_size
+        self._releases: dict[int, npt.NDArray[Any]] = {}
+        if scheme.warm_start and scheme.min_sep > 1:
+            self._start_warm(scheme.min_sep, scheme.probability)
+
+    def _start_warm(self, b: int, p: float) -> None:
+        """Bar (b-1)p / (1 + (b-1)p) of the examples for a uniform number of steps in 1..b-1."""
+        share = (b - 1) * p / (1.0 + (b - 1) * p)
+        barred = successes(self._rng, self._scheme.dataset_size, share)
+        release = self._rng.integers(1, b, size=len(barred), dtype=np.int64)
+        order = np.argsort(release, kind="stable")
+        examples = barred[order].astype(self._dtype)
+        times, starts = np.unique(release[order], return_index=True)
+        for time, group in zip(times.tolist(), np.split(examples, starts[1:]), strict=False):
+            if time < self.steps:
+                self._releases[time] = group.copy()
+        self._take(barred)
+
+    def _take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Remove ascending ``positions`` from the pool, in work proportional to their number."""
+        taken = self._pool[positions]
+        kept = self._available - len(positions)
+        split = int(np.searchsorted(positions, kept))
+        holes, gone = positions[:split], positions[split:]
+        # The survivors among the last len(positions) entries move into the holes before them.
+        survives = np.ones(len(positions), dtype=bool)
+        survives[gone - kept] = False
+        self._pool[holes] = self._pool[kept : self._available][survives]
+        self._available = kept
+        return taken
+
+    def _draw(self) -> Indices:
+        released = self._releases.pop(self.step, None)
+        if released is not None:
+            self._pool[self._available : self._available + len(released)] = released
+            self._available += len(released)
+        positions = successes(self._rng, self._available, self._scheme.probability)
+        batch = self._take(positions)
+        release = self.step + self._scheme.min_sep
+        if release < self.steps and len(batch):
+            self._releases[release] = batch
+        return np.sort(batch).astype(np.int64)
+
+    def _own_state(self) -> dict[str, Any]:
+        times = sorted(self._releases)
+        groups = [self._releases[time] for time in times]
+        barred = np.concatenate(groups) if groups else np.empty(0, dtype=self._dtype)
+        return {
+            "available": to_tensor(self._pool[: self._available]),
+            "release_times": to_tensor(np.array(times, dtype=np.int64)),
+            "release_sizes": to_tensor(np.array([len(g) for g in groups], dtype=np.int64)),
+            "barred": to_tensor(barred),
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        available = to_array(state["available"], self._dtype)
+        times = to_array(state["release_times"], np.int64)
+        ends = np.cumsum(to_array(state["release_sizes"], np.int64))
+        groups = np.split(to_array(state["barred"], self._dtype), ends[:-1]) if len(ends) else []
+        self._releases = dict(zip(times.tolist(), [g.copy() for g in groups], strict=True))
+        self._available = len(available)
+        self._pool[: self._available] = available

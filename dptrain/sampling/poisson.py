@@ -1,0 +1,88 @@
+"""Poisson sampling: every example tosses its own coin at every step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.sampling import fields
+from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.skipping import successes
+from dptrain.sampling.stream import SeededStream
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Poisson(Scheme):
+    """Each example takes part in each step with probability p, independently of all else.
+
+    >>> Poisson.for_batch_size(batch_size=50, dataset_size=1000, steps=10).probability
+    0.05
+
+    Args:
+        probability: p in (0, 1].
+        dataset_size: N ≥ 1.
+        steps: n ≥ 1.
+
+    Raises:
+        ValueError: if a field is of another type or out of range.
+    """
+
+    probability: float
+    dataset_size: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        p = fields.probability("Poisson", "probability", self.probability)
+        object.__setattr__(self, "probability", p)
+        for name in ("dataset_size", "steps"):
+            object.__setattr__(self, name, fields.integer("Poisson", name, getattr(self, name)))
+
+    @classmethod
+    def for_batch_size(cls, *, batch_size: float, dataset_size: int, steps: int) -> Self:
+        """The scheme with B̄ = ``batch_size``, which need not be an integer.
+
+        Raises:
+            ValueError: if the batch size is not in (0, N].
+        """
+        n_examples = fields.integer("Poisson", "dataset_size", dataset_size)
+        size = fields.expected_batch_size(
+            "Poisson", batch_size, largest=n_examples, why=f"the dataset has {n_examples} examples"
+        )
+        return cls(probability=size / n_examples, dataset_size=n_examples, steps=steps)
+
+    @property
+    def rate(self) -> float:
+        """p0 = p."""
+        return self.probability
+
+    @property
+    def min_sep(self) -> int:
+        """1: nothing keeps an example from two steps in a row."""
+        return 1
+
+    @property
+    def max_participations(self) -> int:
+        """n: an example may be drawn every time."""
+        return self.steps
+
+    def stream(self, seed: int) -> PoissonStream:
+        """Batches in O(B̄) work a step by geometric skipping; no state but the generator."""
+        return PoissonStream(self, seed)
+
+    def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
+        """``size`` independent participation vectors, shape (size, steps)."""
+        return rng.random((size, self.steps)) < self.probability
+
+
+class PoissonStream(SeededStream):
+    """Batches of :class:`Poisson`."""
+
+    def __init__(self, scheme: Poisson, seed: int) -> None:
+        super().__init__(scheme, seed)
+        self._scheme = scheme
+
+    def _draw(self) -> Indices:
+        return successes(self._rng, self._scheme.dataset_size, self._scheme.probability)

@@ -1,0 +1,97 @@
+"""What every seeded batch stream shares: its generator, its position and how they are saved."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.registry import digest
+from dptrain.sampling.fields import integer
+from dptrain.sampling.scheme import BatchStream, Indices, Scheme
+
+# Keeps the batches apart from anything else that is derived from an equal seed.
+_DOMAIN = 0x6261746368
+
+
+def index_dtype(dataset_size: int) -> type[np.signedinteger[Any]]:
+    """The narrowest of int32 and int64 that holds every index: state is kept in it."""
+    return np.int32 if dataset_size <= np.iinfo(np.int32).max else np.int64
+
+
+def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A copy as a tensor, which ``torch.load(weights_only=True)`` reads back."""
+    return torch.from_numpy(array.copy())
+
+
+def to_array(value: Any, dtype: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
+    """A copy of a tensor or an array as a numpy array of the given integer type."""
+    if isinstance(value, torch.Tensor):
+        value = value.cpu().numpy()
+    return np.array(value, dtype=dtype)
+
+
+class SeededStream(BatchStream):
+    """A batch stream drawn from PCG64-DXSM, keyed by the seed through ``SeedSequence``.
+
+    Subclasses draw with ``self._rng`` in :meth:`_draw` and name their own state.
+    """
+
+    def __init__(self, scheme: Scheme, seed: int) -> None:
+        seed = integer(type(scheme).__name__, "seed", seed, minimum=0)
+        sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN,))
+        self._rng = np.random.Generator(np.random.PCG64DXSM(sequence))
+        self._digest = digest(scheme.to_dict())
+        self._name = type(scheme).__name__
+        self.steps = scheme.steps
+        self.step = 0
+
+    def __next__(self) -> Indices:
+        if self.step >= self.steps:
+            raise StopIteration
+        batch = self._draw()
+        self.step += 1
+        return batch
+
+    @abstractmethod
+    def _draw(self) -> Indices:
+        """The batch of step ``self.step``, ascending."""
+
+    def _own_state(self) -> dict[str, Any]:
+        """State beyond generator and position: ints, strings and tensors that are copies."""
+        return {}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        """Take back what :meth:`_own_state` gave."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Generator, position and availability, as ints, strings and tensors; private data."""
+        return {
+            "scheme": self._digest,
+            "step": self.step,
+            # The 128-bit integers of the generator as text: exact, and safe to unpickle.
+            "rng": json.dumps(self._rng.bit_generator.state),
+            **self._own_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue bit for bit from ``state``.
+
+        Raises:
+            ValueError: if the state belongs to another scheme, or is not a stream's state.
+        """
+        if missing := sorted(set(self.state_dict()) - set(state)):
+            raise ValueError(f"{self._name}: the state lacks {missing}; it is no state of a stream")
+        if state["scheme"] != self._digest:
+            raise ValueError(
+                f"{self._name}: the state was saved for another scheme or other parameters "
+                f"(digest {str(state['scheme'])[:12]}…, this scheme has {self._digest[:12]}…); "
+                "resume with the scheme of the checkpoint"
+            )
+        self._load_own_state(state)
+        self._rng.bit_generator.state = json.loads(state["rng"])
+        self.step = int(state["step"])
