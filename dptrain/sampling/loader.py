@@ -79,7 +79,7 @@ class PrivateLoader:
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
     ) -> None:
-        _check_length(dataset, scheme)
+        check_length(dataset, scheme)
         seed = integer("PrivateLoader", "seed", seed, minimum=0)
         if max_physical_batch_size is not None:
             max_physical_batch_size = integer(
@@ -130,7 +130,7 @@ class PrivateLoader:
             ValueError: if the loader does not batch, or chooses rows in a way that the scheme
                 would silently replace (a batch sampler, a sampler of some of the rows).
         """
-        _check_length(data_loader.dataset, scheme)
+        check_length(data_loader.dataset, scheme)
         _check_sampler(data_loader)
         _log.warning(
             "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
@@ -307,7 +307,12 @@ class PrivateLoader:
         self._end_iteration()
 
 
-def _check_length(dataset: Any, scheme: Scheme) -> None:
+def check_length(dataset: Any, scheme: Scheme) -> None:
+    """Refuse a dataset without length, or of another length than the scheme was made for.
+
+    Raises:
+        ValueError: with the remedy; no example is read.
+    """
     remedy = "a scheme has to know how many examples there are; use a map-style dataset"
     if isinstance(dataset, IterableDataset):
         raise ValueError(f"{type(dataset).__name__} is a dataset without length: {remedy}")
