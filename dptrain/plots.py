@@ -1,0 +1,127 @@
+"""Plots of a run: its δ(ε) profile, and its learning curves. They need matplotlib."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting.accountant import Profile
+from dptrain.guarantee import Guarantee, Kind
+
+
+def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:
+    """Draw δ(ε) of a run in both directions, with the guarantee as a point, to an image file.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+        ValueError: if the profile has no positive δ to draw.
+    """
+    figure, axes = _figure(1)
+    ax = axes[0]
+    if not (profile.delta > 0).any():
+        raise ValueError("every δ of the profile is 0: use a grid of smaller ε")
+    for values, label, style in (
+        (profile.remove, "contribution removed", "-"),
+        (profile.add, "contribution added", "--"),
+    ):
+        positive = np.where(values > 0, values, math.nan)
+        ax.plot(profile.epsilon, positive, style, label=label, linewidth=1.8)
+    if math.isfinite(guarantee.epsilon):
+        ax.plot(
+            guarantee.epsilon,
+            guarantee.delta,
+            "o",
+            color="black",
+            zorder=5,
+            label=f"guarantee: ε = {guarantee.epsilon:.4g}, δ = {guarantee.delta:.3g}",
+        )
+    ax.set_yscale("log")
+    ax.set_ylim(top=1.5)
+    ax.set_xlim(left=0)
+    ax.set_xlabel("ε (natural logarithm)")
+    ax.set_ylabel("δ")
+    ax.grid(visible=True, which="major", alpha=0.3)
+    ax.legend(title="neighbouring data sets differ by")
+    curve = "simulated" if profile.kind in (Kind.ESTIMATE, Kind.CONFIDENCE) else profile.kind.value
+    ax.set_title(
+        f"Privacy of the run: {guarantee.scheme['type']} batches, {guarantee.strategy['type']} "
+        f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps "
+        f"(curves: {curve}; point: {guarantee.kind.value})",
+        fontsize=10,
+    )
+    _save(figure, path)
+
+
+def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None:
+    """Draw loss and accuracy over the steps of a run to an image file.
+
+    The training curve is computed on raw examples, so the picture is for the trainer: it says so.
+
+    Args:
+        metrics: records with ``step``, ``split`` (``"train"`` or ``"test"``), ``loss`` and
+            ``accuracy``, for instance the lines of a metrics.jsonl.
+        path: image file; its suffix chooses the format.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+        ValueError: if there is no record.
+    """
+    if not metrics:
+        raise ValueError("metrics=[]: there is nothing to draw")
+    figure, axes = _figure(2)
+    for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
+        for split, color in (("train", "tab:blue"), ("test", "tab:orange")):
+            records = [r for r in metrics if r["split"] == split and name in r]
+            if not records:
+                continue
+            steps = np.array([r["step"] for r in records])
+            values = np.array([r[name] for r in records], dtype=np.float64)
+            if split == "train":
+                ax.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
+                values = _smooth(values)
+                ax.plot(steps, values, color=color, label="training batches (not for release)")
+            else:
+                ax.plot(steps, values, "o-", color=color, markersize=4, label="held-out test set")
+        ax.set_xlabel("step")
+        ax.set_ylabel("cross-entropy (nats)" if name == "loss" else "accuracy")
+        ax.set_xlim(left=0)
+        ax.grid(visible=True, alpha=0.3)
+        ax.legend()
+    axes[0].set_ylim(bottom=0)
+    axes[1].set_ylim(0, 1)
+    figure.suptitle(
+        "Loss and accuracy; training curves are smoothed over the last steps", fontsize=10
+    )
+    _save(figure, path)
+
+
+def _smooth(values: np.ndarray, weight: float = 0.9) -> np.ndarray:
+    """Exponential average, corrected for its start."""
+    result, total, norm = np.empty_like(values), 0.0, 0.0
+    for i, value in enumerate(values):
+        total, norm = weight * total + value, weight * norm + 1
+        result[i] = total / norm
+    return result
+
+
+def _figure(panels: int) -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "plots need matplotlib: pip install 'dptrain[recipes]' (or set plots=false in a recipe)"
+        ) from error
+    # Not pyplot: it keeps global state and may look for a display.
+    figure = Figure(figsize=(6.4 if panels == 1 else 10.5, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
+
+
+def _save(figure: Any, path: str | pathlib.Path) -> None:
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)

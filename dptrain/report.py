@@ -1,0 +1,192 @@
+"""The privacy statement of a run as JSON and Markdown (plots: :mod:`dptrain.plots`).
+
+Everything here may be published with the model: a statement is made of a
+:class:`~dptrain.guarantee.Guarantee` and a :class:`~dptrain.accounting.Profile`, which hold no
+number that depends on the training examples and no seed of the sampler or the noise.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting.accountant import Profile
+from dptrain.guarantee import Adjacency, Guarantee, Kind
+from dptrain.plots import plot_curves, plot_privacy
+
+__all__ = ["conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
+
+FORMAT = 1
+
+_COMMON = (
+    "It covers the training examples only. Whatever else was learned from them (choice of "
+    "hyperparameters, of the model or of the number of steps, preprocessing fitted to them) is not "
+    "covered unless it used public information or a privacy budget of its own.",
+    "It covers everything that follows from the noisy updates: the final model, every intermediate "
+    "model, and whatever is computed from them.",
+    "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
+    "of the training batches. They must not be released.",
+    "The number of examples N, the expected batch size and all fields below are public.",
+    "The noise is taken to be Gaussian and the random numbers to be independent. A computer only "
+    "approximates both: by floating-point numbers and a pseudorandom generator.",
+)
+_ADJACENCY = {
+    Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
+    "contribution is replaced by zero.",
+    Adjacency.ADD_REMOVE: "The two data sets differ in size by one.",
+    Adjacency.REPLACE_ONE: "The two data sets have the same size.",
+}
+_MORE = {
+    Kind.VERIFIED: "The noise level was tested by simulation against a grid that was fixed "
+    "beforehand; the chance that a wrong level was accepted is part of δ.",
+    Kind.CONFIDENCE: "The noise level was fixed and ε is a bound by simulation: the claim is wrong "
+    "with at most the stated probability, over the simulation and not over the training.",
+    Kind.ESTIMATE: "This is an estimate. It must not be published as a guarantee.",
+}
+
+
+def conditions(guarantee: Guarantee) -> list[str]:
+    """What the statement rests on, in sentences."""
+    found = [*_COMMON, _ADJACENCY[guarantee.adjacency]]
+    if guarantee.unit.kind == "example":
+        found.append(
+            "It is about one example: someone who contributed several is protected less, and "
+            "their privacy loss adds up."
+        )
+    if guarantee.kind in _MORE:
+        found.append(_MORE[guarantee.kind])
+    return found
+
+
+def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str, Any]:
+    """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``."""
+    value: dict[str, Any] = {
+        "format": FORMAT,
+        "sentence": str(guarantee),
+        "guarantee": json.loads(guarantee.to_json()),
+        "conditions": conditions(guarantee),
+        "software": {"dptrain": _version("dptrain"), "torch": _version("torch")},
+    }
+    if profile is not None:
+        value["profile"] = {
+            "epsilon": profile.epsilon.tolist(),
+            "delta_remove": profile.remove.tolist(),
+            "delta_add": profile.add.tolist(),
+            "kind": profile.kind.value,
+            "accountant": profile.accountant,
+        }
+    return value
+
+
+def privacy_report(
+    guarantee: Guarantee, path: str | pathlib.Path, *, profile: Profile | None = None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Write the privacy statement as ``.json`` and ``.md``.
+
+    Args:
+        guarantee: what is promised.
+        path: a folder (the files are called ``privacy_report``), or a path without suffix.
+        profile: δ(ε) of the same mechanism, if it is to be part of the statement.
+
+    Returns:
+        The paths of the two files.
+    """
+    stem = pathlib.Path(path)
+    if stem.is_dir():
+        stem = stem / "privacy_report"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    value = statement(guarantee, profile)
+    as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    as_json.write_text(text + "\n", encoding="utf-8")
+    as_text.write_text(_markdown(guarantee, profile, value["software"]), encoding="utf-8")
+    return as_json, as_text
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed as a package"
+
+
+def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[str, str]) -> str:
+    fields = {
+        "ε": f"{guarantee.epsilon:.6g}",
+        "δ": f"{guarantee.delta:.6g}",
+        "protected unit": guarantee.unit.noun,
+        "neighbouring data sets": f"differ in that {guarantee.adjacency.sentence(guarantee.unit)} "
+        f"({guarantee.adjacency.value})",
+        "how it was shown": f"{guarantee.kind.value}: {guarantee.kind.sentence}",
+        "accountant": guarantee.accountant,
+        "noise multiplier σ": f"{guarantee.noise_multiplier:.6g}",
+        "steps planned": guarantee.steps_planned,
+        "steps executed": "none yet"
+        if guarantee.steps_executed is None
+        else guarantee.steps_executed,
+        "sampling": _inline(guarantee.scheme),
+        "noise correlation": _inline(guarantee.strategy),
+        "strategy hash": f"`{guarantee.strategy_hash}`",
+        "mechanism hash": f"`{guarantee.mechanism_hash}`",
+    }
+    parts = [
+        "# Privacy statement",
+        str(guarantee),
+        "## What ran",
+        _table(("field", "value"), fields.items()),
+    ]
+    if guarantee.certificate is not None:
+        parts += [
+            "## Certificate",
+            "Evidence for the verdict, enough to repeat it:",
+            _table(
+                ("field", "value"),
+                [(k, _inline(v)) for k, v in sorted(guarantee.certificate.items())],
+            ),
+        ]
+    parts += ["## Conditions", "\n".join(f"- {line}" for line in conditions(guarantee))]
+    if profile is not None:
+        rows = np.unique(np.linspace(0, len(profile.epsilon) - 1, 9).round().astype(int))
+        parts += [
+            "## δ at other ε",
+            f"{_profile_caption(profile.kind)} (accountant: {profile.accountant}).",
+            _table(
+                ("ε", "δ, contribution removed", "δ, contribution added"),
+                [
+                    [f"{v[i]:.3g}" for v in (profile.epsilon, profile.remove, profile.add)]
+                    for i in rows
+                ],
+            ),
+        ]
+    parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in software.items()) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _inline(value: Any) -> str:
+    """One table cell: short values as they are, mappings by field, long lists cut."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {_inline(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        shown = ", ".join(_inline(item) for item in value[:8])
+        return (
+            f"[{shown}]" if len(value) <= 8 else f"[{shown}, … {len(value)} in all; see the JSON]"
+        )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _profile_caption(kind: Kind) -> str:
+    if kind in (Kind.ESTIMATE, Kind.CONFIDENCE):
+        return "By simulation, for orientation; the guarantee is the statement above"
+    return f"Every line is {kind.sentence}"

@@ -1,0 +1,127 @@
+"""Typed configurations from a YAML file and ``field=value`` arguments, with helpful errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+
+
+def load_config(
+    schema: type[T], path: str | pathlib.Path | None = None, overrides: Sequence[str] = ()
+) -> T:
+    """An instance of the dataclass ``schema``: its defaults, then the file, then the overrides.
+
+    Args:
+        schema: dataclass whose fields are typed values or further dataclasses.
+        path: YAML file, or ``None`` for the defaults.
+        overrides: ``"scheme.min_sep=8"``; values are YAML, so ``null`` and ``[8, 16]`` work.
+
+    Raises:
+        ValueError: if a field is unknown (the message names the nearest known one), a value has
+            the wrong type, or an override is not of the form ``field=value``.
+        FileNotFoundError: if there is no such file.
+    """
+    config = OmegaConf.structured(schema)
+    known = sorted(flatten(OmegaConf.to_container(config)))
+    if path is not None:
+        config = _merge(config, _read(pathlib.Path(path)), known, source=str(path))
+    for override in overrides:
+        field, equals, text = override.partition("=")
+        if not equals or not field:
+            raise ValueError(f"{override!r} is no override; write field=value, e.g. steps=100")
+        nested: Any = _value(text, override)
+        for part in reversed(field.split(".")):
+            nested = {part: nested}
+        config = _merge(config, nested, known, source=repr(override))
+    return OmegaConf.to_object(config)  # type: ignore[return-value]
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """``{"scheme.min_sep": 8, ...}``: the leaves of nested mappings by dotted name."""
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return leaves
+
+
+def to_yaml(config: Any) -> str:
+    """YAML text of a configuration that :func:`load_config` reads back."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted names of the leaves in which two nested mappings differ, with both values."""
+    before, after = flatten(old), flatten(new)
+    return {
+        name: (before.get(name), after.get(name))
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    }
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no configuration file {path}")
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: expected 'field: value' lines, got {type(tree).__name__}")
+    return tree
+
+
+def _value(text: str, override: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{override!r}: the value is not YAML ({error})") from error
+
+
+def _merge(config: DictConfig, tree: Any, known: list[str], *, source: str) -> DictConfig:
+    for name in flatten(tree):
+        if name not in known:
+            raise ValueError(f"{source}: {_unknown(name, known)}")
+    try:
+        return OmegaConf.merge(config, tree)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        name = getattr(error, "full_key", None) or "?"
+        what = str(error).splitlines()[0]
+        raise ValueError(f"{source}: field {name!r}: {what}") from error
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    """The message for an unknown field: its nearest neighbour by full name or by last part."""
+    inside = [field for field in known if field.startswith(name + ".")]
+    if inside:
+        return f"{name!r} is a group of fields; set one of them: {', '.join(inside)}"
+    last = {field.rpartition(".")[2]: field for field in known}
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    if not near:
+        hit = difflib.get_close_matches(name.rpartition(".")[2], list(last), n=1, cutoff=0.6)
+        near = [last[hit[0]]] if hit else difflib.get_close_matches(name, known, n=1, cutoff=0)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown field {name!r}{hint}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers include ``1e-5`` (YAML 1.1 insists on ``1.0e-5``)."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

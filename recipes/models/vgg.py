@@ -1,0 +1,63 @@
+"""A small VGG with group normalisation, which (unlike BatchNorm) keeps examples apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def vgg(
+    *,
+    in_channels: int,
+    classes: int,
+    image_size: int = 32,
+    channels: Sequence[int] = (32, 64, 128),
+    groups: int = 8,
+    hidden: int = 128,
+) -> nn.Sequential:
+    """Blocks of two 3×3 convolutions and a 2×2 max-pool, then two dense layers.
+
+    Every convolution is followed by GroupNorm and ReLU. Input: (batch, in_channels, image_size,
+    image_size); output: logits, (batch, classes).
+
+    Args:
+        in_channels: channels of the images.
+        classes: number of classes.
+        image_size: height and width in pixels.
+        channels: channels of each block; every block halves height and width.
+        groups: groups of each GroupNorm.
+        hidden: width of the dense layer before the classifier.
+
+    Raises:
+        ValueError: if ``groups`` does not divide every channel count, or the image is too small to
+            be halved that often.
+    """
+    if not channels:
+        raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
+    if bad := [width for width in channels if width < 1 or width % groups]:
+        raise ValueError(f"groups={groups} must divide every block's channels, not so for {bad}")
+    side = image_size >> len(channels)
+    if side < 1:
+        raise ValueError(
+            f"image_size={image_size} cannot be halved {len(channels)} times; "
+            "use fewer blocks in channels or larger images"
+        )
+    layers: list[nn.Module] = []
+    before = in_channels
+    for width in channels:
+        for _ in range(2):
+            layers += [
+                nn.Conv2d(before, width, 3, padding=1),
+                nn.GroupNorm(groups, width),
+                nn.ReLU(),
+            ]
+            before = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [
+        nn.Flatten(),
+        nn.Linear(before * side * side, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, classes),
+    ]
+    return nn.Sequential(*layers)
