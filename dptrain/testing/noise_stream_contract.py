@@ -1,0 +1,253 @@
+"""What every noise stream must fulfil; subclass it in a test module."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from dptrain.noise import NoiseStream, noise_stream
+from dptrain.noise.gaussian import fill_normal
+from dptrain.strategies.strategy import Strategy
+
+SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
+
+
+class NoiseStreamContract(ABC):
+    """Checks of the noise of one strategy: its algebra, its law, its restoration, its refusals.
+
+    Attributes:
+        steps: n of the checks.
+        device: where the noise is drawn.
+        samples: entries of the two parameters of the statistical checks.
+    """
+
+    steps: int = 19
+    device: str = "cpu"
+    samples: int = 150_000
+
+    @abstractmethod
+    def make_strategy(self) -> Strategy:
+        """The strategy whose noise is checked, as a user would declare it."""
+
+    def foreign_strategy(self) -> Strategy:
+        """A strategy of the same family whose state must be refused."""
+        raise NotImplementedError
+
+    def like(self) -> list[torch.Tensor]:
+        """Parameters of several shapes and dtypes, a scalar and an empty one among them."""
+        shapes_dtypes: list[tuple[tuple[int, ...], torch.dtype]] = [
+            ((3, 4), torch.float32),
+            ((), torch.float32),
+            ((5,), torch.float64),
+            ((0, 2), torch.float32),
+            ((2, 1, 3), torch.bfloat16),
+        ]
+        return [torch.zeros(s, dtype=d, device=self.device) for s, d in shapes_dtypes]
+
+    def open(
+        self,
+        seed: int = SEED,
+        *,
+        steps: int | None = None,
+        like: list[torch.Tensor] | None = None,
+        strategy: Strategy | None = None,
+    ) -> NoiseStream:
+        """The stream of the checks."""
+        return noise_stream(
+            strategy or self.make_strategy(),
+            steps=self.steps if steps is None else steps,
+            like=self.like() if like is None else like,
+            seed=seed,
+        )
+
+    def draw_z(self, seed: int, size: int) -> npt.NDArray[np.float64]:
+        """Z, shape (steps, size), drawn without a stream."""
+        rows = []
+        for step in range(self.steps):
+            row = torch.empty(size, dtype=torch.float32, device=self.device)
+            fill_normal(row, seed=seed, group=0, step=step)
+            rows.append(row.double().cpu().numpy())
+        return np.array(rows)
+
+    def rows(self, stream: NoiseStream, count: int) -> list[list[torch.Tensor]]:
+        """The next rows, copied (a stream may reuse its memory)."""
+        return [[tensor.clone() for tensor in next(stream)] for _ in range(count)]
+
+    def two_long_parameters(self, seed: int = SEED) -> tuple[npt.NDArray[np.float64], ...]:
+        """All noise of two parameters of ``samples`` entries: two arrays (steps, samples)."""
+        like = [torch.zeros(self.samples, device=self.device) for _ in range(2)]
+        rows = self.rows(self.open(seed, like=like), self.steps)
+        return tuple(torch.stack([row[i] for row in rows]).double().cpu().numpy() for i in (0, 1))
+
+    def covariance(self) -> npt.NDArray[np.float64]:
+        """C^-1 C^-T, shape (steps, steps)."""
+        strategy = self.make_strategy().bind(self.steps)
+        inverse = np.linalg.inv(strategy.columns(self.steps, np.arange(self.steps)))
+        return inverse @ inverse.T
+
+    # -- algebra ---------------------------------------------------------------------------------
+
+    def test_strategy_times_noise_is_z(self) -> None:
+        like = [torch.zeros(s, device=self.device) for s in ((3, 4), (), (7,), (0, 2))]
+        noise = np.array(
+            [
+                torch.cat([tensor.flatten() for tensor in row]).double().cpu().numpy()
+                for row in self.rows(self.open(like=like), self.steps)
+            ]
+        )
+        product = self.make_strategy().bind(self.steps).apply(noise)
+        # Some ulps (6e-8) of the largest entries, which are about 5, over all bands.
+        np.testing.assert_allclose(product, self.draw_z(SEED, noise.shape[1]), atol=5e-6, rtol=0)
+
+    def test_shapes_dtypes_devices_and_position(self) -> None:
+        stream = self.open()
+        assert stream.step == 0
+        assert stream.steps == self.steps
+        for row in range(3):
+            noise = next(stream)
+            assert stream.step == row + 1
+            for tensor, parameter in zip(noise, self.like(), strict=True):
+                assert tensor.shape == parameter.shape
+                assert tensor.dtype == parameter.dtype
+                assert tensor.device == parameter.device
+                assert not tensor.requires_grad
+
+    def test_parameters_that_require_gradients(self) -> None:
+        like = [torch.nn.Parameter(tensor) for tensor in self.like()]
+        ours = self.rows(self.open(like=like), self.steps)  # type: ignore[arg-type]
+        self.assert_equal(ours, self.rows(self.open(), self.steps))
+
+    def test_scaling_the_result_in_place_leaves_later_rows_alone(self) -> None:
+        stream, scaled = self.open(), self.open()
+        for _ in range(self.steps):
+            expected = [tensor.clone() for tensor in next(stream)]
+            noise = next(scaled)
+            self.assert_equal([noise], [expected])
+            for tensor in noise:
+                tensor.mul_(100.0)
+
+    # -- law; 6 sigma a comparison: 2e-9 each, fixed seed, fewer than 1000 comparisons ------------
+
+    def assert_covariance(
+        self, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], expected: Any
+    ) -> None:
+        """E[x_s y_t] = ``expected`` within 6 standard errors of the mean of a product."""
+        size = x.shape[1]
+        sigma = self.covariance()
+        variance = np.outer(np.diag(sigma), np.diag(sigma)) + np.square(expected)
+        deviation = np.abs(x @ y.T / size - expected) / np.sqrt(variance / size)
+        assert deviation.max() < 6
+
+    def test_covariance_over_steps(self) -> None:
+        for noise in self.two_long_parameters():
+            self.assert_covariance(noise, noise, self.covariance())
+            means = noise.mean(axis=1) / np.sqrt(np.diag(self.covariance()) / self.samples)
+            assert np.abs(means).max() < 6
+
+    def test_parameters_are_independent(self) -> None:
+        first, second = self.two_long_parameters()
+        self.assert_covariance(first, second, np.zeros((self.steps, self.steps)))
+
+    def test_neighbouring_entries_are_independent(self) -> None:
+        first, _ = self.two_long_parameters()
+        for shift in (1, 2, self.samples // 3):
+            shifted = np.roll(first, shift, axis=1)
+            self.assert_covariance(first, shifted, np.zeros((self.steps, self.steps)))
+
+    def test_seeds_are_independent(self) -> None:
+        first, _ = self.two_long_parameters()
+        for bit in (0, 32, 64, 127):  # a generator that drops high bits repeats itself here
+            other, _ = self.two_long_parameters(SEED ^ (1 << bit))
+            self.assert_covariance(first, other, np.zeros((self.steps, self.steps)))
+
+    # -- a pure function of the seed, restored bit for bit ----------------------------------------
+
+    def assert_equal(self, a: list[list[torch.Tensor]], b: list[list[torch.Tensor]]) -> None:
+        """Bitwise equality of rows."""
+        for row_a, row_b in zip(a, b, strict=True):
+            for tensor_a, tensor_b in zip(row_a, row_b, strict=True):
+                assert torch.equal(tensor_a, tensor_b)
+
+    def test_is_a_function_of_the_seed_and_of_nothing_global(self) -> None:
+        torch.manual_seed(0)
+        first = self.rows(self.open(), self.steps)
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        self.assert_equal(first, self.rows(self.open(), self.steps))
+        assert torch.equal(before, torch.get_rng_state())
+
+    def test_no_row_repeats(self) -> None:
+        like = [torch.zeros(50, device=self.device)]
+        rows = torch.stack([row[0] for row in self.rows(self.open(like=like), self.steps)])
+        assert len(torch.unique(rows, dim=0)) == self.steps
+
+    @pytest.mark.parametrize("position", [0, 1, 2, 3, 8, -1, None])
+    def test_restores_bit_for_bit(self, position: int | None) -> None:
+        position = self.steps if position is None else position % self.steps
+        whole = self.open()
+        self.rows(whole, position)
+        file = io.BytesIO()
+        state = whole.state_dict()
+        rest = self.rows(whole, self.steps - position)  # the state must not move with its stream
+        torch.save(state, file)
+        file.seek(0)
+        resumed = self.open(seed=SEED + 1)
+        self.rows(resumed, 5)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        assert resumed.step == position
+        self.assert_equal(self.rows(resumed, self.steps - position), rest)
+
+    # -- refusals --------------------------------------------------------------------------------
+
+    def test_refuses_more_rows_than_steps(self) -> None:
+        stream = self.open()
+        self.rows(stream, self.steps)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=str(self.steps)):
+                next(stream)
+
+    def assert_refuses(self, state: dict[str, Any], match: str) -> None:
+        """The state is refused and the stream goes on as if nothing had happened."""
+        stream, undisturbed = self.open(), self.open()
+        self.rows(stream, 4)
+        self.rows(undisturbed, 4)
+        with pytest.raises(ValueError, match=match):
+            stream.load_state_dict(state)
+        rest = self.steps - 4
+        self.assert_equal(self.rows(stream, rest), self.rows(undisturbed, rest))
+
+    def test_refuses_the_state_of_another_run(self) -> None:
+        shorter = self.make_strategy().bands < self.steps
+        for change in (1, -1) if shorter else (1,):
+            self.assert_refuses(self.open(steps=self.steps + change).state_dict(), "steps")
+        transposed = [tensor.clone() for tensor in self.like()]
+        transposed[0] = transposed[0].t()
+        self.assert_refuses(self.open(like=transposed).state_dict(), "shapes")
+        double = [tensor.double() for tensor in self.like()]
+        self.assert_refuses(self.open(like=double).state_dict(), "dtypes")
+        foreign = self.open(strategy=self.foreign_strategy()).state_dict()
+        self.assert_refuses(foreign, "strategy")
+
+    def test_refuses_a_damaged_state(self) -> None:
+        for name in self.open().state_dict():
+            state = self.open().state_dict()
+            del state[name]
+            self.assert_refuses(state, "state")
+        self.assert_refuses({**self.open().state_dict(), "step": self.steps + 1}, "step")
+
+    @pytest.mark.parametrize("seed", [-1, 1 << 128, 0.5, "1", None, True])
+    def test_refuses_what_is_no_seed(self, seed: Any) -> None:
+        with pytest.raises(ValueError, match="seed"):
+            self.open(seed)
+
+    def test_refuses_parameters_without_noise(self) -> None:
+        with pytest.raises(ValueError, match="like"):
+            self.open(like=[])
+        with pytest.raises(ValueError, match="int64"):
+            self.open(like=[torch.zeros(3, dtype=torch.int64, device=self.device)])

@@ -1,0 +1,104 @@
+"""The normals themselves: their law, and what they depend on."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from dptrain.noise.gaussian import CHUNK, fill_normal
+
+
+def draw(size, *, seed=1, group=0, step=0):
+    out = torch.full((size,), torch.nan)
+    fill_normal(out, seed=seed, group=group, step=step)
+    return out
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return np.concatenate([draw(3 * CHUNK + 1234, step=t).numpy() for t in range(10)])
+
+
+def test_is_standard_normal(sample):
+    # Six-sigma level in each of the tests below: 2e-9, with a fixed seed.
+    assert stats.kstest(sample, "norm").pvalue > 2e-9
+    n = len(sample)
+    for moment, (mean, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        powers = sample.astype(np.float64) ** moment
+        assert abs(powers.mean() - mean) < 6 * np.sqrt(variance / n)
+
+
+@pytest.mark.parametrize("limit", [2.0, 3.0, 4.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_tails(sample, limit, sign):
+    count = np.sum(sign * sample > limit)
+    expected = len(sample) * stats.norm.sf(limit)
+    assert abs(count - expected) < 6 * np.sqrt(expected)
+
+
+def test_box_muller_pairs_are_independent():
+    # Entries i and i + half of a chunk share a radius: their squares must not be correlated.
+    half = CHUNK // 2
+    pairs = [draw(CHUNK, step=t).double() for t in range(20)]
+    x = torch.cat([row[:half] for row in pairs])
+    y = torch.cat([row[half:] for row in pairs])
+    for f in (lambda v: v, lambda v: v**2 - 1, torch.abs):
+        a, b = f(x) - f(x).mean(), f(y) - f(y).mean()
+        assert abs((a * b).mean() / (a.std() * b.std())) < 6 / np.sqrt(len(a))
+    angle = torch.atan2(y, x).numpy() / (2 * np.pi) + 0.5
+    assert stats.kstest(angle, "uniform").pvalue > 2e-9
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 1001, CHUNK - 1, CHUNK, CHUNK + 1])
+def test_every_entry_is_drawn(size):
+    out = draw(size)
+    assert torch.all(torch.isfinite(out))
+    assert len(torch.unique(out)) >= size * 0.99
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": 1}, {"group": 1}, {"seed": 0}, {"seed": 1 + (1 << 64)}]
+)
+def test_everything_that_names_a_row_changes_it(change):
+    a, b = draw(10_000).double(), draw(10_000, **change).double()
+    assert abs((a * b).mean()) < 6 / np.sqrt(10_000)
+
+
+def test_chunks_differ():
+    out = draw(2 * CHUNK).double()
+    assert abs((out[:CHUNK] * out[CHUNK:]).mean()) < 6 / np.sqrt(CHUNK)
+
+
+def test_the_number_of_threads_changes_nothing():
+    before = torch.get_num_threads()
+    try:
+        rows = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            rows.append(draw(5 * CHUNK + 7))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+
+
+def test_small_uniforms_reach_the_tail_and_stay_finite(monkeypatch):
+    # The extreme words: radius at its largest (word 0) and smallest (all ones), angle at ±π.
+    words = np.array([0, 2**32 - 1, 0, 2**31], dtype=np.uint32)
+
+    class Extreme:
+        def __init__(self, **kwargs):
+            pass
+
+        def random_raw(self, count):
+            return words.view(np.uint64)
+
+    monkeypatch.setattr(np.random, "Philox", Extreme)
+    out = draw(4)
+    largest = np.sqrt(2 * 33 * np.log(2))
+    np.testing.assert_allclose(out.numpy(), [largest, 0, 0, 0], atol=1e-6)
+
+
+def test_refuses_other_devices():
+    with pytest.raises(ValueError, match="device=meta"):
+        fill_normal(torch.empty(3, device="meta"), seed=0, group=0, step=0)

@@ -1,0 +1,77 @@
+"""The factory and the ring-buffer stream beyond the contract."""
+
+import pytest
+import torch
+
+from dptrain.noise import NoiseStream, noise_stream
+from dptrain.strategies import BSR, BandMF, Identity, Strategy
+
+
+def test_refuses_what_is_no_strategy():
+    with pytest.raises(TypeError, match="strategy='BSR'"):
+        noise_stream("BSR", steps=3, like=[torch.zeros(2)], seed=0)
+
+
+def test_refuses_a_strategy_that_no_stream_serves():
+    class _Unserved(Strategy):
+        bind = columns = apply = column_norms = sensitivity = rmse = None
+
+    with pytest.raises(ValueError, match=r"_Unserved: no noise stream.*BandedToeplitz"):
+        noise_stream(_Unserved(), steps=3, like=[torch.zeros(2)], seed=0)
+
+
+def test_refuses_more_bands_than_steps():
+    with pytest.raises(ValueError, match="at most bands=3"):
+        noise_stream(BSR(bands=4), steps=3, like=[torch.zeros(2)], seed=0)
+
+
+def test_refuses_a_strategy_bound_to_another_length():
+    with pytest.raises(ValueError, match="bound to 5 steps"):
+        noise_stream(BandMF(bands=2).bind(5), steps=6, like=[torch.zeros(2)], seed=0)
+
+
+def test_refuses_devices_without_a_generator():
+    with pytest.raises(ValueError, match="meta"):
+        noise_stream(Identity(), steps=3, like=[torch.zeros(2, device="meta")], seed=0)
+
+
+def test_a_declared_and_a_bound_strategy_give_the_same_noise():
+    like = [torch.zeros(7)]
+    declared = noise_stream(BandMF(bands=3), steps=9, like=like, seed=4)
+    bound = noise_stream(BandMF(bands=3).bind(9), steps=9, like=like, seed=4)
+    assert isinstance(declared, NoiseStream)
+    for _ in range(9):
+        assert torch.equal(next(declared)[0], next(bound)[0])
+    assert declared.state_dict()["strategy"] == bound.state_dict()["strategy"]
+
+
+def test_default_dtype_of_torch_does_not_matter():
+    like = [torch.zeros(7, dtype=torch.float32)]
+    expected = next(noise_stream(BSR(bands=2), steps=9, like=like, seed=4))[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        noise = next(noise_stream(BSR(bands=2), steps=9, like=like, seed=4))[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert noise.dtype == torch.float32
+    assert torch.equal(noise, expected)
+
+
+def test_memory_is_one_row_less_than_bands():
+    like = [torch.zeros(30), torch.zeros(20)]
+    buffers = noise_stream(BSR(bands=5), steps=9, like=like, seed=0).state_dict()["buffers"]
+    assert [tuple(buffer.shape) for buffer in buffers] == [(4, 50)]
+    assert (
+        noise_stream(Identity(), steps=9, like=like, seed=0).state_dict()["buffers"][0].numel() == 0
+    )
+
+
+def test_a_long_run_stays_exact():
+    # C^-1 of the square root is summable, so rounding does not build up over many turns.
+    strategy = BSR(bands=8)
+    stream = noise_stream(strategy, steps=2000, like=[torch.zeros(20)], seed=5)
+    plain = noise_stream(Identity(), steps=2000, like=[torch.zeros(20)], seed=5)
+    noise = torch.stack([next(stream)[0].clone() for _ in range(2000)])
+    z = torch.stack([next(plain)[0].clone() for _ in range(2000)])
+    product = strategy.apply(noise.double().numpy())
+    assert abs(product - z.double().numpy()).max() < 5e-6
