@@ -84,7 +84,7 @@ class StrategyContract(ABC):
 
     def test_is_immutable(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
-            self.bound().bands = 1  # type: ignore[misc]
+            self.bound().bands = 1
 
     def test_binding_again_returns_itself(self) -> None:
         bound = self.bound()
