@@ -1,0 +1,133 @@
+"""The privacy statement: complete, readable back, and free of private numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from dptrain.accounting.accountant import Profile
+from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.report import conditions, plot_curves, plot_privacy, privacy_report
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def _guarantee(**changes: object) -> Guarantee:
+    fields: dict[str, object] = {
+        "epsilon": 8.0,
+        "delta": 3.5e-4,
+        "unit": Unit(),
+        "adjacency": Adjacency.ZERO_OUT,
+        "scheme": {"type": "MinSep", "probability": 0.5, "min_sep": 4, "dataset_size": 1437},
+        "strategy": {"type": "BandMF", "coefficients": [1 / (k + 1) for k in range(12)]},
+        "strategy_hash": "ab" * 32,
+        "noise_multiplier": 1.25,
+        "steps_planned": 100,
+        "accountant": "b-min-sep Monte Carlo",
+        "kind": Kind.VERIFIED,
+        "mechanism_hash": "cd" * 32,
+        "steps_executed": 100,
+        "notes": ("a | note",),
+        "certificate": {"samples": 1000, "verdicts": [True, False]},
+    }
+    return Guarantee(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def _profile() -> Profile:
+    epsilon = np.linspace(0, 10, 21)
+    return Profile(
+        epsilon=epsilon,
+        remove=np.exp(-epsilon),
+        add=np.where(epsilon < 9, np.exp(-1.1 * epsilon), 0.0),
+        kind=Kind.ESTIMATE,
+        accountant="b-min-sep Monte Carlo",
+    )
+
+
+def test_json_holds_the_guarantee_and_the_profile(tmp_path):
+    as_json, _ = privacy_report(_guarantee(), tmp_path, profile=_profile())
+    assert as_json == tmp_path / "privacy_report.json"
+    value = json.loads(as_json.read_text(encoding="utf-8"))
+    assert Guarantee.from_json(json.dumps(value["guarantee"])) == _guarantee()
+    assert value["sentence"] == str(_guarantee())
+    assert value["profile"]["delta_add"] == _profile().add.tolist()
+
+
+def test_an_infinite_epsilon_is_written_as_json(tmp_path):
+    as_json, as_text = privacy_report(_guarantee(epsilon=math.inf), tmp_path / "sub" / "statement")
+    value = json.loads(as_json.read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert value["guarantee"]["epsilon"] == "inf"
+    assert as_text == tmp_path / "sub" / "statement.md"
+
+
+def test_markdown_states_every_field_and_condition(tmp_path):
+    guarantee = _guarantee(certificate={"samples": 1000, "grid": [0.5] * 9, "note": "a|b"})
+    _, as_text = privacy_report(guarantee, tmp_path, profile=_profile())
+    text = as_text.read_text(encoding="utf-8")
+    assert str(guarantee) in text
+    for needle in (
+        "| ε | 8 |",
+        "| steps executed | 100 |",
+        "zero_out",
+        guarantee.mechanism_hash,
+        guarantee.strategy_hash,
+        "min_sep = 4",
+        "| samples | 1000 |",
+        "9 in all",
+        "a\\|b",
+        "| 5 | 0.00674 | 0.00409 |",  # e^-5 and e^-5.5 at the middle of the grid
+    ):
+        assert needle in text, needle
+    for line in conditions(guarantee):
+        assert f"- {line}" in text
+    # Every table row has as many cells as its head: no value broke out of its cell.
+    for block in re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.MULTILINE):
+        cells = {len(re.split(r"(?<!\\)\|", row)) for row in block.strip().splitlines()}
+        assert len(cells) == 1, block
+
+
+def test_an_estimate_is_called_one():
+    assert any("must not be published" in c for c in conditions(_guarantee(kind=Kind.ESTIMATE)))
+    assert not any("must not be published" in c for c in conditions(_guarantee()))
+
+
+def test_conditions_follow_unit_and_adjacency():
+    user = _guarantee(unit=Unit(kind="user", max_examples=3), adjacency=Adjacency.REPLACE_ONE)
+    assert any("someone who contributed several" in c for c in conditions(_guarantee()))
+    assert not any("someone who contributed several" in c for c in conditions(user))
+    assert any("same size" in c for c in conditions(user))
+
+
+def test_plots_are_images(tmp_path):
+    plot_privacy(_profile(), _guarantee(), tmp_path / "privacy.png")
+    metrics = [
+        {"step": s, "split": split, "loss": 2.0 / s, "accuracy": 1 - 1 / s}
+        for s in range(1, 30)
+        for split in ("train", "test")
+    ]
+    plot_curves(metrics, tmp_path / "curves.png")
+    for name in ("privacy.png", "curves.png"):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+def test_plots_of_nothing_are_refused(tmp_path):
+    empty = Profile(
+        epsilon=np.ones(2), remove=np.zeros(2), add=np.zeros(2), kind=Kind.EXACT, accountant="x"
+    )
+    with pytest.raises(ValueError, match="smaller ε"):
+        plot_privacy(empty, _guarantee(), tmp_path / "privacy.png")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plot_curves([], tmp_path / "curves.png")
+
+
+def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ModuleNotFoundError, match=r"dptrain\[recipes\]"):
+        plot_privacy(_profile(), _guarantee(), tmp_path / "privacy.png")
