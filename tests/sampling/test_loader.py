@@ -179,6 +179,7 @@ def test_only_one_iteration_at_a_time():
         next(first)
     next(second)
     assert loader.position == 1
+    assert len(loader) == SCHEME.steps  # the end of the first is not that of the second
 
 
 def test_empty_batch_is_one_zero_row_of_weight_zero():
