@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
 _SEED_BITS = 128
+_PARALLEL_FROM = (
+    8 * CHUNK
+)  # smaller rows take a few ms, which waking threads on a busy machine costs
 
 
 def checked_seed(seed: int) -> int:
@@ -79,8 +82,8 @@ def _fill_cpu(out: npt.NDArray[np.float32], key: npt.NDArray[np.uint64], step: i
         philox = np.random.Philox(key=key, counter=[0, 0, start // CHUNK, step])
         _box_muller(philox, out[start : start + CHUNK])
 
-    workers = min(len(starts), torch.get_num_threads())
-    if workers > 1:
+    workers = torch.get_num_threads()
+    if workers > 1 and out.size >= _PARALLEL_FROM:
         list(_pool(os.getpid(), workers).map(fill, starts))
     else:
         for start in starts:
@@ -89,8 +92,10 @@ def _fill_cpu(out: npt.NDArray[np.float32], key: npt.NDArray[np.uint64], step: i
 
 def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:
     half = -(-out.size // 2)
+    rest = out.size - half
     words = bits.random_raw(half).view(np.uint32)
-    radius = words[:half].astype(np.float32)
+    radius = out[:half]
+    np.copyto(radius, words[:half], casting="unsafe")
     radius *= np.float32(2.0**-32)
     radius += np.float32(2.0**-33)  # keeps it above 0; next to 1 it rounds to 1, a radius of 0
     np.log(radius, out=radius)
@@ -98,10 +103,9 @@ def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:
     np.sqrt(radius, out=radius)
     angle = words[half:].view(np.int32).astype(np.float32)
     angle *= np.float32(np.pi * 2.0**-31)
-    np.multiply(radius, np.cos(angle), out=out[:half])
-    np.sin(angle, out=angle)
-    rest = out.size - half
-    np.multiply(radius[:rest], angle[:rest], out=out[half:])
+    np.sin(angle[:rest], out=out[half:])
+    out[half:] *= radius[:rest]
+    radius *= np.cos(angle, out=angle)
 
 
 @functools.lru_cache(maxsize=4)

@@ -58,13 +58,11 @@ class Layout:
             sizes=tuple(sizes),
         )
 
-    def split(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A tensor per parameter: a view of its flat row, or a cast of it for other dtypes."""
+    def views(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A view of its flat row per parameter, shaped like it but still float32."""
         return [
-            rows[group][offset : offset + shape.numel()].view(shape).to(dtype)
-            for shape, dtype, (group, offset) in zip(
-                self.shapes, self.dtypes, self.places, strict=True
-            )
+            rows[group][offset : offset + shape.numel()].view(shape)
+            for shape, (group, offset) in zip(self.shapes, self.places, strict=True)
         ]
 
     def describe(self) -> dict[str, list[object]]:

@@ -59,10 +59,10 @@ class RingBufferStream(NoiseStream):
             torch.empty(size, device=device, dtype=torch.float32)
             for size, device in zip(self._layout.sizes, self._layout.devices, strict=True)
         ]
+        self._views = self._layout.views(self._rows)
         # Rows before the first step are zero, which is what back-substitution asks for.
         self._buffers = [row.new_zeros(len(c) - 1, len(row)) for row in self._rows]
 
-    @torch.no_grad()
     def __next__(self) -> list[torch.Tensor]:
         if self.step >= self.steps:
             raise RuntimeError(
@@ -76,7 +76,10 @@ class RingBufferStream(NoiseStream):
             elif self._inverse_head != 1.0:
                 row.mul_(self._inverse_head)
         self.step += 1
-        return self._layout.split(self._rows)
+        return [
+            view if dtype is torch.float32 else view.to(dtype)
+            for view, dtype in zip(self._views, self._layout.dtypes, strict=True)
+        ]
 
     def _correlate(self, row: torch.Tensor, buffer: torch.Tensor, lags: torch.Tensor) -> None:
         depth = len(buffer)

@@ -16,7 +16,7 @@ def draw(size, *, seed=1, group=0, step=0):
 
 @pytest.fixture(scope="module")
 def sample():
-    return np.concatenate([draw(3 * CHUNK + 1234, step=t).numpy() for t in range(10)])
+    return np.concatenate([draw(2 * CHUNK + 1234, step=t).numpy() for t in range(8)])
 
 
 def test_is_standard_normal(sample):
@@ -39,7 +39,7 @@ def test_tails(sample, limit, sign):
 def test_box_muller_pairs_are_independent():
     # Entries i and i + half of a chunk share a radius: their squares must not be correlated.
     half = CHUNK // 2
-    pairs = [draw(CHUNK, step=t).double() for t in range(20)]
+    pairs = [draw(CHUNK, step=t).double() for t in range(10)]
     x = torch.cat([row[:half] for row in pairs])
     y = torch.cat([row[half:] for row in pairs])
     for f in (lambda v: v, lambda v: v**2 - 1, torch.abs):
@@ -75,7 +75,7 @@ def test_the_number_of_threads_changes_nothing():
         rows = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows.append(draw(5 * CHUNK + 7))
+            rows.append(draw(9 * CHUNK + 7))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(rows[0], rows[1])
