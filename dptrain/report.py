@@ -122,7 +122,7 @@ def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[s
         "protected unit": guarantee.unit.noun,
         "neighbouring data sets": f"differ in that {guarantee.adjacency.sentence(guarantee.unit)} "
         f"({guarantee.adjacency.value})",
-        "how it was shown": f"{guarantee.kind.value}: {guarantee.kind.sentence}",
+        "how it was shown": guarantee.kind.sentence,
         "accountant": guarantee.accountant,
         "noise multiplier σ": f"{guarantee.noise_multiplier:.6g}",
         "steps planned": guarantee.steps_planned,

@@ -1,0 +1,169 @@
+"""Configurations: overrides reach their field, and mistakes are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from recipes.config import differences, load_config, to_yaml
+from recipes.settings import VisionSettings
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+
+
+def _write(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_file_then_overrides(tmp_path):
+    path = _write(tmp_path, "scheme:\n  min_sep: 4\nsteps: 10\noptimizer:\n  lr: 1e-1\n")
+    settings = load_config(
+        VisionSettings,
+        path,
+        [
+            "scheme.min_sep=16",
+            "model.channels=[8, 16]",
+            "privacy.delta=1e-5",
+            "output=a=b",
+            "seed=3",
+        ],
+    )
+    assert settings.scheme.min_sep == 16
+    assert settings.steps == 10
+    assert settings.optimizer.lr == 0.1
+    assert settings.model.channels == [8, 16]
+    assert settings.privacy.delta == 1e-5
+    assert settings.output == "a=b"
+    assert settings.seed == 3
+    assert load_config(VisionSettings, path, ["steps=null"]).steps is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("scheme.minsep=8", "scheme.min_sep"),
+        ("min_sep=8", "scheme.min_sep"),
+        ("privacy.epsilom=1", "privacy.epsilon"),
+        ("optimiser.lr=1", "optimizer.lr"),
+        ("step=1", "steps"),
+        ("learning_rate.lr=1", "optimizer.lr"),
+    ],
+)
+def test_an_unknown_field_names_the_nearest(wrong, right):
+    with pytest.raises(ValueError, match=rf"unknown field .*did you mean '{right}'"):
+        load_config(VisionSettings, None, [wrong])
+
+
+def test_an_unknown_field_in_the_file_names_the_file(tmp_path):
+    path = _write(tmp_path, "scheme:\n  min_seb: 4\n")
+    with pytest.raises(ValueError, match=r"config\.yaml: unknown field 'scheme\.min_seb'.*min_sep"):
+        load_config(VisionSettings, path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "scheme.min_sep=many",
+        "scheme.min_sep=2.5",
+        "optimizer.lr=fast",
+        "plots=perhaps",
+        "model.channels=[a]",
+        "model.channels=3",
+        "data.name=null",
+    ],
+)
+def test_a_wrong_type_names_the_field(wrong):
+    field = wrong.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"field '{field}"):
+        load_config(VisionSettings, None, [wrong])
+
+
+def test_a_group_is_not_a_field():
+    with pytest.raises(ValueError, match=r"group of fields.*scheme\.min_sep"):
+        load_config(VisionSettings, None, ["scheme=MinSep"])
+
+
+@pytest.mark.parametrize("wrong", ["steps", "=3", "--steps"])
+def test_no_override(wrong):
+    with pytest.raises(ValueError, match="field=value"):
+        load_config(VisionSettings, None, [wrong])
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml"):
+        load_config(VisionSettings, tmp_path / "nothing.yaml")
+    with pytest.raises(ValueError, match="not YAML"):
+        load_config(VisionSettings, _write(tmp_path, "a: [1"))
+    with pytest.raises(ValueError, match="field: value"):
+        load_config(VisionSettings, _write(tmp_path, "- 1"))
+    assert load_config(VisionSettings, _write(tmp_path, "")) == VisionSettings()
+
+
+def test_written_settings_read_back(tmp_path):
+    settings = load_config(VisionSettings, None, ["steps=7", "privacy.delta=1e-5", "threads=2"])
+    path = _write(tmp_path, to_yaml(settings))
+    assert load_config(VisionSettings, path) == settings
+
+
+def test_differences_name_the_fields():
+    old = dataclasses.asdict(load_config(VisionSettings, None, ["steps=7"]))
+    new = dataclasses.asdict(load_config(VisionSettings, None, ["steps=8", "privacy.epsilon=1"]))
+    assert differences(old, new) == {"steps": (7, 8), "privacy.epsilon": (8.0, 1.0)}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.name)
+def test_every_shipped_configuration_states_every_field_and_resolves(path):
+    import yaml
+
+    from recipes.config import flatten
+
+    named = set(flatten(yaml.safe_load(path.read_text(encoding="utf-8"))))
+    assert named == set(flatten(dataclasses.asdict(VisionSettings())))
+    settings = load_config(VisionSettings, path).resolved(1437)
+    assert settings.privacy.delta == 1 / (2 * 1437)
+    scheme = settings.build_scheme(1437)
+    assert scheme.steps == settings.steps
+    assert settings.build_strategy().bind(scheme.steps).bands <= scheme.min_sep
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["steps=1", "epochs=1"], "give exactly one"),
+        ([], "give exactly one"),
+        (["steps=1", "privacy.noise_multiplier=1"], "privacy.epsilon"),
+        (["steps=1", "privacy.epsilon=null"], "privacy.noise_multiplier"),
+        (["steps=0"], "steps=0"),
+        (["steps=1", "optimizer.lr=-1"], "optimizer.lr"),
+        (["steps=1", "optimizer.lr=.nan"], "optimizer.lr"),
+        (["steps=1", "optimizer.momentum=1"], "optimizer.momentum"),
+        (["steps=1", "scheme.type=MinSeb"], "MinSep, Poisson"),
+        (["steps=1", "data.name=mnist"], "digits"),
+        (["steps=1", "checkpoint_every=0"], "checkpoint_every"),
+    ],
+)
+def test_impossible_settings_are_named(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(VisionSettings, None, overrides).validate()
+
+
+def test_epochs_are_expected_passes():
+    settings = load_config(VisionSettings, None, ["epochs=2.5", "scheme.batch_size=100"])
+    assert settings.resolved(1000).steps == 25
+
+
+def test_balls_in_bins_runs_whole_rounds():
+    made = ["scheme.type=BallsInBins", "scheme.batch_size=100"]
+    scheme = load_config(VisionSettings, None, [*made, "steps=30"]).build_scheme(1000)
+    assert scheme.to_dict() == {
+        "type": "BallsInBins",
+        "bins": 10,
+        "epochs": 3,
+        "dataset_size": 1000,
+    }
+    with pytest.raises(ValueError, match="steps=10 times"):
+        load_config(VisionSettings, None, [*made, "steps=31"]).build_scheme(1000)
