@@ -65,7 +65,7 @@ def expected_batch_size(owner: str, value: Any, *, largest: float, why: str) -> 
         raise ValueError(f"{owner}: batch_size={number} must be positive and finite")
     if number > largest:
         raise ValueError(
-            f"{owner}: batch_size={number:g} is not reachable; the largest possible batch size is "
-            f"{largest:g} ({why})"
+            f"{owner}: batch_size={number:.10g} is not reachable; the largest possible batch size "
+            f"is {largest:.10g} ({why})"
         )
     return number

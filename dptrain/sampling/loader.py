@@ -7,13 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-)
+from torch.utils.data import DataLoader, default_collate
 
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
@@ -21,6 +15,7 @@ from dptrain.sampling.fields import integer
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.plan import Plan
 from dptrain.sampling.scheme import Scheme
+from dptrain.sampling.takeover import check_length, check_sampler
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +126,7 @@ class PrivateLoader:
                 would silently replace (a batch sampler, a sampler of some of the rows).
         """
         check_length(data_loader.dataset, scheme)
-        _check_sampler(data_loader)
+        check_sampler(data_loader)
         _log.warning(
             "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
             "varying size, %g examples on average",
@@ -305,45 +300,3 @@ class PrivateLoader:
         self._plan.stream.load_state_dict(state["stream"])
         self._plan.seed = int(state["seed"], 16)
         self._end_iteration()
-
-
-def check_length(dataset: Any, scheme: Scheme) -> None:
-    """Refuse a dataset without length, or of another length than the scheme was made for.
-
-    Raises:
-        ValueError: with the remedy; no example is read.
-    """
-    remedy = "a scheme has to know how many examples there are; use a map-style dataset"
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(f"{type(dataset).__name__} is a dataset without length: {remedy}")
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"{type(dataset).__name__} is a dataset without length: {remedy}"
-        ) from error
-    if length != scheme.dataset_size:
-        raise ValueError(
-            f"the dataset has {length} examples but the scheme was made for "
-            f"dataset_size={scheme.dataset_size}; make the scheme with dataset_size={length}"
-        )
-
-
-def _check_sampler(data_loader: DataLoader) -> None:
-    remedy = "pass dataset=… and collate_fn=… instead if the scheme is to draw from all rows"
-    if data_loader.batch_size is None:
-        if data_loader.batch_sampler is not None:
-            raise ValueError(
-                f"the data loader's batch sampler ({type(data_loader.batch_sampler).__name__}) "
-                f"draws batches in its own way, which no accountant covers; {remedy}"
-            )
-        raise ValueError(
-            "the data loader has batch_size=None, so its collate function does not make batches; "
-            "give it a batch size or pass dataset=… and collate_fn=… instead"
-        )
-    # SubsetRandomSampler, say, would leave rows out that the scheme would then train on.
-    if type(data_loader.sampler) not in (RandomSampler, SequentialSampler):
-        raise ValueError(
-            f"the data loader's sampler ({type(data_loader.sampler).__name__}) chooses rows in its "
-            f"own way, which the scheme would replace; {remedy}, or a Subset of the dataset"
-        )
