@@ -1,7 +1,5 @@
 """What every sampling scheme owes its users, as test cases."""
 
-# ruff: noqa: D102 - the names of the test cases say what they check
-
 from __future__ import annotations
 
 import copy
