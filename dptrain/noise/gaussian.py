@@ -15,9 +15,8 @@ CHUNK = 1 << 17
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
 _SEED_BITS = 128
-_PARALLEL_FROM = (
-    8 * CHUNK
-)  # smaller rows take a few ms, which waking threads on a busy machine costs
+# A smaller row takes a few ms at most, and waking threads on a busy machine costs as much.
+_PARALLEL_FROM = 8 * CHUNK
 
 
 def checked_seed(seed: int) -> int:
