@@ -34,6 +34,7 @@ dptrain_setup() {
         fi
         echo "setup: making $venv with $("$base" --version)" >&2
         if ! "$base" -m venv "$venv"; then
+            rm -f "$venv/bin/python" # without it, the next try makes the environment anew
             echo "setup: 'venv' failed (on Debian and Ubuntu it is the package python3-venv)" >&2
             return 1
         fi
@@ -86,7 +87,10 @@ dptrain_install_torch() {
 from importlib.metadata import requires
 wanted = (line.split(";")[0].strip() for line in requires("torch") or [] if "extra" not in line)
 print(*(name for name in wanted if name.startswith(("nvidia-", "cuda-"))))')" || return 1
-        dptrain_refuse_cuda "needs" "$found" || return 1
+        if ! dptrain_refuse_cuda "needs" "$found"; then
+            "$PYTHON" -m pip uninstall --quiet --yes torch  # or the next try would find it here
+            return 1
+        fi
     fi
 }
 
