@@ -72,8 +72,8 @@ class Kind(enum.Enum):
         return {
             Kind.EXACT: "computed exactly, up to rounding towards a larger ε",
             Kind.UPPER_BOUND: "a proven upper bound",
-            Kind.VERIFIED: "verified by simulation, with the chance of a wrong verdict included in δ",
-            Kind.CONFIDENCE: "a bound by simulation, wrong with at most the probability in the notes",
+            Kind.VERIFIED: "verified by simulation, the chance of a wrong verdict being part of δ",
+            Kind.CONFIDENCE: "a bound by simulation, wrong with at most the stated probability",
             Kind.ESTIMATE: "an ESTIMATE WITHOUT PROOF, not to be quoted as a guarantee",
         }[self]
 
@@ -97,7 +97,7 @@ class Guarantee:
         kind: how the statement was shown.
         mechanism_hash: hash of the :class:`~dptrain.mechanism.MatrixMechanism`.
         notes: conditions and remarks that belong to the statement.
-        certificate: evidence of a Monte Carlo verdict (seeds, samples, grid, verdicts), or ``None``.
+        certificate: evidence of a Monte Carlo verdict (seeds, grid, verdicts), or ``None``.
     """
 
     epsilon: float
@@ -133,8 +133,8 @@ class Guarantee:
             ran = " (all of them have run)"
         notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
         return (
-            f"Training is (ε = {self.epsilon:.6g}, δ = {self.delta:.6g})-differentially private for "
-            f"each {self.unit.noun}: whatever is observed of the released model and of all its "
+            f"Training is (ε = {self.epsilon:.6g}, δ = {self.delta:.6g})-differentially private "
+            f"for each {self.unit.noun}: whatever is observed of the released model and of all its "
             f"{self.steps_planned} noisy updates{ran} would have been about as likely, within a "
             f"factor e^ε and up to probability δ, had the data differed in that "
             f"{self.adjacency.sentence(self.unit)}. Batches were drawn by {self.scheme['type']}, "

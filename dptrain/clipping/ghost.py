@@ -1,0 +1,243 @@
+"""Clipped sums by ghost clipping: norms in a first backward pass, the sum in a second one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping
+from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from torch import nn
+
+from dptrain.clipping.weights import check_rows, clip_factors
+
+
+class GhostModule(GradSampleModuleFastGradientClipping):
+    """Opacus's ghost-clipping module, with non-finite examples cut out of the second pass.
+
+    A zero factor does not remove an example whose activations hold NaN, because the second pass
+    multiplies: 0 · NaN is NaN. When such an example turns up, the second pass runs with hooks that
+    form each layer's sum from masked activations and masked output gradients. The activations kept
+    for this are dropped as soon as all examples of the batch are known to be finite.
+    """
+
+    def __init__(self, m: nn.Module, **kwargs: Any) -> None:
+        super().__init__(m, **kwargs)
+        self._kept: dict[nn.Module, list[list[torch.Tensor]]] = {}
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._finite: torch.Tensor | None = None
+
+    def first_pass(self, loss: torch.Tensor) -> torch.Tensor:
+        """Norms ‖g_i‖₂ of the per-example gradients of ``loss``, shape (rows,)."""
+        self._forget()
+        loss.backward(retain_graph=True)
+        seen = [p for p in self.trainable_parameters if hasattr(p, "_norm_sample")]
+        if not seen:
+            raise RuntimeError(
+                "no per-example gradients: compute the loss from the private module's output, "
+                "with the module in training mode"
+            )
+        parts = [p._norm_sample.flatten() for p in seen]
+        for p in seen:  # a layer that takes no part next time must not leave its old norm behind
+            del p._norm_sample
+        return torch.stack([part.to(parts[0].device) for part in parts]).norm(2, dim=0)
+
+    def second_pass(self, loss: torch.Tensor, finite: torch.Tensor) -> None:
+        """Leave in ``p.grad`` the gradient of ``loss``, without the examples not ``finite``."""
+        if bool(finite.all()):
+            self._kept.clear()
+            self.disable_hooks()
+        else:
+            self._finite = finite
+        try:
+            loss.backward()
+            if self._finite is not None:
+                for p in self.trainable_parameters:
+                    p.grad = self._sums.get(p)
+        finally:
+            self.enable_hooks()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._kept, self._sums, self._finite = {}, {}, None
+
+    def capture_backprops_hook(
+        self,
+        module: nn.Module,
+        _forward_input: Any,
+        forward_output: Any,
+        loss_reduction: str,
+        batch_first: bool,
+    ) -> None:
+        """First pass: norms. Second pass, if an example is not finite: sums without it."""
+        if not self.hooks_enabled:
+            return
+        if self._finite is not None:
+            self._sum_finite(module, forward_output[0].detach(), self._finite)
+            return
+        self._kept.setdefault(module, []).append(module.activations[-1])
+        super().capture_backprops_hook(
+            module, _forward_input, forward_output, loss_reduction, batch_first
+        )
+
+    def _sum_finite(self, module: nn.Module, backprops: torch.Tensor, finite: torch.Tensor) -> None:
+        # Both passes walk the graph in the same order, so uses of a layer match first to first.
+        activations = [_masked(a, finite) for a in self._kept[module].pop(0)]
+        sampler = ft_compute_per_sample_gradient
+        if not self.force_functorch:
+            sampler = self.GRAD_SAMPLERS.get(type(module), sampler)
+        for p, g in sampler(module, activations, _masked(backprops, finite)).items():
+            total = g.sum(dim=0)
+            self._sums[p] = self._sums[p] + total if p in self._sums else total
+
+
+def _masked(value: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    """``value`` with zeros in the rows of examples that are not finite."""
+    if not value.is_floating_point() or len(value) != len(finite):
+        return value
+    keep = finite.to(value.device).view(-1, *[1] * (value.dim() - 1))
+    return torch.where(keep, value, value.new_zeros(()))
+
+
+class GhostLoss:
+    """The per-example losses of a batch; :meth:`backward` leaves the clipped sum in ``p.grad``.
+
+    Losses of one batch may be added to each other and scaled by numbers. Anything else (a
+    regulariser on the parameters, say) would reach ``p.grad`` without being clipped and is
+    refused; use the optimiser's ``weight_decay``.
+    """
+
+    def __init__(self, per_example: torch.Tensor, clipper: GhostClipper) -> None:
+        self.per_example = per_example
+        self._clipper = clipper
+
+    def detach(self) -> torch.Tensor:
+        """The reduced loss as a scalar tensor."""
+        return self._clipper.reduce(self.per_example).detach()
+
+    def item(self) -> float:
+        """The reduced loss as a number."""
+        return float(self.detach())
+
+    def __mul__(self, factor: float) -> GhostLoss:
+        if not isinstance(factor, int | float):
+            raise TypeError(f"a ghost loss is scaled by a number, not {type(factor).__name__}")
+        return GhostLoss(self.per_example * factor, self._clipper)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: float) -> GhostLoss:
+        return self * (1.0 / divisor)
+
+    def __add__(self, other: GhostLoss) -> GhostLoss:
+        if not isinstance(other, GhostLoss):
+            raise TypeError(
+                f"a ghost loss is added to a ghost loss, not to {type(other).__name__}: what is "
+                "added here would escape clipping"
+            )
+        return GhostLoss(self.per_example + other.per_example, self._clipper)
+
+    def __repr__(self) -> str:
+        return f"GhostLoss({self.item():.6g}, rows={len(self.per_example)})"
+
+    def backward(self) -> None:
+        """Two passes: per-example norms, then the gradient of Σ_i w_i min(1, R/‖g_i‖) loss_i.
+
+        Raises:
+            RuntimeError: if this is the second backward pass for one batch, or the losses are not
+                one per row of the batch.
+        """
+        self._clipper.backward(self.per_example)
+
+
+class GhostClipper:
+    """Wraps the criterion, runs the two passes, hands the clipped sum to the optimiser.
+
+    Args:
+        module: the ghost module.
+        criterion: a loss module or function with a ``reduction`` attribute.
+        parameters: the trainable parameters.
+
+    Attributes:
+        bounds: returns (R, weights of the rows of the current microbatch); set by the engine.
+    """
+
+    bounds: Callable[[], tuple[float, torch.Tensor]]
+
+    def __init__(
+        self,
+        module: GhostModule,
+        criterion: Any,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        self.module = module
+        self.criterion = criterion
+        self.parameters = list(parameters)
+        self.nonfinite_examples = 0
+        self._ready = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> GhostLoss:
+        """The criterion's per-example losses; sequence losses are reduced within each example."""
+        reduction = self.criterion.reduction
+        self.criterion.reduction = "none"
+        try:
+            losses = self.criterion(*args, **kwargs)
+        finally:
+            self.criterion.reduction = reduction
+        if losses.dim() == 0:
+            raise RuntimeError(
+                "the criterion ignores reduction='none': ghost mode needs a loss per row"
+            )
+        if losses.dim() > 1:
+            flat = losses.flatten(1)
+            losses = flat.mean(1) if self.module.loss_reduction == "mean" else flat.sum(1)
+        return GhostLoss(losses, self)
+
+    def reduce(self, losses: torch.Tensor) -> torch.Tensor:
+        """Mean or sum over the rows, as the user's criterion has it."""
+        return losses.mean() if self.module.loss_reduction == "mean" else losses.sum()
+
+    def backward(self, losses: torch.Tensor) -> None:
+        """See :meth:`GhostLoss.backward`."""
+        if self._ready:
+            raise RuntimeError(
+                "two backward passes were made for one batch; each would be clipped on its own "
+                "and an example would count several times: add the losses, call backward once"
+            )
+        max_grad_norm, weights = self.bounds()
+        check_rows(len(losses), len(weights))
+        norms = self.module.first_pass(self.reduce(losses))
+        check_rows(len(norms), len(weights))
+        for p in self.parameters:  # what the first pass left is not clipped
+            p.grad = None
+        weights = weights.to(norms)
+        factors, finite = clip_factors(norms, max_grad_norm, weights)
+        self.nonfinite_examples += int((~finite & (weights != 0)).sum())
+        factors = factors.to(losses)
+        kept = torch.where(finite.to(losses.device), losses, losses.new_zeros(()))
+        self.module.second_pass((factors * kept).sum(), finite)
+        self._ready = True
+
+    def clipped_sum(
+        self, *, max_grad_norm: float, weights: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Raises:
+            RuntimeError: if there was no backward pass for this batch.
+        """
+        if not self._ready:
+            raise RuntimeError(
+                "no backward pass was made for this batch: in ghost mode use the criterion that "
+                "make_private returned and call backward() on its result"
+            )
+        sums = [p.grad for p in self.parameters]
+        self.discard()
+        return sums
+
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+        self._ready = False
+        for p in self.parameters:
+            p.grad = None

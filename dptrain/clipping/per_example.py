@@ -1,0 +1,81 @@
+"""Clipped sums from materialised per-example gradients (Opacus modes hooks and functorch)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from dptrain.clipping.weights import check_rows, clip_factors
+
+
+class PerExampleClipper:
+    """Σ_i w_i · clip(g_i, R) from ``p.grad_sample``, the microbatch's per-example gradients.
+
+    Args:
+        parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.nonfinite_examples = 0
+
+    def clipped_sum(
+        self, *, max_grad_norm: float, weights: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Args:
+            max_grad_norm: R > 0.
+            weights: shape (rows,), one weight per row of the microbatch; 0 for padding.
+
+        Raises:
+            RuntimeError: if there was no backward pass, more than one, or one whose per-example
+                gradients are not one per row (each would break the sensitivity R).
+        """
+        samples = [self._grad_sample(p, len(weights)) for p in self.parameters]
+        present = [g for g in samples if g is not None]
+        if not present:
+            raise RuntimeError(
+                "no per-example gradients: call loss.backward() on the private module's output, "
+                "with the module in training mode, before optimizer.step()"
+            )
+        device = present[0].device
+        squared = torch.zeros(len(weights), device=device)
+        for g in present:
+            norm = torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float32)
+            squared += norm.to(device).square()
+        factors, finite = clip_factors(squared.sqrt(), max_grad_norm, weights.to(device))
+        whole = bool(finite.all())
+        if not whole:
+            self.nonfinite_examples += int((~finite & (weights.to(device) != 0)).sum())
+        sums: list[torch.Tensor | None] = []
+        for p, g in zip(self.parameters, samples, strict=True):
+            p.grad_sample = None
+            if g is None:
+                sums.append(None)
+                continue
+            rows = g.flatten(1).to(p.dtype)
+            if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
+                rows = torch.where(finite.to(g.device)[:, None], rows, rows.new_zeros(()))
+            sums.append((factors.to(rows) @ rows).view_as(p))
+        return sums
+
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+        for p in self.parameters:
+            p.grad_sample = None
+
+    @staticmethod
+    def _grad_sample(p: nn.Parameter, rows: int) -> torch.Tensor | None:
+        g = getattr(p, "grad_sample", None)
+        if g is None:
+            return None
+        if isinstance(g, list):
+            raise RuntimeError(
+                f"{len(g)} backward passes were made for one batch; each would be clipped on its "
+                "own and an example would count several times: add the losses, call backward once"
+            )
+        check_rows(len(g), rows)
+        return g

@@ -1,0 +1,43 @@
+"""From per-example gradient norms to the factors of the clipped sum."""
+
+from __future__ import annotations
+
+import torch
+
+# Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
+STABILITY = 1e-6
+
+
+def clip_factors(
+    norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factors w_i · min(1, R / ‖g_i‖), and which examples are finite.
+
+    An example whose norm is NaN or infinite gets factor 0: a function of that example alone, so
+    the sensitivity stays R.
+
+    Args:
+        norms: ‖g_i‖₂, shape (rows,).
+        max_grad_norm: R > 0.
+        weights: w_i in [0, 1], shape (rows,).
+
+    Returns:
+        (factors, finite), both of shape (rows,).
+    """
+    finite = torch.isfinite(norms)
+    factors = weights * (max_grad_norm / (norms + STABILITY)).clamp(max=1.0)
+    return torch.where(finite, factors, torch.zeros_like(factors)), finite
+
+
+def check_rows(found: int, expected: int) -> None:
+    """Refuse per-example gradients that are not one per row of the batch.
+
+    Raises:
+        RuntimeError: with what to change; clipping anything else would not bound an example.
+    """
+    if found != expected:
+        raise RuntimeError(
+            f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
+            "example in the first dimension of every layer's input, and train on the loader's "
+            "batch as a whole"
+        )

@@ -1,0 +1,275 @@
+"""The privacy engine: three lines that make a training loop private."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dptrain import validation
+from dptrain.accounting import Accountant, calibrate, check_supported
+from dptrain.clipping import GhostClipper, GhostModule, PerExampleClipper
+from dptrain.guarantee import Guarantee
+from dptrain.ledger import StepLedger
+from dptrain.mechanism import MatrixMechanism
+from dptrain.noise import noise_stream
+from dptrain.optimizer import Clipper, PrivateOptimizer
+from dptrain.private import PrivateTraining
+from dptrain.randomness import split_seed
+from dptrain.sampling import Poisson, PrivateLoader, Scheme
+from dptrain.sampling.loader import check_length
+from dptrain.strategies import Identity, Strategy
+
+
+class PrivacyEngine:
+    """Turns a module, an optimiser and a data set into a private training run.
+
+    Example:
+        >>> private = PrivacyEngine().make_private(
+        ...     module=model, optimizer=optimizer, dataset=train_set,
+        ...     scheme=MinSep.for_batch_size(
+        ...         batch_size=512, dataset_size=len(train_set), min_sep=64, steps=2000),
+        ...     strategy=BandMF(bands=16),
+        ...     max_grad_norm=1.0, target_epsilon=8.0, target_delta=1e-5)
+        >>> model, optimizer, loader = private
+        >>> for x, y in loader:
+        ...     optimizer.zero_grad(); loss_fn(model(x), y).backward(); optimizer.step()
+        >>> print(private.guarantee())
+    """
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        criterion: Any = None,
+        data_loader: DataLoader | None = None,
+        dataset: Any = None,
+        scheme: Scheme | None = None,
+        strategy: Strategy | None = None,
+        mechanism: MatrixMechanism | None = None,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        max_grad_norm: float,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        max_physical_batch_size: int | None = None,
+        grad_sample_mode: str = "hooks",
+        loss_reduction: str = "mean",
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_workers: int | None = None,
+        pin_memory: bool = False,
+        lr_scheduler: Any = None,
+        seed: int | None = None,
+        ledger: str | pathlib.Path | None = None,
+        accountant: str | Accountant | None = None,
+    ) -> PrivateTraining:
+        """Wire a private run; nothing of the data is read before every argument is checked.
+
+        Args:
+            module: the model, in eager mode; its parameters stay the user's.
+            optimizer: any torch optimiser over exactly the module's trainable parameters.
+            criterion: the loss; needed by ``grad_sample_mode="ghost"``, checked in every mode.
+            data_loader: an existing loader to take over (data set, collate function, workers,
+                pinning); its sampler is replaced. Give this or ``dataset``.
+            dataset: a map-style data set with a length.
+            scheme: how batches are drawn. ``None``, with ``data_loader`` and ``epochs``, is
+                Poisson with the loader's batch size as the expected one, for
+                ``epochs * len(data_loader)`` steps, ``len(data_loader)`` an epoch.
+            strategy: how noise is correlated; independent (:class:`Identity`) by default.
+            mechanism: scheme, strategy and σ in one, for instance from a checkpoint.
+            noise_multiplier: σ; or let it be calibrated:
+            target_epsilon: ε > 0 to be met at ``target_delta``.
+            target_delta: δ in (0, 1), below 1/N. With ``noise_multiplier`` it is the default of
+                ``private.guarantee()``.
+            max_grad_norm: R, the bound on an example's gradient.
+            epochs: with ``scheme=None`` only, see there.
+            steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
+            max_physical_batch_size: most rows in memory at once; larger batches come in parts.
+            grad_sample_mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+            loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the batch.
+            collate_fn, num_workers, pin_memory: as in ``DataLoader``.
+            lr_scheduler: a scheduler on ``optimizer``, made to tick once a logical step.
+            seed: non-negative integer for a reproducible run; ``None`` draws fresh entropy.
+            ledger: file that records released steps, so that a resumed run cannot release a step
+                in two versions; see :class:`~dptrain.ledger.StepLedger`.
+            accountant: one by name or value, instead of the tightest that applies.
+
+        Returns:
+            A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
+            criterion in ghost mode).
+
+        Raises:
+            ValueError, TypeError: for contradicting or impossible arguments, with the remedy.
+        """
+        validation.check_choices(
+            grad_sample_mode=grad_sample_mode,
+            loss_reduction=loss_reduction,
+            max_grad_norm=max_grad_norm,
+            noise_multiplier=noise_multiplier,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            mechanism=mechanism,
+        )
+        validation.check_module(module)
+        validation.check_optimizer(optimizer, module)
+        validation.check_criterion(criterion, grad_sample_mode, loss_reduction)
+        source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
+        if scheme is None and mechanism is None:
+            scheme, steps_per_epoch = _poisson_like(data_loader, epochs, steps_per_epoch)
+        elif epochs is not None:
+            raise ValueError(
+                f"epochs={epochs}: the scheme already says how many steps run; drop it"
+            )
+        target: Guarantee | None = None
+        if mechanism is None:
+            assert scheme is not None
+            check_length(source, scheme)
+            mechanism, target = _mechanism(
+                scheme, strategy, noise_multiplier, target_epsilon, target_delta, accountant
+            )
+        else:
+            validation.check_only_mechanism(
+                scheme=scheme,
+                strategy=strategy,
+                noise_multiplier=noise_multiplier,
+                target_epsilon=target_epsilon,
+            )
+        check_length(source, mechanism.scheme)
+        check_supported(mechanism, accountant)
+
+        sampling_seed, noise_seed = split_seed(seed)
+        loader = _loader(
+            data_loader,
+            dataset,
+            scheme=mechanism.scheme,
+            seed=sampling_seed,
+            max_physical_batch_size=max_physical_batch_size,
+            steps_per_epoch=steps_per_epoch,
+            collate_fn=collate_fn,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+        )
+        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        wrapped, clipper = _per_example_gradients(
+            module, criterion, parameters, grad_sample_mode, loss_reduction
+        )
+        private_optimizer = PrivateOptimizer(
+            optimizer,
+            mechanism=mechanism,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            noise=noise_stream(
+                mechanism.strategy, steps=mechanism.steps, like=parameters, seed=noise_seed
+            ),
+            clipper=clipper,
+            loader=loader,
+            ledger=StepLedger(mechanism.hash, ledger),
+        )
+        if isinstance(clipper, GhostClipper):
+            clipper.bounds = private_optimizer.bounds
+        private = PrivateTraining(
+            module=wrapped,
+            optimizer=private_optimizer,
+            loader=loader,
+            criterion=clipper if isinstance(clipper, GhostClipper) else None,
+            mechanism=mechanism,
+            target=target,
+            target_delta=target_delta,
+            accountant=accountant,
+            seed_given=seed is not None,
+        )
+        if lr_scheduler is not None:
+            private.register_scheduler(lr_scheduler)
+        return private
+
+
+def _poisson_like(
+    data_loader: DataLoader | None, epochs: int | None, steps_per_epoch: int | None
+) -> tuple[Scheme, int | None]:
+    """Poisson batches of a loader's size for so many of its epochs."""
+    if data_loader is None or epochs is None or data_loader.batch_size is None:
+        raise ValueError(
+            "scheme=None needs data_loader= (with a batch_size) and epochs=, from which Poisson "
+            "sampling follows; or state scheme=, for instance dptrain.Poisson.for_batch_size(...)"
+        )
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: at least 1")
+    length = len(data_loader)
+    scheme = Poisson.for_batch_size(
+        batch_size=data_loader.batch_size,
+        dataset_size=len(data_loader.dataset),  # type: ignore[arg-type]
+        steps=epochs * length,
+    )
+    return scheme, steps_per_epoch or length
+
+
+def _mechanism(
+    scheme: Scheme,
+    strategy: Strategy | None,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    target_delta: float | None,
+    accountant: str | Accountant | None,
+) -> tuple[MatrixMechanism, Guarantee | None]:
+    strategy = strategy or Identity()
+    if noise_multiplier is not None:
+        return (
+            MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier),
+            None,
+        )
+    assert target_epsilon is not None
+    assert target_delta is not None
+    calibration = calibrate(
+        scheme=scheme,
+        strategy=strategy,
+        epsilon=target_epsilon,
+        delta=target_delta,
+        accountant=accountant,
+    )
+    return calibration.mechanism, calibration.guarantee
+
+
+def _loader(
+    data_loader: DataLoader | None,
+    dataset: Any,
+    *,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    num_workers: int | None,
+    pin_memory: bool,
+    **options: Any,
+) -> PrivateLoader:
+    if data_loader is not None:
+        loader = PrivateLoader.from_data_loader(data_loader, **options)
+    else:
+        loader = PrivateLoader(
+            dataset=dataset,
+            collate_fn=collate_fn,
+            num_workers=num_workers or 0,
+            pin_memory=pin_memory,
+            **options,
+        )
+    loader.driven = True
+    return loader
+
+
+def _per_example_gradients(
+    module: nn.Module,
+    criterion: Any,
+    parameters: list[nn.Parameter],
+    mode: str,
+    loss_reduction: str,
+) -> tuple[nn.Module, Clipper]:
+    if mode == "ghost":
+        ghost = GhostModule(module, loss_reduction=loss_reduction)
+        return ghost, GhostClipper(ghost, criterion, parameters)
+    wrapped = GradSampleModule(
+        module, loss_reduction=loss_reduction, force_functorch=mode == "functorch"
+    )
+    return wrapped, PerExampleClipper(parameters)

@@ -1,0 +1,131 @@
+"""Which noisy updates have been released: the defence against releasing a step twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> str:
+    """Hex digest of the bits of ``tensors``, in order, computed where they live.
+
+    Two 64-bit sums of the bit patterns, plain and weighted by position: they detect any accidental
+    difference (they are not meant to resist an adversary).
+    """
+    text = []
+    for tensor in tensors:
+        bits = tensor.detach().contiguous().flatten()
+        words = bits.view(_INTEGER[bits.element_size()]).to(torch.int64)
+        position = torch.arange(1, 2 * len(words), 2, device=words.device)
+        text.append(torch.stack([words.sum(), (words * position).sum()]))
+    if not text:
+        return ""
+    totals = torch.stack([pair.cpu() for pair in text])
+    order = torch.arange(1, 2 * len(totals), 2)[:, None]
+    return "".join(f"{int(v) & (2**64 - 1):016x}" for v in (totals * order).sum(0))
+
+
+_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class StepLedger:
+    """The checksum of every released step, in memory and, if a path is given, on disk.
+
+    Resuming from a checkpoint that is older than the last released step runs steps again. With
+    the same noise and a bit-identical gradient nothing new is learned; with the same noise and
+    anything else the difference of the two releases cancels the noise. So a repeated step must
+    come out bit for bit, and is refused before the model is updated otherwise.
+
+    Args:
+        mechanism_hash: of the run this ledger belongs to.
+        path: an append-only JSON-lines file, made if missing; ``None`` keeps it in memory.
+
+    Raises:
+        ValueError: if the file belongs to another mechanism or cannot be read.
+    """
+
+    def __init__(self, mechanism_hash: str, path: str | pathlib.Path | None = None) -> None:
+        self.mechanism_hash = mechanism_hash
+        self.path = None if path is None else pathlib.Path(path)
+        self.digests: list[str] = []
+        if self.path is not None and self.path.exists():
+            self.digests = self._read(self.path)
+        elif self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"mechanism_hash": mechanism_hash})
+
+    def record(self, step: int, digest: str) -> None:
+        """Enter the release of ``step`` (from 0).
+
+        Raises:
+            RuntimeError: if the step was released before with other bits.
+        """
+        if step < len(self.digests):
+            if self.digests[step] != digest:
+                raise RuntimeError(
+                    f"step {step} was released before and does not come out the same again "
+                    "(other code, data, settings or hardware, or another run's ledger). Releasing "
+                    "both would let anyone cancel the noise. Resume from the latest checkpoint in "
+                    "the environment that wrote it, or start a new run with its own ledger and "
+                    "count its privacy loss on top"
+                )
+            return
+        assert step == len(self.digests), "steps are recorded in order"
+        self.digests.append(digest)
+        self._append({"step": step, "digest": digest})
+
+    def resume(self, digests: Sequence[str]) -> None:
+        """Go on from a checkpoint that had released ``digests``; says which steps are repeated.
+
+        Raises:
+            ValueError: if the checkpoint's releases are not the first ones of this ledger.
+        """
+        common = min(len(digests), len(self.digests))
+        if list(digests[:common]) != self.digests[:common]:
+            raise ValueError(
+                "the checkpoint's released steps are not those of the ledger"
+                + (f" {self.path}" if self.path else "")
+                + ": they come from different runs; use the ledger of the checkpoint's run"
+            )
+        for step in range(common, len(digests)):
+            self.record(step, digests[step])
+        if len(self.digests) > len(digests):
+            logger.warning(
+                "steps %d to %d were released after this checkpoint and are repeated: each must "
+                "come out bit for bit the same, or the run stops",
+                len(digests),
+                len(self.digests) - 1,
+            )
+
+    def _append(self, line: dict[str, object]) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _read(self, path: pathlib.Path) -> list[str]:
+        text = path.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # cut off while being written: that step was never applied or released
+            path.write_text(whole)
+        lines = whole.splitlines()
+        try:
+            head, *entries = (json.loads(line) for line in lines)
+            digests = [entry["digest"] for entry in entries]
+            steps = [entry["step"] for entry in entries]
+            owner = head["mechanism_hash"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"ledger {path} cannot be read ({error}); restore it") from error
+        if owner != self.mechanism_hash:
+            raise ValueError(
+                f"ledger {path} belongs to mechanism {owner[:12]}…, not to "
+                f"{self.mechanism_hash[:12]}…; give every run its own ledger"
+            )
+        if steps != list(range(len(steps))):
+            raise ValueError(f"ledger {path} lacks steps; restore it")
+        return digests

@@ -1,0 +1,213 @@
+"""One private training run: what the engine returns, its guarantee and its checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from dptrain.accounting import Accountant, account
+from dptrain.clipping import GhostClipper
+from dptrain.guarantee import Guarantee
+from dptrain.mechanism import MatrixMechanism
+from dptrain.optimizer import PrivateOptimizer
+from dptrain.randomness import global_state, restore_global_state
+from dptrain.sampling import PrivateLoader
+
+FORMAT = 1
+SEED_NOTE = (
+    "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows it"
+)
+
+
+class PrivateTraining:
+    """Unpacks to ``module, optimizer, loader`` (and ``criterion`` in ghost mode).
+
+    Attributes:
+        module: the wrapped module; ``module._module`` is the user's.
+        optimizer: see :class:`~dptrain.optimizer.PrivateOptimizer`.
+        loader: see :class:`~dptrain.sampling.PrivateLoader`.
+        criterion: the wrapped criterion in ghost mode, else ``None``.
+        mechanism: the value that loader, optimiser and accountant share.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: PrivateOptimizer,
+        loader: PrivateLoader,
+        criterion: GhostClipper | None,
+        mechanism: MatrixMechanism,
+        target: Guarantee | None,
+        target_delta: float | None,
+        accountant: str | Accountant | None,
+        seed_given: bool,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.loader = loader
+        self.criterion = criterion
+        self.mechanism = mechanism
+        self._initial_max_grad_norm = float(optimizer.max_grad_norm)
+        self._target_delta = target_delta
+        self._accountant = accountant
+        self._seed_given = seed_given
+        self._schedulers: list[Any] = []
+        self._guarantees: dict[float, Guarantee] = {}
+        if target is not None:
+            self._guarantees[target.delta] = target
+        # Mid-step checkpoints restart the step, so they need the generators as they were before it.
+        self._boundary_rng = global_state()
+        optimizer.attach_boundary_hook(self._remember_rng)
+
+    def __iter__(self) -> Iterator[Any]:
+        parts = [self.module, self.optimizer, self.loader]
+        return iter(parts if self.criterion is None else [*parts, self.criterion])
+
+    @property
+    def steps_executed(self) -> int:
+        """Noisy updates so far."""
+        return self.optimizer.steps_executed
+
+    @property
+    def nonfinite_examples(self) -> int:
+        """Examples whose gradient was NaN or infinite and was left out.
+
+        This number is private data: it is for the trainer's eyes and not for release.
+        """
+        return self.optimizer.clipper.nonfinite_examples
+
+    def guarantee(self, delta: float | None = None) -> Guarantee:
+        """The guarantee of the planned run, stating how many steps ran.
+
+        Stopping early is post-processing of the planned run, so ε stays the planned one.
+
+        Args:
+            delta: δ; ``None`` is the target of ``make_private``.
+
+        Raises:
+            ValueError: if there is no δ to speak of.
+        """
+        delta = self._target_delta if delta is None else delta
+        if delta is None:
+            raise ValueError("state delta=: below 1/N, often 1/(2N) for N examples")
+        if delta not in self._guarantees:
+            self._guarantees[delta] = account(
+                self.mechanism, delta=delta, accountant=self._accountant
+            )
+        guarantee = self._guarantees[delta].after(self.steps_executed)
+        return guarantee.with_notes(SEED_NOTE) if self._seed_given else guarantee
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """ε of :meth:`guarantee`."""
+        return self.guarantee(delta).epsilon
+
+    def register_scheduler(self, scheduler: Any) -> Any:
+        """Make ``scheduler.step()`` tick once a logical step, and keep it in the checkpoint.
+
+        With microbatches a loop calls it once a part; the calls inside a step do nothing.
+        """
+        tick = scheduler.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self.optimizer.at_step_boundary:
+                return tick(*args, **kwargs)
+            return None
+
+        scheduler.step = step
+        self._schedulers.append(scheduler)
+        return scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bit-identical continuation needs; plain values and tensors.
+
+        ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
+        can subtract the noise. Publish the model, never the checkpoint. Taken in the middle of a
+        logical step, it is the state before that step.
+        """
+        batch = self.loader.current
+        under_way = batch is not None and batch.step == self.steps_executed
+        return {
+            "format": FORMAT,
+            "mechanism": self.mechanism.to_dict(),
+            "mechanism_hash": self.mechanism.hash,
+            "settings": self._settings(),
+            "steps_executed": self.steps_executed,
+            "guarantees": [g.to_json() for g in self._guarantees.values()],
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "max_grad_norm": float(self.optimizer.max_grad_norm),
+            "schedulers": [_state_of(s) for s in self._schedulers],
+            "ledger": list(self.optimizer.ledger.digests[: self.steps_executed]),
+            "private": {
+                "noise": self.optimizer.noise.state_dict(),
+                "loader": self.loader.state_dict(),
+                "rng": self._boundary_rng if under_way else global_state(),
+                "nonfinite_examples": self.nonfinite_examples,
+                "seed_given": self._seed_given,
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the run that :meth:`state_dict` was taken from, bit for bit.
+
+        Raises:
+            ValueError: if the state is of another mechanism, setting or format; nothing has been
+                changed then.
+        """
+        if state.get("format") != FORMAT:
+            raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
+        if state["mechanism_hash"] != self.mechanism.hash:
+            saved = MatrixMechanism.from_dict(state["mechanism"])
+            raise ValueError(
+                f"the checkpoint belongs to another mechanism: it has {saved}, this run has "
+                f"{self.mechanism}; build the engine with "
+                "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
+            )
+        if state["settings"] != self._settings():
+            raise ValueError(
+                f"the checkpoint was written with {state['settings']}, this run has "
+                f"{self._settings()}: make them equal"
+            )
+        if len(state["schedulers"]) != len(self._schedulers):
+            raise ValueError(
+                f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
+                f"{len(self._schedulers)}: register them before load_state_dict()"
+            )
+        private = state["private"]
+        self.optimizer.ledger.resume(state["ledger"])
+        self.optimizer.noise.load_state_dict(private["noise"])
+        self.loader.load_state_dict(private["loader"])
+        self.module.load_state_dict(state["module"])
+        # torch's optimisers keep the tensors they are given: without a copy the run would write
+        # into the caller's state.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        for scheduler, saved_state in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved_state)
+        self.optimizer.max_grad_norm = state["max_grad_norm"]
+        self.optimizer.restart_at(state["steps_executed"])
+        self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
+        self._seed_given = private["seed_given"]
+        for text in state["guarantees"]:
+            guarantee = Guarantee.from_json(text)
+            self._guarantees[guarantee.delta] = guarantee
+            self._target_delta = self._target_delta or guarantee.delta
+        restore_global_state(private["rng"])
+
+    def _settings(self) -> dict[str, Any]:
+        """What changes a released step besides the mechanism."""
+        return {
+            "max_grad_norm": self._initial_max_grad_norm,
+            "loss_reduction": self.optimizer.loss_reduction,
+        }
+
+    def _remember_rng(self) -> None:
+        self._boundary_rng = global_state()
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    """The scheduler's own state without the gate of ``register_scheduler``."""
+    return {k: v for k, v in scheduler.state_dict().items() if k != "step"}

@@ -1,0 +1,52 @@
+"""Seeds, and the state of the global random generators that training code draws from."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def split_seed(seed: int | None) -> tuple[int, int]:
+    """Two unrelated 128-bit keys, for sampling and for noise.
+
+    Args:
+        seed: a non-negative integer for a reproducible run, ``None`` for fresh entropy.
+
+    Raises:
+        ValueError: if the seed is negative or not an integer.
+    """
+    if seed is None:
+        return secrets.randbits(128), secrets.randbits(128)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise ValueError(f"seed={seed!r}: a non-negative integer, or None for fresh entropy")
+    children = np.random.SeedSequence(seed).spawn(2)
+    words = [child.generate_state(2, np.uint64) for child in children]
+    first, second = (int(high) << 64 | int(low) for high, low in words)
+    return first, second
+
+
+def global_state() -> dict[str, Any]:
+    """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "python": random.getstate(),
+    }
+
+
+def restore_global_state(state: dict[str, Any]) -> None:
+    """Put back what :func:`global_state` returned."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, cached = state["numpy"]
+    words = keys.numpy().astype(np.uint32)
+    np.random.set_state((name, words, position, has_gauss, cached))  # noqa: NPY002
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,167 @@
+"""What has to hold before any data is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from opacus.grad_sample import AbstractGradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
+from torch import nn
+
+GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
+
+
+def check_module(module: nn.Module) -> None:
+    """Refuse modules whose per-example gradients do not exist or cannot be computed.
+
+    Raises:
+        TypeError: if it is not a module.
+        ValueError: with the layer's name and the remedy.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module={module!r}: expected a torch.nn.Module")
+    if isinstance(module, AbstractGradSampleModule):
+        raise ValueError("module is already wrapped for per-example gradients; pass the bare one")
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(
+                f"layer {name!r} is a {type(layer).__name__}: it mixes the examples of a batch, so "
+                f"no example's contribution can be bounded; replace it by "
+                f"nn.GroupNorm({_groups(layer.num_features)}, {layer.num_features}) or run "
+                "opacus.validators.ModuleValidator.fix(model) before building the optimizer"
+            )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ValueError(
+            "module has no trainable parameter: set requires_grad=True on the layers to train"
+        )
+    was_training = module.training
+    module.train()
+    errors = ModuleValidator.validate(module, strict=False)
+    module.train(was_training)
+    if errors:
+        raise ValueError(
+            "module cannot be trained privately: "
+            + "; ".join(str(error) for error in errors)
+            + " (opacus.validators.ModuleValidator.fix(model) replaces the layers it knows)"
+        )
+
+
+def _groups(channels: int) -> int:
+    return next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Refuse an optimiser that does not train exactly the module's trainable parameters.
+
+    Raises:
+        TypeError: if it is not a torch optimiser.
+        ValueError: naming the parameters that are on one side only.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer={optimizer!r}: expected a torch.optim.Optimizer")
+    if isinstance(optimizer, DPOptimizer):
+        raise ValueError("optimizer is already private; pass the one it wraps")
+    held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    trainable = {p: name for name, p in module.named_parameters() if p.requires_grad}
+    if missing := [name for p, name in trainable.items() if p not in held]:
+        raise ValueError(
+            f"trainable parameter(s) {missing} of the module are not in the optimizer: add them, "
+            "or freeze them with requires_grad_(False)"
+        )
+    if extra := [tuple(p.shape) for p in held if p not in trainable]:
+        raise ValueError(
+            f"the optimizer holds parameter(s) of shape {extra} that the module does not have; "
+            "build it from module.parameters() of this very module"
+        )
+
+
+def check_criterion(criterion: Any, mode: str, loss_reduction: str) -> None:
+    """Refuse a criterion that does not split into per-example losses as the engine needs it.
+
+    Raises:
+        ValueError: naming what to change.
+    """
+    if criterion is None:
+        if mode == "ghost":
+            raise ValueError("grad_sample_mode='ghost' needs criterion=, the loss to be wrapped")
+        return
+    reduction = getattr(criterion, "reduction", None)
+    if mode == "ghost" and reduction is None:
+        raise ValueError("grad_sample_mode='ghost' needs a criterion with a .reduction attribute")
+    if reduction is not None and reduction != loss_reduction:
+        raise ValueError(
+            f"criterion.reduction={reduction!r} but loss_reduction={loss_reduction!r}: make them "
+            "equal"
+        )
+    if getattr(criterion, "weight", None) is not None and reduction == "mean" and mode != "ghost":
+        raise ValueError(
+            "the criterion has class weights and reduction='mean': it divides by the weights of "
+            "the whole batch, which ties the examples together; use reduction='sum' and "
+            "loss_reduction='sum', or grad_sample_mode='ghost'"
+        )
+
+
+def check_choices(
+    *,
+    grad_sample_mode: str,
+    loss_reduction: str,
+    max_grad_norm: float,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    target_delta: float | None,
+    mechanism: object | None,
+) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ValueError: naming the argument, the value and the remedy.
+    """
+    if grad_sample_mode not in GRAD_SAMPLE_MODES:
+        raise ValueError(f"grad_sample_mode={grad_sample_mode!r}: one of {GRAD_SAMPLE_MODES}")
+    if loss_reduction not in ("mean", "sum"):
+        raise ValueError(f"loss_reduction={loss_reduction!r}: 'mean' or 'sum'")
+    if not 0 < max_grad_norm < float("inf"):
+        raise ValueError(f"max_grad_norm={max_grad_norm}: must be positive and finite")
+    if mechanism is not None:
+        return
+    if noise_multiplier is not None and target_epsilon is not None:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier} and target_epsilon={target_epsilon} are both "
+            "given: state the noise or the target, not both"
+        )
+    if noise_multiplier is None and target_epsilon is None:
+        raise ValueError("state noise_multiplier=, or target_epsilon= and target_delta=")
+    if target_epsilon is not None and target_delta is None:
+        raise ValueError(
+            "target_epsilon= needs target_delta=: below 1/N, often 1/(2N) for N examples"
+        )
+
+
+def check_only_mechanism(**others: object) -> None:
+    """Refuse arguments beside ``mechanism=`` that it already fixes.
+
+    Raises:
+        ValueError: naming them.
+    """
+    if given := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"mechanism= already fixes {given}: leave them out")
+
+
+def dataset_of(data_loader: Any, dataset: Any, collate_fn: Any, num_workers: Any) -> Any:
+    """The data set of the one source that is given.
+
+    Raises:
+        ValueError: if both or none are given, or a data loader's settings are given again.
+    """
+    if (data_loader is None) == (dataset is None):
+        raise ValueError("give either data_loader= or dataset=, one of them")
+    if data_loader is None:
+        return dataset
+    if collate_fn is not None or num_workers is not None:
+        raise ValueError(
+            "collate_fn and num_workers are taken over from data_loader=: set them there, or pass "
+            "dataset= instead"
+        )
+    return data_loader.dataset

@@ -1,0 +1,82 @@
+import dataclasses
+import json
+
+import pytest
+
+from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+
+BASE = Guarantee(
+    epsilon=1.5,
+    delta=1e-5,
+    unit=Unit(),
+    adjacency=Adjacency.ZERO_OUT,
+    scheme={"type": "Poisson", "probability": 0.1, "dataset_size": 50, "steps": 7},
+    strategy={"type": "Identity"},
+    strategy_hash="ab" * 32,
+    noise_multiplier=1.25,
+    steps_planned=7,
+    accountant="pld",
+    kind=Kind.EXACT,
+    mechanism_hash="cd" * 32,
+)
+
+
+@pytest.mark.parametrize(
+    "guarantee",
+    [
+        BASE,
+        BASE.after(3),
+        dataclasses.replace(BASE, epsilon=float("inf"), kind=Kind.UPPER_BOUND),
+        dataclasses.replace(
+            BASE,
+            unit=Unit(kind="user", max_examples=4),
+            adjacency=Adjacency.REPLACE_ONE,
+            kind=Kind.VERIFIED,
+            certificate={"seeds": ["1f"], "grid": [1.0, 1.01]},
+            notes=("one", "two"),
+        ),
+    ],
+)
+def test_json_round_trip(guarantee):
+    text = guarantee.to_json()
+    assert Guarantee.from_json(text) == guarantee
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_sentence_says_what_when_and_for_whom():
+    text = str(BASE)
+    for part in ("ε = 1.5", "δ = 1e-05", "each training example", "Poisson", "7 noisy updates"):
+        assert part in text
+    assert "3 of them have run; the guarantee is the planned one" in str(BASE.after(3))
+    assert "all of them have run" in str(BASE.after(7))
+    user = dataclasses.replace(BASE, unit=Unit(kind="user", max_examples=4))
+    assert "user with up to 4 training examples" in str(user)
+    estimate = dataclasses.replace(BASE, kind=Kind.ESTIMATE)
+    assert "WITHOUT PROOF" in str(estimate)
+    assert "with a condition." in str(BASE.with_notes("with a condition"))
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_adjacency_and_kind_has_words(adjacency, kind):
+    text = str(dataclasses.replace(BASE, adjacency=adjacency, kind=kind))
+    assert adjacency.sentence(Unit()) in text
+    assert kind.sentence in text
+
+
+def test_unknown_fields_and_values_are_refused():
+    value = json.loads(BASE.to_json())
+    with pytest.raises(ValueError, match="epsilonn"):
+        Guarantee.from_json(json.dumps({**value, "epsilonn": 1}))
+    with pytest.raises(ValueError, match="adjacen"):
+        Guarantee.from_json(json.dumps({k: v for k, v in value.items() if k != "adjacency"}))
+    with pytest.raises(ValueError, match="guess"):
+        Guarantee.from_json(json.dumps({**value, "kind": "guess"}))
+
+
+@pytest.mark.parametrize("fields", [{"kind": "group"}, {"kind": "user", "max_examples": 0}])
+def test_bad_units(fields):
+    with pytest.raises(ValueError, match=r"group|max_examples"):
+        Unit(**fields)
+    with pytest.raises(ValueError, match="user"):
+        Unit(kind="example", max_examples=2)
