@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,16 @@ class MinSepLaw:
         """max ‖Cx‖ over patterns: columns b apart are orthogonal and norms never grow with i."""
         return math.sqrt(float(self.squared_norms[:: self.min_sep].sum()))
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of everything the losses depend on, except σ."""
+        return {
+            "coefficients": self.coefficients.tolist(),
+            "probability": self.probability,
+            "min_sep": self.min_sep,
+            "steps": self.steps,
+            "warm_start": self.warm_start,
+        }
+
     @property
     def block_rows(self) -> int:
         """Rows of the sliding products computed by one matrix product."""
@@ -91,7 +101,7 @@ class MinSepLaw:
     @property
     def lanes(self) -> int:
         """Samples a chunk: :data:`LANES`, or fewer so that a chunk stays within CHUNK_BYTES."""
-        rows = 4 * self.block_rows + 2 * self.bands + 2 * self.min_sep
+        rows = 4 * self.block_rows + 4 * self.bands + 8 * self.min_sep  # windows of eight σ
         events = 4 * (self.steps // self.min_sep + 1)
         return max(1, min(LANES, CHUNK_BYTES // (8 * (rows + events))))
 
@@ -176,24 +186,26 @@ def _run(
     lanes: int,
     fill: Callable[[int, Array], None],
     signal: _Signal | None = None,
+    several: bool = False,
 ) -> None:
     """Feed every recursion with its exponents <c_i, y>/σ², from the last row to the first.
 
     ``fill(first_row, block)`` writes z into the rows of ``block``; y = C x + σ z, so the exponents
-    are (C^T z)/σ + (C^T C x)/σ². One σ needs one product, several share two.
+    are (C^T z)/σ + (C^T C x)/σ². One σ needs one product; ``several`` share two, and then the
+    result for one σ does not depend, bit for bit, on the others.
     """
     rows, halo, n = law.block_rows, law.bands - 1, law.steps
-    several = len(sigmas) > 1
-    matrix = _toeplitz_block(law) / (1.0 if several else sigmas[0])
+    assert several or len(sigmas) == 1
+    matrix = torch.from_numpy(_toeplitz_block(law) / (1.0 if several else sigmas[0]))
     # Row s+j of the block that starts at s is at position j; the rows after it are the halo, the
     # rows before it a margin for the signal's addresses.
     noise_memory = np.zeros((halo + rows + halo, lanes))
     noise = noise_memory[halo:]
     clean_memory = np.zeros((halo + rows + halo, lanes)) if several and signal else None
     clean = None if clean_memory is None else clean_memory[halo:]
-    from_noise = np.empty((rows, lanes))
-    from_clean = np.empty((rows, lanes))
-    noise_rows, clean_rows = list(torch.from_numpy(from_noise)), list(torch.from_numpy(from_clean))
+    from_noise = torch.empty((rows, lanes), dtype=torch.float64)
+    from_clean = torch.empty((rows, lanes), dtype=torch.float64)
+    noise_rows, clean_rows = list(from_noise), list(from_clean)
     scratch = torch.empty(lanes, dtype=torch.float64)
     half_norms = (law.squared_norms / 2.0).tolist()
     for start in range(n - rows, -rows, -rows):
@@ -212,8 +224,8 @@ def _run(
             flat = torch.from_numpy(target[first:].reshape(-1))
             signal.add(start + first, rows - first, flat, scale)
         if clean is not None:
-            np.matmul(matrix, clean, out=from_clean)
-        np.matmul(matrix, noise, out=from_noise)
+            torch.mm(matrix, torch.from_numpy(clean), out=from_clean)
+        torch.mm(matrix, torch.from_numpy(noise), out=from_noise)
         for position in range(rows - 1, first - 1, -1):
             exponent = noise_rows[position]
             for sigma, recursion in zip(sigmas, recursions, strict=True):
@@ -271,13 +283,16 @@ def sample_losses(
     size: int,
     *,
     log_space: bool | None = None,
+    several: bool | None = None,
 ) -> Array:
     """Independent privacy losses: shape (len(sigmas), size).
 
     ``"remove"`` draws y ~ P and returns log P/Q; ``"add"`` draws y ~ Q and returns log Q/P. The
     entries of one row are independent; rows share their noise and participations, so a column
-    shows one draw at several σ. Time runs backwards in blocks, so memory does not grow with n
-    beyond the participations. Everything is float64; the error of a loss is below 1e-10.
+    shows one draw at several σ. ``several`` makes the values for one σ bit for bit the same however
+    many others there are (by default only if there are others). Time runs backwards in blocks, so
+    memory does not grow with n beyond the participations. Everything is float64; the error of a
+    loss is below 1e-10.
     """
     signal = _Signal(law, rng, size) if direction == "remove" else None
 
@@ -286,7 +301,8 @@ def sample_losses(
         rng.standard_normal(out=block)
 
     recursions = _recursions(law, sigmas, size, log_space)
-    _run(law, recursions, sigmas, size, fill, signal)
+    several = len(sigmas) > 1 if several is None else several
+    _run(law, recursions, sigmas, size, fill, signal, several)
     sign = 1.0 if direction == "remove" else -1.0
     return np.stack([sign * recursion.log_ratio(law.warm_start) for recursion in recursions])
 
@@ -299,24 +315,31 @@ def loss_chunks(
     seed: Sequence[int],
     samples: int,
     threads: int,
+    shrinking: bool = False,
 ) -> Iterator[Array]:
     """Losses in chunks of shape (len(sigmas), ≤ law.lanes), in a fixed order.
 
-    Chunk i draws from its own stream, ``SeedSequence(seed, spawn_key=(i,))``, so the losses depend on
-    neither the number of threads nor on how far earlier chunks have been read.
+    Chunk i draws from a stream of its own, ``SeedSequence(seed, spawn_key=(i,))``, so the losses do
+    not depend on the number of threads. With ``shrinking`` the caller may delete the first entries
+    of ``sigmas`` while reading; chunks already under way may still carry their rows, so rows are
+    to be counted from the last. At most 2·threads + 1 chunks exist at a time.
     """
     lanes = law.lanes
-    count = -(-samples // lanes)
 
     def work(index: int) -> Array:
         sequence = np.random.SeedSequence(list(seed), spawn_key=(index,))
         rng = np.random.Generator(np.random.SFC64(sequence))
-        return sample_losses(law, sigmas, direction, rng, min(lanes, samples - index * lanes))
+        size = min(lanes, samples - index * lanes)
+        several = True if shrinking else None
+        return sample_losses(law, tuple(sigmas), direction, rng, size, several=several)
 
-    pool = ThreadPoolExecutor(threads)
+    # One chunk, one thread: torch's own threads would only get in each other's way. The setting is
+    # per thread, except that new threads take the latest; so the caller's is put back.
+    own_threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
     pending: deque[Future[Array]] = deque()
     try:
-        for index in range(count):
+        for index in range(-(-samples // lanes)):
             pending.append(pool.submit(work, index))
             if len(pending) > 2 * threads:
                 yield pending.popleft().result()
@@ -324,3 +347,4 @@ def loss_chunks(
             yield pending.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        torch.set_num_threads(own_threads)

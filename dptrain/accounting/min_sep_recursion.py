@@ -16,10 +16,11 @@ SAFE_EXPONENT = 300.0
 
 
 class Recursion(ABC):
-    """State of ``f_i = (1-p) f_{i+1} + p exp(u_i - h_i) f_{i+b}``, ``f_i = 1`` for i ≥ n (0-based).
+    """State of ``f_i = (1-p) f_{i+1} + p exp(u_i - h_i) f_{i+b}``, with f_i = 1 for i ≥ n.
 
-    Here ``u_i = <c_i, y>/σ²`` and ``h_i = ‖c_i‖²/(2σ²)`` (Dong & Ganesh 2026, Theorem 5.1). Rows are
-    consumed from i = n-1 down to 0; only f_i, …, f_{i+b-1} are kept, row i at position i mod b.
+    Here ``u_i = <c_i, y>/σ²`` and ``h_i = ‖c_i‖²/(2σ²)`` (Dong & Ganesh 2026, Theorem 5.1; rows
+    are counted from 0). Rows are consumed from i = n-1 down to 0; only f_i, …, f_{i+b-1} are kept,
+    row i at position i mod b.
 
     Args:
         probability: p in (0, 1].
@@ -42,7 +43,7 @@ class Recursion(ABC):
 
 
 class LinearRecursion(Recursion):
-    """The recursion on f itself, with one logarithmic scale per sample that is renewed now and then.
+    """The recursion on f itself, with a logarithmic scale per sample that is renewed now and then.
 
     One exponential and three multiplications an element; equal to :class:`LogRecursion` as long as
     nothing overflows or vanishes between two renewals, which :func:`rescale_interval` decides.
@@ -58,6 +59,7 @@ class LinearRecursion(Recursion):
         self._log_scale = torch.zeros(lanes, dtype=torch.float64)
 
     def step(self, row: int, exponent: torch.Tensor, half_norm: float) -> None:
+        """See :meth:`Recursion.step`."""
         after = self._rows[(row + 1) % self.min_sep]
         current = self._rows[row % self.min_sep]
         weight = self.probability * math.exp(-half_norm)
@@ -79,6 +81,7 @@ class LinearRecursion(Recursion):
         self._since = 0
 
     def log_ratio(self, warm_start: bool) -> Array:
+        """See :meth:`Recursion.log_ratio`."""
         total = self._rows[0].clone()
         if warm_start:
             for row in self._rows[1:]:
@@ -99,12 +102,14 @@ class LogRecursion(Recursion):
         self._log_not_p = math.log1p(-probability) if probability < 1 else -math.inf
 
     def step(self, row: int, exponent: torch.Tensor, half_norm: float) -> None:
+        """See :meth:`Recursion.step`."""
         current = self._window[row % self.min_sep]
         after = self._window[(row + 1) % self.min_sep]
         taken = exponent.numpy() + (self._log_p - half_norm) + current
         np.logaddexp(after + self._log_not_p, taken, out=current)
 
     def log_ratio(self, warm_start: bool) -> Array:
+        """See :meth:`Recursion.log_ratio`."""
         if not warm_start:
             return self._window[0].copy()
         weights = np.full((self.min_sep, 1), self.probability)
