@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import validation
-from dptrain.accounting import Accountant, calibrate, check_supported
+from dptrain.accounting import Accountant, calibrate
+from dptrain.accounting.dispatch import find_accountants
 from dptrain.clipping import GhostClipper, GhostModule, PerExampleClipper
 from dptrain.guarantee import Guarantee
 from dptrain.ledger import StepLedger
@@ -142,7 +143,7 @@ class PrivacyEngine:
                 target_epsilon=target_epsilon,
             )
         check_length(source, mechanism.scheme)
-        check_supported(mechanism, accountant)
+        find_accountants(mechanism, accountant)
 
         sampling_seed, noise_seed = split_seed(seed)
         loader = _loader(

@@ -1,0 +1,30 @@
+"""Differentially private training for PyTorch: schemes, correlated noise and their accountant."""
+
+from dptrain.accounting import account, accountants_for, calibrate, profile
+from dptrain.engine import PrivacyEngine
+from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.mechanism import MatrixMechanism
+from dptrain.private import PrivateTraining
+from dptrain.sampling import BallsInBins, MinSep, Poisson, PrivateLoader
+from dptrain.strategies import BSR, BandMF, Identity
+
+__all__ = [
+    "BSR",
+    "Adjacency",
+    "BallsInBins",
+    "BandMF",
+    "Guarantee",
+    "Identity",
+    "Kind",
+    "MatrixMechanism",
+    "MinSep",
+    "Poisson",
+    "PrivacyEngine",
+    "PrivateLoader",
+    "PrivateTraining",
+    "Unit",
+    "account",
+    "accountants_for",
+    "calibrate",
+    "profile",
+]
