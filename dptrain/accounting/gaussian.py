@@ -23,30 +23,40 @@ def _mills(x: Array) -> Array:
     return math.sqrt(math.pi / 2.0) * erfcx(x / math.sqrt(2.0))
 
 
+def log_excess(start: npt.ArrayLike, width: npt.ArrayLike) -> Array:
+    """log[Φ(-a) - e^{aξ + ξ²/2} Φ(-a - ξ)] for a = ``start``, ξ = ``width`` ≥ 0, rounded up.
+
+    This is log E[(1 - e^{-ξ(Z - a)})_+] for a standard normal Z. φ(a + ξ) e^{aξ + ξ²/2} = φ(a), so
+    it is log φ(a)·[M(a) - M(a + ξ)] with the Mills ratio M: no exponentials cancel however small
+    the value is.
+    """
+    a, m = np.broadcast_arrays(np.asarray(start, float), np.asarray(width, float))
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        gap = _mills(a) - _mills(a + m)
+        # For a tiny ξ the difference is -ξ M'(a + ξ/2) + O(ξ³), and M' = xM - 1.
+        middle = a + m / 2
+        gap = np.where(m < 1e-5, m * (1.0 - middle * _mills(middle)), gap)
+        far = -0.5 * a * a - _LOG_SQRT_2PI + np.log(gap)
+        # For a << 0 the Mills ratio overflows; the value is near 1 and needs no care.
+        ratio = log_ndtr(-a - m) - log_ndtr(-a) + m * a + 0.5 * m * m
+        near = log_ndtr(-a) + np.log1p(-np.exp(np.minimum(ratio, 0.0)))
+        value = np.where(a < -5.0, near, far)
+    # Past a = 1e5 the Mills ratios share all their digits; Φ(-a) alone is an upper bound.
+    value = np.where(np.isfinite(value) & (a < 1e5), value, log_ndtr(-a))
+    return np.asarray(np.where(m > 0, np.minimum(value + DELTA_PAD, 0.0), -np.inf))
+
+
 def log_delta(epsilon: npt.ArrayLike, mu: npt.ArrayLike) -> Array:
     """log δ(ε) = log[Φ(-ε/μ + μ/2) - e^ε Φ(-ε/μ - μ/2)], rounded up (Dong, Roth & Su, GDP).
 
-    With z = ε/μ, φ(z + μ/2) e^ε = φ(z - μ/2), so δ = φ(z - μ/2)·[M(z - μ/2) - M(z + μ/2)] with
-    the Mills ratio M: no exponentials cancel however small δ is. Broadcasts ε ≥ 0 against μ ≥ 0.
+    Broadcasts ε ≥ 0 against μ ≥ 0, either possibly infinite; the shape is that of the broadcast.
     """
     epsilon, mu = np.broadcast_arrays(np.asarray(epsilon, float), np.asarray(mu, float))
     result = np.full(epsilon.shape, -np.inf)
     result[np.isinf(mu)] = 0.0
     ordinary = (mu > 0) & np.isfinite(mu) & np.isfinite(epsilon)
     e, m = epsilon[ordinary], mu[ordinary]
-    z = e / m
-    a, b = z - m / 2, z + m / 2
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        gap = _mills(a) - _mills(b)
-        # For a tiny μ the difference is -μ M'(z) + O(μ³), and M' = xM - 1.
-        gap = np.where(m < 1e-5, m * (1.0 - z * _mills(z)), gap)
-        far = -0.5 * a * a - _LOG_SQRT_2PI + np.log(gap)
-        # For a << 0 the Mills ratio overflows, δ is near 1 and the textbook form is accurate.
-        near = log_ndtr(-a) + np.log1p(-np.exp(np.minimum(e + log_ndtr(-b) - log_ndtr(-a), 0.0)))
-    value = np.where(a < -5.0, near, far)
-    # Past z = 1e5 the difference of Mills ratios has no digits left; Φ(-a) alone is an upper bound.
-    value = np.where(np.isfinite(value) & (z < 1e5), value, log_ndtr(-a))
-    result[ordinary] = np.minimum(value + DELTA_PAD, 0.0)
+    result[ordinary] = log_excess(e / m - m / 2, m)
     return result
 
 

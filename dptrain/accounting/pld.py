@@ -178,7 +178,9 @@ class Composition:
         return np.asarray(result[::-1])
 
     def _finish(self, log_delta: Array) -> Array:
-        return np.minimum(np.exp(np.minimum(log_delta, 0.0)) * (1.0 + _DELTA_PAD) + self._infinity, 1.0)
+        return np.minimum(
+            np.exp(np.minimum(log_delta, 0.0)) * (1.0 + _DELTA_PAD) + self._infinity, 1.0
+        )
 
     def delta(self, epsilon: npt.ArrayLike) -> Array:
         """δ at every ε ≥ 0, rounded up."""

@@ -1,0 +1,15 @@
+"""Accountants: what a mechanism guarantees, and how much noise a guarantee takes."""
+
+from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.calibrate import Calibration, calibrate
+from dptrain.accounting.dispatch import account, accountants_for, profile
+
+__all__ = [
+    "Accountant",
+    "Calibration",
+    "Profile",
+    "account",
+    "accountants_for",
+    "calibrate",
+    "profile",
+]

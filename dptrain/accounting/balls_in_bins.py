@@ -1,0 +1,170 @@
+"""Balls-in-bins sampling with any strategy matrix: the best proven bound in each direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from dptrain.accounting import gaussian
+from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
+from dptrain.accounting.gram import cyclic_bandwidth, gram_matrix
+from dptrain.accounting.renyi import (
+    EFFORTS,
+    RenyiOrders,
+    affordable_exactly,
+    epsilon_from_renyi,
+    log_delta_from_renyi,
+    remove_orders,
+)
+from dptrain.accounting.search import least_true
+from dptrain.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import BallsInBins, MinSep
+
+# Largest steps × bins table of means that is formed (8 bytes an entry).
+_LARGEST_TABLE = 2**28
+
+
+def log_delta_add(gram: Array, sigma: float, epsilon: Array) -> Array:
+    """log δ(ε) of (Q, P) from above, rounded up.
+
+    By Jensen's inequality the add-direction loss is at most Y ~ N(ν, ξ²) with
+    ν = tr(G)/(2bσ²), ξ² = 1ᵀG1/(b²σ²): the step behind Lemma 3.4 of Schuchardt & Kalinin, used
+    without the detour through Rényi divergences. δ ≤ E[(1 - e^{ε-Y})_+].
+    """
+    bins = gram.shape[0]
+    nu = float(np.trace(gram)) / (2.0 * bins * sigma**2)
+    xi = math.sqrt(float(gram.sum())) / (bins * sigma)
+    return gaussian.log_excess((epsilon - nu) / xi, xi)
+
+
+class BallsInBinsCurve(Curve):
+    """Bounds for P = (1/b) Σ_i N(m_i, σ²I) against Q = N(0, σ²I), given the Gram matrix of m.
+
+    Remove: the Rényi divergence of every affordable integer order, and the average over i of the
+    Gaussian curves of ‖m_i‖/σ (δ is jointly convex). Add: the Gaussian bound of
+    :func:`log_delta_add`, and the same average. Each is a bound, so the least counts.
+    """
+
+    def __init__(self, gram: Array) -> None:
+        self._gram = gram
+        self._norms, self._counts = np.unique(np.sqrt(np.diag(gram)), return_counts=True)
+        self._bandwidth = cyclic_bandwidth(gram)
+        self._orders: dict[tuple[float, int, bool], RenyiOrders] = {}
+
+    def _computed(self, sigma: float, effort: int, *, narrower: bool = False) -> RenyiOrders:
+        key = (sigma, effort, narrower)
+        if key not in self._orders:
+            while len(self._orders) >= 12:
+                del self._orders[next(iter(self._orders))]
+            self._orders[key] = remove_orders(self._gram, sigma, effort, narrower=narrower)
+        return self._orders[key]
+
+    def orders(
+        self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
+    ) -> RenyiOrders:
+        """Divergences at the least effort that settles the best order of ``convert``.
+
+        ``convert`` maps divergences to the value they prove (less is better) and the best order;
+        a value of at most ``enough`` is not improved further.
+        """
+        for effort in range(len(EFFORTS)):
+            orders = self._computed(sigma, effort)
+            value, best = convert(orders.divergence)
+            if best < orders.exact_up_to or value <= enough:
+                return orders
+            if not affordable_exactly(self._gram, max(best, orders.exact_up_to) + 1):
+                break
+        # Larger orders are out of reach at the true bandwidth: narrower ones may still help.
+        return self._computed(sigma, min(max(effort, 1), 2), narrower=True)
+
+    def _unamplified(self, sigma: float, epsilon: Array) -> Array:
+        values = gaussian.log_delta(epsilon[..., None], self._norms / sigma)
+        return np.asarray(np.exp(values) @ (self._counts / self._counts.sum()))
+
+    def remove(self, sigma: float, epsilon: Array) -> Array:
+        """δ(ε) of (P, Q), rounded up."""
+        value = self._unamplified(sigma, epsilon)
+        # Orders grow as ε shrinks; each group of ε is served by the effort its smallest needs.
+        for i in np.argsort(epsilon):
+            at = float(epsilon[i])
+            orders = self.orders(sigma, lambda r, at=at: log_delta_from_renyi(r, at))
+            value[i] = min(value[i], math.exp(log_delta_from_renyi(orders.divergence, at)[0]))
+        return value
+
+    def add(self, sigma: float, epsilon: Array) -> Array:
+        """δ(ε) of (Q, P), rounded up."""
+        jensen = np.exp(log_delta_add(self._gram, sigma, epsilon))
+        return np.minimum(jensen, self._unamplified(sigma, epsilon))
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """δ in both directions."""
+        return self.remove(sigma, epsilon), self.add(sigma, epsilon)
+
+    def _at_delta(self, sigma: float, delta: float) -> tuple[float, float, RenyiOrders]:
+        """ε in the add direction, ε of the unamplified bound, and the Rényi orders for remove."""
+        top = gaussian.epsilon(delta, float(self._norms[-1]) / sigma)
+
+        def solve(curve: Callable[[float, Array], Array]) -> float:
+            return least_true(
+                lambda e: float(curve(sigma, np.array([e]))[0]) <= delta,
+                low=0.0,
+                high=top,
+                tolerance=1e-9 * top,
+            )
+
+        add, plain = solve(self.add), solve(self._unamplified)
+        orders = self.orders(sigma, lambda r: epsilon_from_renyi(r, delta), enough=add)
+        return add, plain, orders
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger ε of the two directions, each by its best bound."""
+        add, plain, orders = self._at_delta(sigma, delta)
+        return max(add, min(plain, epsilon_from_renyi(orders.divergence, delta)[0]))
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """ε per direction, and which order and effective bandwidth gave the remove direction."""
+        add, plain, orders = self._at_delta(sigma, delta)
+        renyi, best = epsilon_from_renyi(orders.divergence, delta)
+        directions = f"ε = {min(renyi, plain):.6g} (remove) and {add:.6g} (add)"
+        if plain <= renyi:
+            return (f"{directions}, remove by the Gaussian bound without amplification",)
+        used = int(orders.bandwidth[best])
+        exactness = "exact" if best <= orders.exact_up_to else f"the true one is {self._bandwidth}"
+        return (
+            f"{directions}, remove by the Rényi divergence of order {best} (of 2 to "
+            f"{orders.divergence.size - 1}) with bandwidth {used} ({exactness}), "
+            f"add by the Gaussian bound",
+        )
+
+
+class BallsInBinsRenyi(DeterministicAccountant):
+    """Rényi accountant for balls-in-bins and any C (Schuchardt & Kalinin, Lemmas 2.8 and 3.2).
+
+    ``MinSep`` with p = 1 and a warm start is the same law: the first step is uniform on 0..b-1 and
+    every b-th follows.
+    """
+
+    name = "balls-in-bins Rényi"
+    kind = Kind.UPPER_BOUND
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Refuses other schemes, and tables of means beyond two gigabytes."""
+        scheme = mechanism.scheme
+        periodic = isinstance(scheme, BallsInBins) or (
+            isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
+        )
+        if not periodic:
+            return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
+        size = scheme.steps * scheme.min_sep
+        if size > _LARGEST_TABLE:
+            return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
+        return None
+
+    def curve(self, mechanism: MatrixMechanism) -> BallsInBinsCurve:
+        """The curve of the Gram matrix of the b means."""
+        scheme = mechanism.scheme
+        gram = gram_matrix(mechanism.strategy, steps=scheme.steps, bins=scheme.min_sep)
+        return BallsInBinsCurve(gram)

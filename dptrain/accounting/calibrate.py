@@ -1,0 +1,65 @@
+"""The least noise for a stated guarantee."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.statement import check_delta, check_epsilon
+from dptrain.guarantee import Guarantee
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.scheme import Scheme
+from dptrain.strategies.strategy import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A mechanism whose σ was chosen for a target, and the guarantee that it has.
+
+    Attributes:
+        mechanism: scheme, strategy and the calibrated σ.
+        guarantee: what was shown; its ε is at most the target's.
+    """
+
+    mechanism: MatrixMechanism
+    guarantee: Guarantee
+
+
+def calibrate(
+    *,
+    scheme: Scheme,
+    strategy: Strategy,
+    epsilon: float,
+    delta: float,
+    accountant: str | None = None,
+    **options: Any,
+) -> Calibration:
+    """The least σ for which an accountant shows (ε, δ).
+
+    Deterministic accountants bisect σ to a relative 1e-4, rounded up; where several apply, the one
+    that needs the least noise wins.
+
+    Args:
+        scheme: how examples take part.
+        strategy: how noise is correlated.
+        epsilon: target ε > 0.
+        delta: target δ in (0, 1), below 1/N.
+        accountant: name of the accountant; by default all that apply.
+        options: passed on to the accountant's ``calibrate``.
+
+    Raises:
+        ValueError: if the target is out of range or out of reach, or no accountant covers the pair.
+
+    Warns:
+        UserWarning: if δ ≥ 1/N.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta, scheme.dataset_size)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    guarantees = [
+        member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
+        for member in find_accountants(mechanism, accountant)
+    ]
+    best = min(guarantees, key=lambda guarantee: guarantee.noise_multiplier)
+    return Calibration(mechanism.with_noise(best.noise_multiplier), best)

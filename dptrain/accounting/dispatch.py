@@ -1,0 +1,132 @@
+"""Which accountant answers for which mechanism."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.guarantee import Guarantee
+from dptrain.mechanism import MatrixMechanism
+
+# Accountants that are chosen automatically, in this order.
+ACCOUNTANTS: list[Accountant] = [PoissonPLD(), BallsInBinsRenyi()]
+# Accountants that are used only when asked for by name: valid, but blind to the sampling.
+BY_NAME: list[Accountant] = [UnsampledGaussian()]
+
+SUPPORTED = (
+    "Poisson with bands=1",
+    "BallsInBins with any strategy",
+    "MinSep with bands <= min_sep",
+    "any pair with accountant='gaussian', without amplification by sampling",
+)
+
+
+def accountants_for(mechanism: MatrixMechanism) -> list[tuple[Accountant, str | None]]:
+    """Every automatic accountant with ``None`` if it covers the mechanism, else its reason."""
+    return [(accountant, accountant.refusal(mechanism)) for accountant in ACCOUNTANTS]
+
+
+def find_accountants(mechanism: MatrixMechanism, name: str | None = None) -> list[Accountant]:
+    """The accountant of that name, or all automatic ones that cover the mechanism.
+
+    Deterministic accountants take precedence: what they prove needs no simulation.
+
+    Raises:
+        ValueError: if the name is unknown, or the mechanism is not covered; the error gives every
+            accountant's reason and lists what is supported.
+    """
+    if name is not None:
+        for accountant in ACCOUNTANTS + BY_NAME:
+            if accountant.name == name:
+                if reason := accountant.refusal(mechanism):
+                    raise ValueError(
+                        f"accountant={name!r} does not cover {_pair(mechanism)}: {reason}"
+                    )
+                return [accountant]
+        known = [accountant.name for accountant in ACCOUNTANTS + BY_NAME]
+        raise ValueError(f"accountant={name!r} is unknown; known: {known}")
+    table = accountants_for(mechanism)
+    found = [accountant for accountant, reason in table if reason is None]
+    if not found:
+        reasons = "; ".join(f"{accountant.name}: {reason}" for accountant, reason in table)
+        raise ValueError(
+            f"no accountant covers {_pair(mechanism)}. {reasons}. Supported: {'; '.join(SUPPORTED)}"
+        )
+    proven = [accountant for accountant in found if isinstance(accountant, DeterministicAccountant)]
+    return proven or found[:1]
+
+
+def _pair(mechanism: MatrixMechanism) -> str:
+    scheme, strategy = type(mechanism.scheme).__name__, type(mechanism.strategy).__name__
+    return f"scheme {scheme} with strategy {strategy} (bands={mechanism.strategy.bands})"
+
+
+def account(
+    mechanism: MatrixMechanism,
+    *,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    accountant: str | None = None,
+) -> Guarantee:
+    """What the mechanism guarantees: the least ε at ``delta``, or the least δ at ``epsilon``.
+
+    Args:
+        mechanism: the mechanism; σ = 0 gives ε = ∞ (or δ = 1).
+        delta: δ in (0, 1); give exactly one of δ and ε.
+        epsilon: ε > 0.
+        accountant: name of an accountant; by default the tightest applicable bound.
+
+    Raises:
+        ValueError: if both or neither of δ and ε are given or they are out of range, or no
+            accountant covers the mechanism.
+    """
+    if (delta is None) == (epsilon is None):
+        raise ValueError(f"give exactly one of delta and epsilon (got {delta=}, {epsilon=})")
+    members = find_accountants(mechanism, accountant)
+    if delta is not None:
+        check_delta(delta, mechanism.scheme.dataset_size)
+        found = [member.guarantee(mechanism, delta=delta) for member in members]
+        return min(found, key=lambda guarantee: guarantee.epsilon)
+    assert epsilon is not None
+    check_epsilon(epsilon)
+    grid = np.array([epsilon])
+    values = [float(member.profile(mechanism, grid).delta[0]) for member in members]
+    best = int(np.argmin(values))
+    return statement(mechanism, members[best], epsilon=epsilon, delta=values[best])
+
+
+def profile(
+    mechanism: MatrixMechanism,
+    epsilon: npt.ArrayLike | None = None,
+    *,
+    accountant: str | None = None,
+) -> Profile:
+    """δ(ε) in both directions on a grid of ε (default: :func:`default_grid`).
+
+    Raises:
+        ValueError: if no accountant covers the mechanism or the grid is not ascending from ε ≥ 0.
+    """
+    members = find_accountants(mechanism, accountant)
+    if epsilon is None:
+        epsilon = default_grid(mechanism)
+    profiles = [member.profile(mechanism, epsilon) for member in members]
+    return min(profiles, key=lambda found: float(np.log(found.delta + 1e-300).sum()))
+
+
+def default_grid(mechanism: MatrixMechanism, points: int = 101) -> npt.NDArray[np.float64]:
+    """ε from 0 to where the unamplified Gaussian bound falls to 1e-12, at most 50.
+
+    Denser near 0 (quadratic spacing), where amplified profiles change fastest.
+    """
+    sigma = mechanism.noise_multiplier
+    top = 50.0
+    if sigma > 0:
+        curve = UnsampledGaussian().curve(mechanism)
+        top = min(top, max(curve.epsilon(sigma, 1e-12), 1e-6))
+    return top * np.linspace(0.0, 1.0, points) ** 2

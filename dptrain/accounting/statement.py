@@ -1,0 +1,67 @@
+"""The one place where an accountant's numbers become a guarantee, and where targets are checked."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from dptrain.accounting.accountant import Accountant
+from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.mechanism import MatrixMechanism
+
+
+def statement(
+    mechanism: MatrixMechanism,
+    accountant: Accountant,
+    *,
+    epsilon: float,
+    delta: float,
+    notes: tuple[str, ...] = (),
+    kind: Kind | None = None,
+    certificate: dict[str, Any] | None = None,
+) -> Guarantee:
+    """The guarantee that ``accountant`` states for the mechanism, per example under zero-out."""
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        unit=Unit(),
+        adjacency=Adjacency.ZERO_OUT,
+        scheme=mechanism.scheme.to_dict(),
+        strategy=mechanism.strategy.to_dict(),
+        strategy_hash=mechanism.strategy.coefficient_hash,
+        noise_multiplier=mechanism.noise_multiplier,
+        steps_planned=mechanism.steps,
+        accountant=accountant.name,
+        kind=accountant.kind if kind is None else kind,
+        mechanism_hash=mechanism.hash,
+        notes=notes,
+        certificate=certificate,
+    )
+
+
+def check_epsilon(epsilon: float) -> None:
+    """Refuse a target ε that means nothing.
+
+    Raises:
+        ValueError: if ε is not a positive finite number.
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon={epsilon}: must be finite and above 0 (8 is a common choice)")
+
+
+def check_delta(delta: float, dataset_size: int) -> None:
+    """Refuse a target δ outside (0, 1); warn if it is so large that it protects nobody.
+
+    Raises:
+        ValueError: if δ is not in (0, 1).
+    """
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta={delta}: must lie strictly between 0 and 1, e.g. 1/(2N)")
+    if delta >= 1.0 / dataset_size:
+        warnings.warn(
+            f"delta={delta:g} is not below 1/N = {1.0 / dataset_size:g} (N = {dataset_size}): such "
+            f"a guarantee allows publishing a random example outright; use 1/(2N) or less",
+            UserWarning,
+            stacklevel=3,
+        )
