@@ -10,9 +10,11 @@ import argparse
 import dataclasses
 import math
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -73,6 +75,7 @@ def prepare(settings: VisionSettings, *, resume: bool = False) -> VisionRun:
     scheme, strategy = settings.build_scheme(size), settings.build_strategy()
     strategy.bind(scheme.steps)  # impossible settings are found before anything is overwritten
     checkpoint: dict[str, Any] | None = None
+    mechanism: dict[str, Any]
     if resume:
         checkpoint = load_checkpoint(settings.output)
         _check_resumable(checkpoint, settings)
@@ -186,7 +189,8 @@ def _report(current: VisionRun) -> None:
     path = current.folder.path
     curve = None
     if current.settings.plots:
-        curve = profile(current.private.mechanism)
+        # A single simulation or computation gives all points; beyond twice ε nobody looks.
+        curve = profile(current.private.mechanism, np.linspace(0, 2 * guarantee.epsilon, 81))
         plot_privacy(curve, guarantee, path / "privacy.png")
         plot_curves(current.folder.metrics(), path / "curves.png")
     privacy_report(guarantee, path, profile=curve)
@@ -223,6 +227,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
     arguments = parser.parse_intermixed_args(argv)
     overrides = list(arguments.overrides)
+    # Opacus's hook on the first layer, whose input needs no gradient: intended, no news to anyone.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     try:
         settings = load_config(VisionSettings, arguments.config, overrides)
         if arguments.output is not None:
