@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -87,11 +88,10 @@ class BallsInBinsCurve(Curve):
     def remove(self, sigma: float, epsilon: Array) -> Array:
         """δ(ε) of (P, Q), rounded up."""
         value = self._unamplified(sigma, epsilon)
-        # Orders grow as ε shrinks; each group of ε is served by the effort its smallest needs.
-        for i in np.argsort(epsilon):
-            at = float(epsilon[i])
-            orders = self.orders(sigma, lambda r, at=at: log_delta_from_renyi(r, at))
-            value[i] = min(value[i], math.exp(log_delta_from_renyi(orders.divergence, at)[0]))
+        for i, at in enumerate(epsilon):
+            convert = functools.partial(log_delta_from_renyi, epsilon=float(at))
+            orders = self.orders(sigma, convert)
+            value[i] = min(value[i], math.exp(convert(orders.divergence)[0]))
         return value
 
     def add(self, sigma: float, epsilon: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from dptrain.accounting.accountant import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.guarantee import Guarantee
@@ -32,7 +33,7 @@ def calibrate(
     strategy: Strategy,
     epsilon: float,
     delta: float,
-    accountant: str | None = None,
+    accountant: str | Accountant | None = None,
     **options: Any,
 ) -> Calibration:
     """The least σ for which an accountant shows (ε, δ).
@@ -45,7 +46,7 @@ def calibrate(
         strategy: how noise is correlated.
         epsilon: target ε > 0.
         delta: target δ in (0, 1), below 1/N.
-        accountant: name of the accountant; by default all that apply.
+        accountant: an accountant or its name; by default all that apply.
         options: passed on to the accountant's ``calibrate``.
 
     Raises:

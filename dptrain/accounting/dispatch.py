@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
 from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
@@ -15,14 +16,14 @@ from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 # Accountants that are chosen automatically, in this order.
-ACCOUNTANTS: list[Accountant] = [PoissonPLD(), BallsInBinsRenyi()]
+ACCOUNTANTS: list[Accountant] = [PoissonPLD(), BallsInBinsRenyi(), MinSepMonteCarlo()]
 # Accountants that are used only when asked for by name: valid, but blind to the sampling.
 BY_NAME: list[Accountant] = [UnsampledGaussian()]
 
 SUPPORTED = (
     "Poisson with bands=1",
     "BallsInBins with any strategy",
-    "MinSep with bands <= min_sep",
+    "MinSep with a banded Toeplitz strategy, bands <= min_sep (by simulation)",
     "any pair with accountant='gaussian', without amplification by sampling",
 )
 
@@ -32,8 +33,10 @@ def accountants_for(mechanism: MatrixMechanism) -> list[tuple[Accountant, str | 
     return [(accountant, accountant.refusal(mechanism)) for accountant in ACCOUNTANTS]
 
 
-def find_accountants(mechanism: MatrixMechanism, name: str | None = None) -> list[Accountant]:
-    """The accountant of that name, or all automatic ones that cover the mechanism.
+def find_accountants(
+    mechanism: MatrixMechanism, accountant: str | Accountant | None = None
+) -> list[Accountant]:
+    """The accountant asked for (by name or itself), or the automatic ones that cover the mechanism.
 
     Deterministic accountants take precedence: what they prove needs no simulation.
 
@@ -41,24 +44,25 @@ def find_accountants(mechanism: MatrixMechanism, name: str | None = None) -> lis
         ValueError: if the name is unknown, or the mechanism is not covered; the error gives every
             accountant's reason and lists what is supported.
     """
-    if name is not None:
-        for accountant in ACCOUNTANTS + BY_NAME:
-            if accountant.name == name:
-                if reason := accountant.refusal(mechanism):
-                    raise ValueError(
-                        f"accountant={name!r} does not cover {_pair(mechanism)}: {reason}"
-                    )
-                return [accountant]
-        known = [accountant.name for accountant in ACCOUNTANTS + BY_NAME]
-        raise ValueError(f"accountant={name!r} is unknown; known: {known}")
+    if isinstance(accountant, str):
+        named = {member.name: member for member in ACCOUNTANTS + BY_NAME}
+        if accountant not in named:
+            raise ValueError(f"accountant={accountant!r} is unknown; known: {sorted(named)}")
+        accountant = named[accountant]
+    if accountant is not None:
+        if reason := accountant.refusal(mechanism):
+            raise ValueError(
+                f"accountant={accountant.name!r} does not cover {_pair(mechanism)}: {reason}"
+            )
+        return [accountant]
     table = accountants_for(mechanism)
-    found = [accountant for accountant, reason in table if reason is None]
+    found = [member for member, reason in table if reason is None]
     if not found:
-        reasons = "; ".join(f"{accountant.name}: {reason}" for accountant, reason in table)
+        reasons = "; ".join(f"{member.name}: {reason}" for member, reason in table)
         raise ValueError(
             f"no accountant covers {_pair(mechanism)}. {reasons}. Supported: {'; '.join(SUPPORTED)}"
         )
-    proven = [accountant for accountant in found if isinstance(accountant, DeterministicAccountant)]
+    proven: list[Accountant] = [a for a in found if isinstance(a, DeterministicAccountant)]
     return proven or found[:1]
 
 
@@ -72,7 +76,7 @@ def account(
     *,
     delta: float | None = None,
     epsilon: float | None = None,
-    accountant: str | None = None,
+    accountant: str | Accountant | None = None,
 ) -> Guarantee:
     """What the mechanism guarantees: the least ε at ``delta``, or the least δ at ``epsilon``.
 
@@ -80,7 +84,7 @@ def account(
         mechanism: the mechanism; σ = 0 gives ε = ∞ (or δ = 1).
         delta: δ in (0, 1); give exactly one of δ and ε.
         epsilon: ε > 0.
-        accountant: name of an accountant; by default the tightest applicable bound.
+        accountant: an accountant or its name; by default the tightest applicable bound.
 
     Raises:
         ValueError: if both or neither of δ and ε are given or they are out of range, or no
@@ -97,15 +101,20 @@ def account(
     check_epsilon(epsilon)
     grid = np.array([epsilon])
     values = [float(member.profile(mechanism, grid).delta[0]) for member in members]
-    best = int(np.argmin(values))
-    return statement(mechanism, members[best], epsilon=epsilon, delta=values[best])
+    least = int(np.argmin(values))
+    best = members[least]
+    notes: tuple[str, ...] = ()
+    if isinstance(best, MinSepMonteCarlo):
+        chance = best.failure_probability
+        notes = (f"false with probability at most {chance:g} over the accountant's own simulation",)
+    return statement(mechanism, best, epsilon=epsilon, delta=values[least], notes=notes)
 
 
 def profile(
     mechanism: MatrixMechanism,
     epsilon: npt.ArrayLike | None = None,
     *,
-    accountant: str | None = None,
+    accountant: str | Accountant | None = None,
 ) -> Profile:
     """δ(ε) in both directions on a grid of ε (default: :func:`default_grid`).
 

@@ -39,7 +39,7 @@ class LossDistribution:
     @property
     def losses(self) -> Array:
         """The finite losses, ascending."""
-        return self.spacing * (self.lowest + np.arange(self.log_mass.size))
+        return np.asarray(self.spacing * (self.lowest + np.arange(self.log_mass.size)), float)
 
 
 def connect_the_dots(
@@ -142,7 +142,7 @@ class Composition:
             high, low = min(high, up), max(low, down)
         return low, high
 
-    def _tail(self, tilt: float) -> tuple[Array, Array, Array]:
+    def _tail(self, tilt: float) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
         """Grid of ε, log δ there (finite losses, padded), and where padding was immaterial."""
         h, n = self._single.spacing, self._count
         base = self._cumulant(tilt)

@@ -24,6 +24,8 @@ Ints = npt.NDArray[np.int64]
 
 # Exponents that doubles can carry, with room for sums.
 _EXPONENT = 600.0
+# Fixed cost of a step, in transitions.
+_STEP_OVERHEAD = 5_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +87,12 @@ def _lightest(bandwidth: int, bins: int, largest: int) -> int:
 
 
 def program_size(bandwidth: int, bins: int, largest: int) -> int:
-    """Transitions that :func:`banded_log_sums` makes for orders up to ``largest``."""
+    """Work of :func:`banded_log_sums` for orders up to ``largest``, in transitions."""
     width, light = bandwidth - 1, _lightest(bandwidth, bins, largest)
     contents = math.comb(light + width, width)
     caps = range(largest, -1, -(light + 1))
-    return contents * bins * sum(math.comb(cap + bandwidth + 1, bandwidth + 1) for cap in caps)
+    steps = [math.comb(cap + bandwidth + 1, bandwidth + 1) + _STEP_OVERHEAD for cap in caps]
+    return contents * bins * sum(steps)
 
 
 def fits_doubles(a: Array, largest: int) -> bool:

@@ -1,5 +1,6 @@
 """Contracts that every member of a family must fulfil: subclass them in pytest modules."""
 
+from dptrain.testing.accountant_contract import AccountantContract as AccountantContract
 from dptrain.testing.noise_stream_contract import NoiseStreamContract as NoiseStreamContract
 from dptrain.testing.scheme_contract import SchemeContract as SchemeContract
 from dptrain.testing.strategy_contract import StrategyContract as StrategyContract

@@ -1,0 +1,160 @@
+"""What every accountant owes its users, as test cases."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+
+import numpy as np
+import pytest
+
+from dptrain.accounting.accountant import Accountant
+from dptrain.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+
+
+class AccountantContract(ABC):
+    """Subclass, name it ``Test…``, and say which accountant and mechanism to test.
+
+    The mechanism should have ε between 0.1 and 20 at ``delta``. ``tolerance`` is the relative
+    distance allowed between an answer and its inverse; 0 is the safe side of it.
+    """
+
+    delta: float = 1e-5
+    tolerance: float = 1e-3
+    deepest_delta: float = 1e-12
+    _shown: Guarantee | None = None
+
+    @abstractmethod
+    def accountant(self) -> Accountant:
+        """The accountant under test."""
+
+    @abstractmethod
+    def mechanism(self) -> MatrixMechanism:
+        """A mechanism that it covers, σ > 0."""
+
+    def refused_mechanism(self) -> MatrixMechanism | None:
+        """A mechanism that it does not cover, or ``None`` if it covers all."""
+        return None
+
+    @pytest.fixture
+    def shown(self) -> Guarantee:
+        """The guarantee of the mechanism, computed once a class."""
+        cls = type(self)
+        if "_shown" not in vars(cls):
+            cls._shown = self.accountant().guarantee(self.mechanism(), delta=self.delta)
+        assert cls._shown is not None
+        return cls._shown
+
+    def test_covers_its_mechanism(self) -> None:
+        assert self.accountant().refusal(self.mechanism()) is None
+        assert self.accountant().name
+        assert isinstance(self.accountant().kind, Kind)
+
+    def test_guarantee_is_complete(self, shown: Guarantee) -> None:
+        mechanism = self.mechanism()
+        assert 0.0 < shown.epsilon < np.inf
+        assert shown.delta == self.delta
+        assert shown.noise_multiplier == mechanism.noise_multiplier
+        assert shown.scheme == mechanism.scheme.to_dict()
+        assert shown.strategy == mechanism.strategy.to_dict()
+        assert shown.strategy_hash == mechanism.strategy.coefficient_hash
+        assert shown.mechanism_hash == mechanism.hash
+        assert shown.steps_planned == mechanism.steps
+        assert shown.steps_executed is None
+        assert shown.accountant == self.accountant().name
+        assert shown.kind is not Kind.ESTIMATE
+
+    def test_guarantee_survives_json(self, shown: Guarantee) -> None:
+        assert Guarantee.from_json(shown.to_json()) == shown
+
+    def test_profile_falls_and_stays_in_range(self, shown: Guarantee) -> None:
+        grid = np.concatenate(([0.0], shown.epsilon * np.linspace(0.05, 1.5, 12)))
+        found = self.accountant().profile(self.mechanism(), grid)
+        np.testing.assert_array_equal(found.epsilon, grid)
+        for direction in (found.remove, found.add):
+            assert direction.shape == grid.shape
+            assert (direction >= 0.0).all()
+            assert (direction <= 1.0).all()
+            assert (np.diff(direction) <= 1e-9 * direction[:-1]).all()
+        np.testing.assert_array_equal(found.delta, np.maximum(found.remove, found.add))
+        assert found.kind is self.accountant().kind
+        assert found.accountant == self.accountant().name
+
+    def test_epsilon_and_delta_are_inverse(self, shown: Guarantee) -> None:
+        # The ε stated at δ must suffice by the profile, and a little less must not.
+        grid = np.array([shown.epsilon * (1.0 - self.tolerance), shown.epsilon])
+        found = self.accountant().profile(self.mechanism(), grid).delta
+        assert found[1] <= self.delta * (1.0 + self.tolerance)
+        assert found[0] >= self.delta * (1.0 - self.tolerance)
+
+    def test_more_noise_is_more_private(self, shown: Guarantee) -> None:
+        quieter = self.mechanism().with_noise(1.3 * self.mechanism().noise_multiplier)
+        assert self.accountant().guarantee(quieter, delta=self.delta).epsilon < shown.epsilon
+        grid = shown.epsilon * np.array([0.3, 1.0])
+        before = self.accountant().profile(self.mechanism(), grid)
+        after = self.accountant().profile(quieter, grid)
+        assert (after.remove < before.remove).all()
+        assert (after.add <= before.add).all()
+
+    def test_smaller_delta_costs_epsilon(self, shown: Guarantee) -> None:
+        deep = self.accountant().guarantee(self.mechanism(), delta=self.deepest_delta)
+        assert shown.epsilon < deep.epsilon < np.inf
+
+    def test_calibration_meets_its_target_tightly(self, shown: Guarantee) -> None:
+        target = 0.8 * shown.epsilon
+        found = self.accountant().calibrate(self.mechanism(), epsilon=target, delta=self.delta)
+        assert found.delta == self.delta
+        assert found.epsilon <= target
+        assert found.noise_multiplier > self.mechanism().noise_multiplier
+        again = self.accountant().guarantee(
+            self.mechanism().with_noise(found.noise_multiplier), delta=self.delta
+        )
+        assert again.epsilon <= target * (1.0 + 1e-12)
+        louder = self.mechanism().with_noise(found.noise_multiplier * (1.0 - 5e-4))
+        assert self.accountant().guarantee(louder, delta=self.delta).epsilon > target
+
+    def test_no_noise_is_no_privacy(self) -> None:
+        silent = self.mechanism().with_noise(0.0)
+        shown = self.accountant().guarantee(silent, delta=self.delta)
+        assert shown.epsilon == np.inf
+        assert Guarantee.from_json(shown.to_json()) == shown
+        found = self.accountant().profile(silent, [0.0, 1.0])
+        np.testing.assert_array_equal(found.delta, [1.0, 1.0])
+
+    def test_refuses_with_a_reason(self) -> None:
+        mechanism = self.refused_mechanism()
+        if mechanism is None:
+            return
+        reason = self.accountant().refusal(mechanism)
+        assert reason
+        for attempt in (
+            lambda: self.accountant().guarantee(mechanism, delta=self.delta),
+            lambda: self.accountant().profile(mechanism, [1.0]),
+            lambda: self.accountant().calibrate(mechanism, epsilon=1.0, delta=self.delta),
+        ):
+            with pytest.raises(ValueError, match="does not cover"):
+                attempt()
+
+    @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, float("nan")])
+    def test_refuses_a_delta_out_of_range(self, delta: float) -> None:
+        with pytest.raises(ValueError, match="delta"):
+            self.accountant().guarantee(self.mechanism(), delta=delta)
+
+    @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("inf"), float("nan")])
+    def test_refuses_a_target_out_of_range(self, epsilon: float) -> None:
+        with pytest.raises(ValueError, match="epsilon"):
+            self.accountant().calibrate(self.mechanism(), epsilon=epsilon, delta=self.delta)
+
+    @pytest.mark.parametrize("grid", [[], [-1.0, 0.0], [1.0, 0.5], [float("inf")]])
+    def test_refuses_a_bad_grid(self, grid: list[float]) -> None:
+        with pytest.raises(ValueError, match="epsilon"):
+            self.accountant().profile(self.mechanism(), grid)
+
+    def test_warns_of_a_useless_delta(self) -> None:
+        size = self.mechanism().scheme.dataset_size
+        with pytest.warns(UserWarning, match="1/N"):
+            self.accountant().guarantee(self.mechanism(), delta=1.0 / size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.accountant().guarantee(self.mechanism(), delta=0.5 / size)
