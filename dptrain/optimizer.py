@@ -96,7 +96,7 @@ class PrivateOptimizer(DPOptimizer):
         self.clipper.discard()
         self.original_optimizer.zero_grad(set_to_none)
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Use the current batch; on the last microbatch of a logical step, release and update.
 
         Raises:

@@ -31,11 +31,17 @@ def split_seed(seed: int | None) -> tuple[int, int]:
 
 def global_state() -> dict[str, Any]:
     """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]  # noqa: NPY002
+    state = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert isinstance(state, dict)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
+        "numpy": {
+            "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+            "pos": int(state["state"]["pos"]),
+            "has_gauss": int(state["has_gauss"]),
+            "gauss": float(state["gauss"]),
+        },
         "python": random.getstate(),
     }
 
@@ -45,8 +51,10 @@ def restore_global_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"]:
         torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, position, has_gauss, cached = state["numpy"]
-    words = keys.numpy().astype(np.uint32)
-    np.random.set_state((name, words, position, has_gauss, cached))  # noqa: NPY002
+    legacy = state["numpy"]
+    key = legacy["key"].numpy().astype(np.uint32)
+    np.random.set_state(  # noqa: NPY002
+        ("MT19937", key, legacy["pos"], legacy["has_gauss"], legacy["gauss"])
+    )
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

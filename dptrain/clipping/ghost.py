@@ -76,7 +76,8 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         if self._finite is not None:
             self._sum_finite(module, forward_output[0].detach(), self._finite)
             return
-        self._kept.setdefault(module, []).append(module.activations[-1])
+        activations: Any = module.activations
+        self._kept.setdefault(module, []).append(activations[-1])
         super().capture_backprops_hook(
             module, _forward_input, forward_output, loss_reduction, batch_first
         )

@@ -51,21 +51,21 @@ class PerExampleClipper:
         if not whole:
             self.nonfinite_examples += int((~finite & (weights.to(device) != 0)).sum())
         sums: list[torch.Tensor | None] = []
-        for p, g in zip(self.parameters, samples, strict=True):
-            p.grad_sample = None
-            if g is None:
+        for p, sample in zip(self.parameters, samples, strict=True):
+            if sample is None:
                 sums.append(None)
                 continue
-            rows = g.flatten(1).to(p.dtype)
+            rows = sample.flatten(1).to(p.dtype)
             if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
-                rows = torch.where(finite.to(g.device)[:, None], rows, rows.new_zeros(()))
+                rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
             sums.append((factors.to(rows) @ rows).view_as(p))
+        self.discard()
         return sums
 
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         for p in self.parameters:
-            p.grad_sample = None
+            p.grad_sample = None  # type: ignore[attr-defined]
 
     @staticmethod
     def _grad_sample(p: nn.Parameter, rows: int) -> torch.Tensor | None:

@@ -144,11 +144,12 @@ def once(step: Step, device: str) -> float:
 
 def measure(name: str, device: str, mode: str, rounds: int, bands: int) -> dict[str, Any]:
     """Medians in seconds and ratios within rounds, for one model and clipping mode."""
+    steps = max(rounds + 3, bands)
     sides = {
         "ordinary": plain(name, device),
         "opacus": stock(name, device, mode),
-        "dptrain": ours(name, device, mode, 1, rounds + 3),
-        f"dptrain, {bands} bands": ours(name, device, mode, bands, rounds + 3),
+        "dptrain": ours(name, device, mode, 1, steps),
+        f"dptrain, {bands} bands": ours(name, device, mode, bands, steps),
     }
     times: dict[str, list[float]] = {side: [] for side in sides}
     for number in range(rounds + 2):
