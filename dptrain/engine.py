@@ -15,6 +15,7 @@ from dptrain import validation
 from dptrain.accounting import Accountant, calibrate
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.clipping import GhostClipper, GhostModule, PerExampleClipper
+from dptrain.clipping.weights import summing_dtype
 from dptrain.guarantee import Guarantee
 from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
@@ -167,7 +168,10 @@ class PrivacyEngine:
             max_grad_norm=max_grad_norm,
             loss_reduction=loss_reduction,
             noise=noise_stream(
-                mechanism.strategy, steps=mechanism.steps, like=parameters, seed=noise_seed
+                mechanism.strategy,
+                steps=mechanism.steps,
+                like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in parameters],
+                seed=noise_seed,
             ),
             clipper=clipper,
             loader=loader,

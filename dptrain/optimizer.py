@@ -144,9 +144,10 @@ class PrivateOptimizer(DPOptimizer):
         scale = self.noise_multiplier * self.max_grad_norm
         for p, row in zip(self.params, next(self.noise), strict=True):
             if p.summed_grad is None:
-                p.grad = row.to(p.dtype) * scale
+                noisy = row.mul(scale)
             else:
-                p.grad = p.summed_grad.add_(row.view_as(p), alpha=scale)
+                noisy = p.summed_grad.add_(row.view_as(p), alpha=scale)
+            p.grad = noisy.to(p.dtype)
 
     def scale_grad(self) -> None:
         """Divide by the public constant B̄ where the loss is a mean."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from dptrain.clipping.weights import check_rows, clip_factors
+from dptrain.clipping.weights import check_rows, clip_factors, summing_dtype
 
 
 class PerExampleClipper:
@@ -38,8 +38,9 @@ class PerExampleClipper:
         present = [g for g in samples if g is not None]
         if not present:
             raise RuntimeError(
-                "no per-example gradients: call loss.backward() on the private module's output, "
-                "with the module in training mode, before optimizer.step()"
+                "no per-example gradients: before optimizer.step(), call loss.backward() once on "
+                "the private module's output, with the module in training mode; a forward pass in "
+                "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
         device = present[0].device
         squared = torch.zeros(len(weights), device=device)
@@ -55,7 +56,7 @@ class PerExampleClipper:
             if sample is None:
                 sums.append(None)
                 continue
-            rows = sample.flatten(1).to(p.dtype)
+            rows = sample.flatten(1).to(summing_dtype(p))
             if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
                 rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
             sums.append((factors.to(rows) @ rows).view_as(p))

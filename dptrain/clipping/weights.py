@@ -29,6 +29,16 @@ def clip_factors(
     return torch.where(finite, factors, torch.zeros_like(factors)), finite
 
 
+def summing_dtype(p: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's clipped sum and of its noise: float32 for half precision.
+
+    Rounding a large sum to 8 bits could move it by more than R for one example, and noise rounded
+    so coarsely is not Gaussian any more; only the finished release is rounded to the parameter's
+    dtype.
+    """
+    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+
+
 def check_rows(found: int, expected: int) -> None:
     """Refuse per-example gradients that are not one per row of the batch.
 

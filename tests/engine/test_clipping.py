@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson
+from dptrain import Poisson, PrivacyEngine
 
 from .conftest import everything_every_step, flat, images, make, reference_sum, small_net, train
 
@@ -205,3 +205,47 @@ def test_abandoned_microbatches_leave_nothing_behind():
         assert private.steps_executed == 2
         finals.append(flat(model))
     assert torch.equal(finals[0], finals[1])
+
+
+def test_half_precision_parameters_are_summed_and_noised_in_float32():
+    """512 equal gradients of norm 1: a running bfloat16 sum would stop growing at 256."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1, bias=False).to(torch.bfloat16)
+    x = torch.zeros(512, 4, dtype=torch.bfloat16)
+    x[:, 0] = 8.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        dataset=TensorDataset(x),
+        scheme=everything_every_step(512, 1),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        loss_reduction="sum",
+        max_physical_batch_size=1,
+    )
+    wrapped, optimizer, loader = private
+    for (rows,) in loader:
+        optimizer.zero_grad()
+        wrapped(rows).sum().backward()
+        optimizer.step()
+    assert model.weight.grad.dtype == torch.bfloat16
+    assert float(model.weight.grad[0, 0]) == pytest.approx(512, rel=2**-7)
+
+
+def test_a_forward_pass_for_metrics_gives_a_clear_error_or_no_harm():
+    data = images()
+    private = make(small_net(), data, scheme=everything_every_step(len(data), 2))
+    model, optimizer, loader = private
+    for x, y in loader:
+        with torch.no_grad():
+            model(x)
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        break
+    for x, y in loader:
+        model(x)  # in training mode, without backward
+        nn.functional.cross_entropy(model(x), y).backward()
+        with pytest.raises(RuntimeError, match=r"torch\.no_grad"):
+            optimizer.step()
+        break
