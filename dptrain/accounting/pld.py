@@ -204,18 +204,26 @@ class Composition:
         """Least ε ≥ 0 at δ, rounded up to the grid cell's linear interpolation."""
         if self._infinity >= delta:
             return math.inf
-        grid, log_delta, _ = self._tail(self._tilt_for_delta(delta))
-        values = self._finish(log_delta)
-        # δ falls along the window; past its end only the mass at infinity is left.
-        holds = values <= delta
-        if not holds.any():
-            return max(0.0, self._top)
-        last_failing = np.flatnonzero(~holds)
-        cell = int(last_failing[-1]) + 1 if last_failing.size else 0
-        if cell >= grid.size:
-            return max(0.0, self._top)
-        if cell == 0:
-            return max(0.0, float(grid[0]))
-        part = (values[cell - 1] - delta) / (values[cell - 1] - values[cell])
+        tilt, least = self._tilt_for_delta(delta), math.inf
+        while True:
+            found, settled = self._crossing(tilt, delta)
+            least = min(least, found)
+            if settled or tilt == 0.0:
+                return least
+            # Away from its own ε a tilt shows rounding only: a flatter one sees smaller ε.
+            tilt = 0.25 * tilt if tilt > 1e-3 else 0.0
+
+    def _crossing(self, tilt: float, delta: float) -> tuple[float, bool]:
+        """An ε ≥ 0 that suffices for δ by the window of this tilt, and if the window was apt."""
+        grid, log_delta, good = self._tail(tilt)
+        failing = np.flatnonzero(self._finish(log_delta) > delta)
+        if failing.size == 0:
+            return max(0.0, float(grid[0])), bool(grid[0] <= 0.0)
+        cell = int(failing[-1])
+        if cell + 1 >= grid.size:
+            return max(0.0, self._top), False
+        # Between grid points δ is linear in e^ε.
+        before, after = self._finish(log_delta[cell : cell + 2])
+        part = (before - delta) / (before - after)
         step = math.log1p(part * math.expm1(self._single.spacing))
-        return max(0.0, float(grid[cell - 1]) + step)
+        return max(0.0, float(grid[cell]) + step), bool(good[cell])

@@ -22,7 +22,7 @@ from dptrain.accounting.renyi_sum import (
 Array = npt.NDArray[np.float64]
 
 # Work allowed per program, in transitions (roughly 1e8 a second), and orders for bandwidth 1.
-EFFORTS = (int(1e6), int(8e6), int(6e7), int(3e8))
+EFFORTS = (int(6e6), int(2e7), int(8e7), int(3e8))
 # Share of it for each effective bandwidth below the true one, and the ones that are tried.
 _INEXACT_SHARE = 4
 _BANDWIDTHS = (24, 16, 12, 8, 6, 5, 4, 3, 2)

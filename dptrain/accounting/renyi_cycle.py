@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 # Exponents that doubles can carry, with room for sums.
 _EXPONENT = 600.0
 # Fixed cost of a step, in transitions.
-_STEP_OVERHEAD = 5_000
+_STEP_OVERHEAD = 3_000
 
 
 @dataclasses.dataclass(frozen=True)
