@@ -218,10 +218,10 @@ def _run(
                 clean[rows:] = clean[:halo]
             clean[:rows] = 0.0
         if signal is not None:
-            target, scale = (
-                (noise_memory, 1.0 / sigmas[0]) if clean is None else (clean_memory, 1.0)
-            )
-            flat = torch.from_numpy(target[first:].reshape(-1))
+            memory, scale = noise_memory, 1.0 / sigmas[0]
+            if clean_memory is not None:
+                memory, scale = clean_memory, 1.0
+            flat = torch.from_numpy(memory[first:].reshape(-1))
             signal.add(start + first, rows - first, flat, scale)
         if clean is not None:
             torch.mm(matrix, torch.from_numpy(clean), out=from_clean)

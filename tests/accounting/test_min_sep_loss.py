@@ -30,9 +30,7 @@ COEFFICIENTS = {
 def make_law(
     c: list[float] | np.ndarray, p: float, b: int, n: int, warm: bool = False
 ) -> MinSepLaw:
-    return MinSepLaw(
-        coefficients=np.asarray(c), probability=p, min_sep=b, steps=n, warm_start=warm
-    )
+    return MinSepLaw(coefficients=np.asarray(c), probability=p, min_sep=b, steps=n, warm_start=warm)
 
 
 def patterns(p: float, b: int, n: int, warm: bool) -> dict[tuple[int, ...], float]:

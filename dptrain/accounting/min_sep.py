@@ -1,0 +1,340 @@
+"""Monte Carlo accountant for b-min-sep sampling with a banded strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import brentq
+from tqdm.auto import tqdm
+
+from dptrain.accounting import gaussian
+from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.certificate import SLACK, certify_noise, default_threads, fresh_seed
+from dptrain.accounting.min_sep_loss import DIRECTIONS, MinSepLaw, loss_chunks
+from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.verify import failure_probability as chernoff
+from dptrain.accounting.verify import samples_needed, upper_confidence
+from dptrain.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.balls_in_bins import BallsInBins
+from dptrain.sampling.min_sep import MinSep
+from dptrain.sampling.poisson import Poisson
+from dptrain.strategies.toeplitz import BandedToeplitz
+
+Array = npt.NDArray[np.float64]
+
+GUARANTEE, PROFILE = 2, 3  # purposes of random streams, beside those of the certificate
+
+
+class Estimate(NamedTuple):
+    """Point estimates of δ over a grid of ε, with standard errors; they prove nothing."""
+
+    epsilon: Array
+    remove: Array
+    add: Array
+    remove_error: Array
+    add_error: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepMonteCarlo(Accountant):
+    """Simulates the privacy loss of :class:`MinSep` sampling, bands ≤ min_sep.
+
+    The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1), so
+    nothing is lost but the certificate's margin. Two further schemes have the same law for one
+    example, which is all that the pair (P, Q) depends on:
+
+    * ``BallsInBins(b)`` is MinSep(p = 1, warm start): the warm start is available with weight 1 or
+      barred for s = 1..b-1 steps with weight p = 1 each, so the first participation is uniform on
+      the first b steps, and with p = 1 the example returns exactly every b steps.
+    * ``Poisson(p)`` is MinSep(b = 1): nothing is ever barred. (With one band, composition is
+      sharper and quicker.)
+
+    Args:
+        seed: of all streams; by default 128 fresh bits a call. Recorded in the certificate.
+        samples: samples a direction in :meth:`guarantee`; by default 60/δ.
+        profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`.
+        failure_probability: chance q over the accountant's draws that a statement of kind
+            CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
+        max_samples: refuse jobs with more samples a direction than this.
+        threads: threads; by default all cores. The results do not depend on it.
+        cache: directory of certificates for :meth:`calibrate`, see ``certify_noise``.
+        progress: whether to show progress bars (after two seconds).
+
+    Raises:
+        ValueError: if an option is out of range.
+    """
+
+    seed: int | None = None
+    samples: int | None = None
+    profile_samples: int = 200_000
+    failure_probability: float = 1e-6
+    max_samples: int = 10**9
+    threads: int | None = None
+    cache: str | os.PathLike[str] | None = None
+    progress: bool = True
+
+    name = "b-min-sep Monte Carlo"
+    kind = Kind.CONFIDENCE
+
+    def __post_init__(self) -> None:
+        for option in ("samples", "profile_samples", "max_samples", "threads"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{option}={value}: must be at least 1")
+        if not 0.0 < self.failure_probability < 1.0:
+            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must not be negative")
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """``None`` for MinSep, BallsInBins and Poisson with a banded Toeplitz C, bands ≤ b."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        if not isinstance(scheme, MinSep | BallsInBins | Poisson):
+            return f"{type(scheme).__name__} sampling is not b-min-sep, balls-in-bins or Poisson"
+        if not isinstance(strategy, BandedToeplitz):
+            return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
+        if strategy.bands > scheme.min_sep:
+            return (
+                f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
+                "use at most b bands"
+            )
+        return None
+
+    def law(self, mechanism: MatrixMechanism) -> MinSepLaw:
+        """The pair (P, Q) of the mechanism, without its σ.
+
+        Raises:
+            ValueError: if the mechanism is refused.
+        """
+        if reason := self.refusal(mechanism):
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        assert isinstance(strategy, BandedToeplitz)
+        probability, warm_start = 1.0, True
+        if isinstance(scheme, MinSep):
+            probability, warm_start = scheme.probability, scheme.warm_start
+        elif isinstance(scheme, Poisson):
+            probability = scheme.probability
+        return MinSepLaw(
+            coefficients=strategy.first_column(scheme.steps),
+            probability=probability,
+            min_sep=scheme.min_sep,
+            steps=scheme.steps,
+            warm_start=warm_start,
+        )
+
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """The least certified σ for (ε, δ): kind VERIFIED, chance of a wrong verdict included.
+
+        Raises:
+            ValueError: if the mechanism is refused, ε or δ is out of range, δ needs more than
+                ``max_samples``, or a cached certificate is corrupt.
+        """
+        check_epsilon(epsilon)
+        check_delta(delta, mechanism.scheme.dataset_size)
+        law = self.law(mechanism)
+        self._check_job(samples_needed(delta).samples, delta)
+        certificate = certify_noise(
+            law,
+            epsilon=epsilon,
+            delta=delta,
+            seed=self.seed,
+            threads=self.threads,
+            progress=self.progress,
+            cache=self.cache,
+        )
+        note = (
+            "The noise level was chosen and verified by simulation before training; δ includes the "
+            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
+            "attempt, and each further attempt would add as much"
+        )
+        return statement(
+            mechanism.with_noise(certificate["noise_multiplier"]),
+            self,
+            epsilon=epsilon,
+            delta=delta,
+            notes=(note,),
+            kind=Kind.VERIFIED,
+            certificate=certificate,
+        )
+
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The least ε of a declared grid that the simulation supports at δ: kind CONFIDENCE.
+
+        A grid point is accepted if the mean of (1 - e^{ε-L})_+ is at most δ' in both directions,
+        with δ' such that exp(-s·KL(δ'‖δ)) ≤ q. Let ε_j be the largest grid point with true δ(ε_j) >
+        δ; the answer is wrong only if ε_j was accepted, which has probability ≤ q, because the
+        answer is the least ε such that it and all larger points accept. The largest point is the
+        unamplified Gaussian's ε and needs no verdict.
+
+        Raises:
+            ValueError: if the mechanism is refused, δ not in (0, 1), or the samples are too few or
+                too many.
+        """
+        check_delta(delta, mechanism.scheme.dataset_size)
+        law, sigma = self.law(mechanism), mechanism.noise_multiplier
+        if sigma == 0.0:
+            note = "there is no noise, hence no privacy"
+            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+        samples = self.samples or math.ceil(60.0 / delta)
+        self._check_job(samples, delta)
+        threshold = self._threshold(delta, samples)
+        top = gaussian.epsilon(delta, law.sensitivity / sigma)
+        grid = declare_epsilons(top)
+        seed = fresh_seed(self.seed)
+        means = self._means(law, sigma, grid - SLACK, samples, [seed, GUARANTEE])
+        rejected = np.nonzero((means[:, 0] * (1 + 1e-12) > threshold).any(axis=0))[0]
+        least = 0 if rejected.size == 0 else int(rejected[-1]) + 1
+        certificate = {
+            "law": law.to_dict(),
+            "noise_multiplier": sigma,
+            "seed": str(seed),
+            "samples": samples,
+            "threshold": threshold,
+            "failure_probability": self.failure_probability,
+            "grid": {"points": len(grid), "first": float(grid[0]) if len(grid) else top},
+            "ceiling": top,
+        }
+        note = (
+            "The statement about this fixed mechanism is false with probability at most "
+            f"{self.failure_probability:.2g} over the accountant's own simulation"
+        )
+        return statement(
+            mechanism,
+            self,
+            epsilon=float(grid[least]) if least < len(grid) else top,
+            delta=delta,
+            notes=(note,),
+            certificate=certificate,
+        )
+
+    def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+        """Upper confidence values of δ(ε): all of them hold at once except with probability q.
+
+        Each is the Bernoulli-KL upper bound at q over the number of points and directions, or the
+        unamplified Gaussian's δ where that is smaller; a value at a smaller ε bounds all later
+        ones. See :meth:`estimate` for the plain means.
+
+        Raises:
+            ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
+        """
+        law, sigma, grid = self._grid(mechanism, epsilon)
+        if sigma == 0.0:
+            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+        samples, share = self.profile_samples, self.failure_probability / (2 * grid.size)
+        stream = [fresh_seed(self.seed), PROFILE]
+        means = self._means(law, sigma, grid - SLACK, samples, stream)[:, 0]
+        certain = gaussian.delta(grid, law.sensitivity / sigma)
+        upper = [
+            np.minimum.accumulate(
+                np.minimum([upper_confidence(m, samples, share) for m in row.tolist()], certain)
+            )
+            for row in means
+        ]
+        return Profile(grid, upper[0], upper[1], self.kind, self.name)
+
+    def estimate(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Estimate:
+        """Plain means and standard errors of δ(ε) in both directions; no guarantee.
+
+        Raises:
+            ValueError: as :meth:`profile`, or without noise.
+        """
+        law, sigma, grid = self._grid(mechanism, epsilon)
+        if sigma == 0.0:
+            raise ValueError("noise_multiplier=0.0: nothing to estimate without noise; δ is 1")
+        stream = [fresh_seed(self.seed), PROFILE]
+        moments = self._means(law, sigma, grid, self.profile_samples, stream)
+        variance = np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0)
+        errors = np.sqrt(variance / self.profile_samples)
+        return Estimate(grid, moments[0, 0], moments[1, 0], errors[0], errors[1])
+
+    def _grid(
+        self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike
+    ) -> tuple[MinSepLaw, float, Array]:
+        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
+            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
+        if (np.diff(grid) < 0).any():
+            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        return self.law(mechanism), mechanism.noise_multiplier, grid
+
+    def _check_job(self, samples: int, delta: float) -> None:
+        if samples > self.max_samples:
+            raise ValueError(
+                f"delta={delta}: simulation would take {samples:.3g} samples a direction, above "
+                f"max_samples={self.max_samples}; raise max_samples, or use a larger δ or an "
+                "accountant without simulation"
+            )
+
+    def _threshold(self, delta: float, samples: int) -> float:
+        """Largest δ' (rounded down) with exp(-s·KL(δ'‖δ)) ≤ q."""
+        q = self.failure_probability
+        if chernoff(0.0, delta, samples) > q:
+            least = math.ceil(math.log(q) / math.log1p(-delta)) + 1
+            raise ValueError(
+                f"samples={samples}: too few to show delta={delta} with failure probability {q}; "
+                f"use at least {least}, better three times that"
+            )
+
+        def excess(share: float) -> float:
+            return math.log(max(chernoff(share * delta, delta, samples), 1e-300)) - math.log(q)
+
+        if chernoff(0.0, delta, samples) == q:
+            return 0.0
+        share = float(brentq(excess, 0.0, 1.0 - 1e-12, xtol=1e-12)) * (1.0 - 1e-9)
+        assert chernoff(share * delta, delta, samples) <= q
+        return share * delta
+
+    def _means(
+        self, law: MinSepLaw, sigma: float, grid: Array, samples: int, stream: list[int]
+    ) -> Array:
+        """First and second moments of (1 - e^{ε-L})_+: shape (direction, moment, len(grid))."""
+        totals = np.zeros((2, 2, len(grid)))
+        with tqdm(
+            total=2 * samples, desc="privacy losses", unit="sample", unit_scale=True,
+            disable=not self.progress, delay=2.0,
+        ) as bar:  # fmt: skip
+            for index, direction in enumerate(DIRECTIONS):
+                for block in loss_chunks(
+                    law, [sigma], direction, seed=[*stream, index], samples=samples,
+                    threads=self.threads or default_threads(),
+                ):  # fmt: skip
+                    totals[index] += hockey_stick_moments(block[0], grid)
+                    bar.update(block.shape[1])
+        return totals / samples
+
+
+def declare_epsilons(top: float) -> Array:
+    """Grid of ε below ``top``: steps of 0.01 up to 1, then of 1 %, up to 500 at most."""
+    fine = np.arange(101) * 0.01
+    coarse = 1.01 ** np.arange(1, math.ceil(math.log(500.0) / math.log(1.01)))
+    grid = np.concatenate([fine, coarse])
+    return np.asarray(grid[grid < top])
+
+
+def hockey_stick_moments(losses: Array, grid: Array) -> Array:
+    """Sums of (1 - e^{ε-L})_+ and of its square over the losses: shape (2, len(grid)).
+
+    One sort serves every ε: the sums over L > ε of e^{-L} and e^{-2L} are suffix sums.
+    """
+    ordered = np.sort(losses)
+    # Below the least ε nothing counts, and e^{-L} would only spoil the sums.
+    ordered = ordered[np.searchsorted(ordered, grid.min(initial=math.inf), side="right") :]
+    first = np.searchsorted(ordered, grid, side="right")
+    count = ordered.size - first
+
+    def tail(power: int) -> Array:
+        sums = np.zeros(ordered.size + 1)
+        sums[:-1] = np.cumsum(np.exp(-power * ordered)[::-1])[::-1]
+        with np.errstate(divide="ignore"):
+            scaled: Array = np.exp(power * grid + np.log(sums[first]))
+        return scaled
+
+    one, two = tail(1), tail(2)
+    return np.maximum(np.stack([count - one, count - 2 * one + two]), 0.0)

@@ -1,0 +1,55 @@
+"""Privacy losses a second: b-min-sep, n = 2000 steps, 16 bands, both directions.
+
+Run: python scripts/bench/min_sep_losses.py [--samples 400000] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+
+from dptrain.accounting.certificate import default_threads
+from dptrain.accounting.min_sep_loss import DIRECTIONS, MinSepLaw, loss_chunks
+from dptrain.strategies import BandMF
+
+
+def main() -> None:
+    """Print one line a direction and number of σ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--samples", type=int, default=400_000)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    options = parser.parse_args()
+    steps, bands, rate = 2000, 16, 1 / 32
+    law = MinSepLaw(
+        coefficients=BandMF(bands=bands).bind(steps).first_column(steps),
+        probability=rate / (1 - rate * (bands - 1)),
+        min_sep=bands,
+        steps=steps,
+        warm_start=True,
+    )
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    print(
+        f"cores {default_threads()}, threads {options.threads}, "
+        f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}, "
+        f"torch {torch.__version__} with {torch.get_num_threads()} threads, "
+        f"chunks of {law.lanes} samples, load before the run {load:.1f}"
+    )
+    for sigmas in ([2.0], [1.9, 2.0, 2.1, 2.2]):
+        for direction in DIRECTIONS:
+            start, cpu = time.perf_counter(), time.process_time()
+            for _ in loss_chunks(
+                law, sigmas, direction, seed=[1], samples=options.samples, threads=options.threads
+            ):
+                pass
+            wall, busy = time.perf_counter() - start, time.process_time() - cpu
+            print(
+                f"{direction:>6}, {len(sigmas)} σ: {options.samples / wall:9,.0f} samples/s, "
+                f"{options.samples / busy:9,.0f} samples per CPU-second"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""The certificate's arithmetic against exact binomial tails and dense grids."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from dptrain.accounting.verify import (
+    binary_kl,
+    failure_probability,
+    overall_delta,
+    samples_needed,
+    upper_confidence,
+)
+
+
+def exact_kl(a: float, b: float) -> float:
+    """KL with 60 decimal digits."""
+    from decimal import Decimal, getcontext
+
+    getcontext().prec = 60
+    x, y = Decimal(a), Decimal(b)
+    first = x * (x / y).ln() if a else Decimal(0)
+    return float(first + (1 - x) * ((1 - x) / (1 - y)).ln())
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (5e-6, 1e-5),
+        (0.0, 1e-12),
+        (1e-300, 3e-300),
+        (1e-9, 1.0000001e-9),
+        (0.3, 0.3 + 1e-9),
+        (0.3, 0.9),
+        (0.999, 0.9999999),
+        (1e-5, 1.0099e-5),
+        (1e-5, 1.0101e-5),
+    ],
+)
+def test_binary_kl_is_accurate(a: float, b: float) -> None:
+    assert binary_kl(a, b) == pytest.approx(exact_kl(a, b), rel=1e-12)
+    assert binary_kl(b, b) == 0.0
+
+
+@given(
+    violated=st.floats(1e-4, 0.6),
+    ratio=st.floats(0.01, 0.99),
+    samples=st.integers(1, 20_000),
+)
+def test_the_bound_holds_for_bernoulli_sums(violated: float, ratio: float, samples: int) -> None:
+    threshold = violated * ratio
+    accepted = math.floor(Fraction(threshold) * samples)
+    assert binom.cdf(accepted, samples, violated) <= failure_probability(
+        threshold, violated, samples
+    ) * (1 + 1e-12)
+
+
+def test_the_bound_is_not_trivial() -> None:
+    # The exponent is right: -log tail / (s KL) tends to 1; at s·KL = 69 it is within 10 %.
+    tail = binom.logcdf(500, 10_000, 0.078)
+    bound = math.log(failure_probability(0.05, 0.078, 10_000))
+    assert tail < bound < 0.9 * tail
+
+
+@pytest.mark.parametrize(
+    ("threshold", "samples"), [(5e-6, 10_750_000), (1.7e-4, 300_000), (1e-2, 100), (0.2, 40)]
+)
+def test_overall_delta_is_the_minimum_over_a_dense_grid(threshold: float, samples: int) -> None:
+    verdict = overall_delta(threshold, samples)
+    grid = threshold + (1 - threshold) * np.geomspace(1e-3 * threshold, 0.999, 40_000)
+    values = [v + failure_probability(threshold, v, samples) * (1 - v) for v in grid]
+    assert verdict.delta <= min(values) * (1 + 1e-9)
+    assert verdict.delta >= min(values) * (1 - 1e-5)  # spacing of the grid
+    exact_q = math.exp(-samples * exact_kl(threshold, verdict.violated))
+    assert verdict.failure >= exact_q
+    assert verdict.delta >= verdict.violated + exact_q * (1 - verdict.violated)
+
+
+def test_samples_needed_matches_the_known_number() -> None:
+    verdict = samples_needed(1e-5)
+    assert verdict.samples == pytest.approx(1.075e7, rel=2e-3)
+    assert verdict.delta <= 1e-5
+    assert verdict.threshold == 5e-6 < verdict.violated < 1e-5
+
+
+@pytest.mark.parametrize(("delta", "threshold"), [(3.5e-4, None), (1e-2, 7e-3), (0.3, 0.1)])
+def test_samples_needed_is_least(delta: float, threshold: float | None) -> None:
+    verdict = samples_needed(delta, threshold)
+    assert verdict.delta <= delta
+    assert overall_delta(verdict.threshold, verdict.samples - 1).delta > delta
+
+
+@given(count=st.integers(0, 60), samples=st.integers(60, 3000), failure=st.floats(1e-9, 0.3))
+def test_upper_confidence_covers(count: int, samples: int, failure: float) -> None:
+    u = upper_confidence(count / samples, samples, failure)
+    # Were the true mean u, a result this low would have probability ≤ failure; exactly so by the
+    # binomial tail, and with equality in the Chernoff exponent.
+    if u < 1:
+        assert binom.cdf(count, samples, u) <= failure
+        exponent = samples * exact_kl(count / samples, u)
+        assert exponent == pytest.approx(-math.log(failure), rel=1e-5)
+        assert exponent >= -math.log(failure)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: binary_kl(-0.1, 0.5),
+        lambda: binary_kl(0.1, 0.0),
+        lambda: failure_probability(0.2, 0.1, 10),
+        lambda: failure_probability(0.1, 0.2, 0),
+        lambda: overall_delta(0.0, 10),
+        lambda: samples_needed(0.1, 0.2),
+        lambda: samples_needed(1.0),
+        lambda: upper_confidence(1.1, 10, 0.1),
+        lambda: upper_confidence(0.1, 10, 0.0),
+    ],
+)
+def test_bad_arguments_are_refused(call: object) -> None:
+    with pytest.raises(ValueError, match=r"must lie|need|must be|out of range"):
+        call()  # type: ignore[operator]
