@@ -45,7 +45,9 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     ax.set_ylabel("δ")
     ax.grid(visible=True, which="major", alpha=0.3)
     ax.legend(title="neighbouring data sets differ by")
-    curve = "simulated" if profile.kind in (Kind.ESTIMATE, Kind.CONFIDENCE) else profile.kind.value
+    curve = {Kind.CONFIDENCE: "upper confidence bounds", Kind.ESTIMATE: "estimates"}.get(
+        profile.kind, profile.kind.value
+    )
     ax.set_title(
         f"Privacy of the run: {guarantee.scheme['type']} batches, {guarantee.strategy['type']} "
         f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps "
@@ -98,7 +100,7 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     _save(figure, path)
 
 
-def _smooth(values: np.ndarray, weight: float = 0.9) -> np.ndarray:
+def _smooth(values: np.ndarray, weight: float = 0.8) -> np.ndarray:
     """Exponential average, corrected for its start."""
     result, total, norm = np.empty_like(values), 0.0, 0.0
     for i, value in enumerate(values):

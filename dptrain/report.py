@@ -112,7 +112,7 @@ def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed as a package"
+        return "(version unknown: not installed)"
 
 
 def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[str, str]) -> str:
@@ -177,6 +177,8 @@ def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {_inline(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
+        if any(isinstance(item, Mapping) for item in value):
+            return f"{len(value)} entries; see the JSON"
         shown = ", ".join(_inline(item) for item in value[:8])
         return (
             f"[{shown}]" if len(value) <= 8 else f"[{shown}, … {len(value)} in all; see the JSON]"
@@ -187,6 +189,11 @@ def _inline(value: Any) -> str:
 
 
 def _profile_caption(kind: Kind) -> str:
-    if kind in (Kind.ESTIMATE, Kind.CONFIDENCE):
-        return "By simulation, for orientation; the guarantee is the statement above"
+    if kind is Kind.CONFIDENCE:
+        return (
+            "Upper confidence bounds by simulation, for orientation: they may lie above the "
+            "guarantee, which was shown on its own"
+        )
+    if kind is Kind.ESTIMATE:
+        return "Estimates, for orientation; the guarantee is the statement above"
     return f"Every line is {kind.sentence}"

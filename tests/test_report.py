@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -65,7 +66,8 @@ def test_an_infinite_epsilon_is_written_as_json(tmp_path):
 
 
 def test_markdown_states_every_field_and_condition(tmp_path):
-    guarantee = _guarantee(certificate={"samples": 1000, "grid": [0.5] * 9, "note": "a|b"})
+    certificate = {"samples": 1000, "grid": [0.5] * 9, "note": "a|b", "rows": [{"x": 1}, {"x": 2}]}
+    guarantee = _guarantee(certificate=certificate)
     _, as_text = privacy_report(guarantee, tmp_path, profile=_profile())
     text = as_text.read_text(encoding="utf-8")
     assert str(guarantee) in text
@@ -78,6 +80,7 @@ def test_markdown_states_every_field_and_condition(tmp_path):
         "min_sep = 4",
         "| samples | 1000 |",
         "9 in all",
+        "| rows | 2 entries; see the JSON |",
         "a\\|b",
         "| 5 | 0.00674 | 0.00409 |",  # e^-5 and e^-5.5 at the middle of the grid
     ):
@@ -93,6 +96,20 @@ def test_markdown_states_every_field_and_condition(tmp_path):
 def test_an_estimate_is_called_one():
     assert any("must not be published" in c for c in conditions(_guarantee(kind=Kind.ESTIMATE)))
     assert not any("must not be published" in c for c in conditions(_guarantee()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Kind.CONFIDENCE, "Upper confidence bounds"),
+        (Kind.ESTIMATE, "Estimates, for orientation"),
+        (Kind.UPPER_BOUND, "Every line is a proven upper bound"),
+    ],
+)
+def test_the_profile_says_how_it_was_shown(tmp_path, kind, words):
+    profile = dataclasses.replace(_profile(), kind=kind)
+    _, as_text = privacy_report(_guarantee(), tmp_path, profile=profile)
+    assert words in as_text.read_text(encoding="utf-8")
 
 
 def test_conditions_follow_unit_and_adjacency():
