@@ -10,6 +10,7 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import nn
 
+from dptrain.clipping.graph import parameter_uses
 from dptrain.clipping.weights import check_rows, clip_factors
 
 
@@ -20,6 +21,10 @@ class GhostModule(GradSampleModuleFastGradientClipping):
     multiplies: 0 · NaN is NaN. When such an example turns up, the second pass runs with hooks that
     form each layer's sum from masked activations and masked output gradients. The activations kept
     for this are dropped as soon as all examples of the batch are known to be finite.
+
+    The second pass is autograd's and takes in every use of a parameter, but norms only cover the
+    uses that the hooks see, and ``F.linear(h, self.embedding.weight)`` is not one of them. A batch
+    with a use that no norm covers is refused: its clipped sum would not be bounded by R an example.
     """
 
     def __init__(self, m: nn.Module, **kwargs: Any) -> None:
@@ -27,11 +32,31 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         self._kept: dict[nn.Module, list[list[torch.Tensor]]] = {}
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._finite: torch.Tensor | None = None
+        self._uses: set[tuple[Any, Any]] = set()
+        self._names = {p: name for name, p in m.named_parameters()}
 
-    def first_pass(self, loss: torch.Tensor) -> torch.Tensor:
-        """Norms ‖g_i‖₂ of the per-example gradients of ``loss``, shape (rows,)."""
-        self._forget()
+    def first_pass(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
+        """Norms ‖g_i‖₂ of the per-example gradients of ``loss``, shape (rows,).
+
+        Raises:
+            RuntimeError: if they do not cover all that the loss does with the parameters.
+        """
+        self._kept.clear()
+        used = parameter_uses(loss.grad_fn)
+        self._refuse(
+            [node.variable for source, node in used if (source, node) not in self._uses],
+            "outside the training-mode call of the layer that owns it (tied through "
+            "torch.nn.functional, layer.forward(x), or a layer in eval mode)",
+        )
+        self._uses.clear()
+        for p in self.trainable_parameters:
+            p.grad_sample = None  # Opacus 1.5 deletes the attribute, then looks for it
         loss.backward(retain_graph=True)
+        self._refuse(
+            [node.variable for _, node in used if _uncovered(node.variable)],
+            "by several layers or calls that ghost norms cannot add up, or by a call that is no "
+            "part of the loss",
+        )
         seen = [p for p in self.trainable_parameters if hasattr(p, "_norm_sample")]
         if not seen:
             raise RuntimeError(
@@ -39,6 +64,8 @@ class GhostModule(GradSampleModuleFastGradientClipping):
                 "with the module in training mode"
             )
         parts = [p._norm_sample.flatten() for p in seen]
+        for part in parts:
+            check_rows(len(part), rows)
         for p in seen:  # a layer that takes no part next time must not leave its old norm behind
             del p._norm_sample
         return torch.stack([part.to(parts[0].device) for part in parts]).norm(2, dim=0)
@@ -61,6 +88,40 @@ class GhostModule(GradSampleModuleFastGradientClipping):
 
     def _forget(self) -> None:
         self._kept, self._sums, self._finite = {}, {}, None
+        for layer in self._module.modules():  # calls whose output the loss did not need
+            if hasattr(layer, "activations"):
+                layer.activations = []
+        for p in self.trainable_parameters:
+            p._forward_counter = 0
+
+    def _refuse(self, parameters: list[nn.Parameter], why: str) -> None:
+        names = sorted({self._names[p] for p in parameters if p in self._names})
+        if names:
+            raise RuntimeError(
+                f"parameter(s) {names} are used {why}: ghost clipping cannot bound such a "
+                "gradient; use grad_sample_mode='hooks', or a layer with its own weight for every "
+                "use"
+            )
+
+    def capture_activations_hook(
+        self, module: nn.Module, forward_input: Any, forward_output: Any
+    ) -> None:
+        """Keep the layer's input, and note where the layer's own parameters enter the graph."""
+        before = len(getattr(module, "activations", ()))
+        try:
+            super().capture_activations_hook(module, forward_input, forward_output)
+        except NotImplementedError:
+            self._refuse(list(module.parameters()), "in two training-mode calls")
+            raise
+        if len(getattr(module, "activations", ())) == before:
+            return  # a call that the hooks leave out
+        own = set(module.parameters())  # Opacus differentiates a layer with all that is inside it
+        inputs = {t.grad_fn for t in forward_input if isinstance(t, torch.Tensor)}
+        outputs = forward_output if isinstance(forward_output, tuple | list) else [forward_output]
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                uses = parameter_uses(output.grad_fn, stop=inputs)
+                self._uses.update(use for use in uses if use[1].variable in own)
 
     def capture_backprops_hook(
         self,
@@ -91,6 +152,12 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         for p, g in sampler(module, activations, _masked(backprops, finite)).items():
             total = g.sum(dim=0)
             self._sums[p] = self._sums[p] + total if p in self._sums else total
+
+
+def _uncovered(p: nn.Parameter) -> bool:
+    """Whether the first pass left a norm of ``p`` unfinished."""
+    unfinished = p._forward_counter != 0 or hasattr(p, "_current_grad_sample")  # type: ignore[attr-defined]
+    return p.requires_grad and (unfinished or not hasattr(p, "_norm_sample"))
 
 
 def _masked(value: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
@@ -208,8 +275,7 @@ class GhostClipper:
             )
         max_grad_norm, weights = self.bounds()
         check_rows(len(losses), len(weights))
-        norms = self.module.first_pass(self.reduce(losses))
-        check_rows(len(norms), len(weights))
+        norms = self.module.first_pass(self.reduce(losses), len(weights))
         for p in self.parameters:  # what the first pass left is not clipped
             p.grad = None
         weights = weights.to(norms)
