@@ -48,8 +48,8 @@ class RenyiOrders:
     exact_up_to: int
 
 
-def _largest_order(cost: Callable[[int], int], budget: int) -> int:
-    low, high = 1, _MOST_BANDED_ORDER
+def _largest_order(cost: Callable[[int], int], budget: int, most: int) -> int:
+    low, high = 1, min(most, _MOST_BANDED_ORDER)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle - 1)
@@ -84,7 +84,7 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
     true = cyclic_bandwidth(gram)
     divergence = np.full(_DIAGONAL_ORDERS[effort] + 1, np.inf)
     bandwidth = np.zeros(divergence.size, dtype=np.int64)
-    exact, reached = 1, 1
+    exact, reached, most = 1, 1, divergence.size - 1
 
     def offer(log_sums: Array, tau: float, label: int) -> None:
         value = renyi_from_log_sums(log_sums) * (1.0 + _PAD)
@@ -95,16 +95,18 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
 
     if true > 1:
         a = gram / sigma**2
-        top = _largest_order(lambda m: enumeration_size(bins, m) * bins, budget // _INEXACT_SHARE)
+        share = budget // _INEXACT_SHARE
+        top = _largest_order(lambda m: enumeration_size(bins, m) * bins, share, most)
         if top >= 2:
             offer(enumerated_log_sums(a, top), 0.0, bins)
             exact = reached = top
         widest = min(true, (bins + 1) // 2)
-        for p in [widest, *(p for p in _BANDWIDTHS if p < widest and narrower)]:
+        tried = [widest, *(p for p in _BANDWIDTHS if p < widest and narrower)]
+        for p in [p for p in tried if p > 1]:  # two bins have no band between 1 and all of them
             banded, tau = banded_bound(gram, p)
             banded = banded / sigma**2
-            allowed = budget if p == true else budget // _INEXACT_SHARE
-            top = _largest_order(functools.partial(program_size, p, bins), allowed)
+            allowed = budget if p == true else share
+            top = _largest_order(functools.partial(program_size, p, bins), allowed, most)
             top = _largest_fitting(banded, top)
             if top > reached:
                 offer(banded_log_sums(banded, p, top), tau, p)
