@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,8 @@ def _per_example_gradients(
     mode: str,
     loss_reduction: str,
 ) -> tuple[nn.Module, Clipper]:
+    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "ghost":
         ghost = GhostModule(module, loss_reduction=loss_reduction)
         return ghost, GhostClipper(ghost, criterion, parameters)

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import math
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -227,8 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
     arguments = parser.parse_intermixed_args(argv)
     overrides = list(arguments.overrides)
-    # Opacus's hook on the first layer, whose input needs no gradient: intended, no news to anyone.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     try:
         settings = load_config(VisionSettings, arguments.config, overrides)
         if arguments.output is not None:

@@ -16,7 +16,9 @@ import torch
 from tqdm.auto import tqdm
 
 from dptrain.accounting import certificate_cache, gaussian
-from dptrain.accounting.min_sep_loss import DIRECTIONS, Direction, MinSepLaw, loss_chunks
+from dptrain.accounting.hockey_stick import hockey_stick
+from dptrain.accounting.min_sep_law import DIRECTIONS, Direction, MinSepLaw
+from dptrain.accounting.min_sep_loss import loss_chunks
 from dptrain.accounting.verify import Verdict, samples_needed
 
 Array = npt.NDArray[np.float64]
@@ -235,11 +237,6 @@ def _verify_direction(
 def _record(total: float, used: int, accepted: bool | None) -> dict[str, Any]:
     """One verdict; ``None`` if a larger σ was rejected before this one was decided."""
     return {"mean": float(total) / used, "samples": used, "accepted": accepted}
-
-
-def hockey_stick(losses: Array, epsilon: float) -> Array:
-    """(1 - e^{ε-L})_+ of each loss: its mean over L estimates δ(ε)."""
-    return -np.expm1(np.minimum(epsilon - losses, 0.0))
 
 
 def _estimate(

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import brentq
 from tqdm.auto import tqdm
 
 from dptrain.accounting import gaussian
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.certificate import SLACK, certify_noise, default_threads, fresh_seed
-from dptrain.accounting.min_sep_loss import DIRECTIONS, MinSepLaw, loss_chunks
+from dptrain.accounting.hockey_stick import declare_epsilons, hockey_stick_moments
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
+from dptrain.accounting.min_sep_loss import loss_chunks
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
-from dptrain.accounting.verify import failure_probability as chernoff
-from dptrain.accounting.verify import samples_needed, upper_confidence
+from dptrain.accounting.verify import largest_threshold, samples_needed, upper_confidence
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.balls_in_bins import BallsInBins
@@ -58,7 +58,8 @@ class MinSepMonteCarlo(Accountant):
     Args:
         seed: of all streams; by default 128 fresh bits a call. Recorded in the certificate.
         samples: samples a direction in :meth:`guarantee`; by default 60/δ.
-        profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`.
+        profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`; by default
+            as many as two hundred million steps hold (a few seconds), at least 100,000.
         failure_probability: chance q over the accountant's draws that a statement of kind
             CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
         max_samples: refuse jobs with more samples a direction than this.
@@ -72,7 +73,7 @@ class MinSepMonteCarlo(Accountant):
 
     seed: int | None = None
     samples: int | None = None
-    profile_samples: int = 200_000
+    profile_samples: int | None = None
     failure_probability: float = 1e-6
     max_samples: int = 10**9
     threads: int | None = None
@@ -184,7 +185,7 @@ class MinSepMonteCarlo(Accountant):
             return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
         samples = self.samples or math.ceil(60.0 / delta)
         self._check_job(samples, delta)
-        threshold = self._threshold(delta, samples)
+        threshold = largest_threshold(delta, samples, self.failure_probability)
         top = gaussian.epsilon(delta, law.sensitivity / sigma)
         grid = declare_epsilons(top)
         seed = fresh_seed(self.seed)
@@ -227,7 +228,7 @@ class MinSepMonteCarlo(Accountant):
         law, sigma, grid = self._grid(mechanism, epsilon)
         if sigma == 0.0:
             return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
-        samples, share = self.profile_samples, self.failure_probability / (2 * grid.size)
+        samples, share = self._profile_size(law), self.failure_probability / (2 * grid.size)
         stream = [fresh_seed(self.seed), PROFILE]
         means = self._means(law, sigma, grid - SLACK, samples, stream)[:, 0]
         certain = gaussian.delta(grid, law.sensitivity / sigma)
@@ -249,9 +250,10 @@ class MinSepMonteCarlo(Accountant):
         if sigma == 0.0:
             raise ValueError("noise_multiplier=0.0: nothing to estimate without noise; δ is 1")
         stream = [fresh_seed(self.seed), PROFILE]
-        moments = self._means(law, sigma, grid, self.profile_samples, stream)
+        samples = self._profile_size(law)
+        moments = self._means(law, sigma, grid, samples, stream)
         variance = np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0)
-        errors = np.sqrt(variance / self.profile_samples)
+        errors = np.sqrt(variance / samples)
         return Estimate(grid, moments[0, 0], moments[1, 0], errors[0], errors[1])
 
     def _grid(
@@ -264,6 +266,9 @@ class MinSepMonteCarlo(Accountant):
             raise ValueError("epsilon: the grid must be ascending; sort it first")
         return self.law(mechanism), mechanism.noise_multiplier, grid
 
+    def _profile_size(self, law: MinSepLaw) -> int:
+        return self.profile_samples or max(100_000, 200_000_000 // law.steps)
+
     def _check_job(self, samples: int, delta: float) -> None:
         if samples > self.max_samples:
             raise ValueError(
@@ -271,25 +276,6 @@ class MinSepMonteCarlo(Accountant):
                 f"max_samples={self.max_samples}; raise max_samples, or use a larger δ or an "
                 "accountant without simulation"
             )
-
-    def _threshold(self, delta: float, samples: int) -> float:
-        """Largest δ' (rounded down) with exp(-s·KL(δ'‖δ)) ≤ q."""
-        q = self.failure_probability
-        if chernoff(0.0, delta, samples) > q:
-            least = math.ceil(math.log(q) / math.log1p(-delta)) + 1
-            raise ValueError(
-                f"samples={samples}: too few to show delta={delta} with failure probability {q}; "
-                f"use at least {least}, better three times that"
-            )
-
-        def excess(share: float) -> float:
-            return math.log(max(chernoff(share * delta, delta, samples), 1e-300)) - math.log(q)
-
-        if chernoff(0.0, delta, samples) == q:
-            return 0.0
-        share = float(brentq(excess, 0.0, 1.0 - 1e-12, xtol=1e-12)) * (1.0 - 1e-9)
-        assert chernoff(share * delta, delta, samples) <= q
-        return share * delta
 
     def _means(
         self, law: MinSepLaw, sigma: float, grid: Array, samples: int, stream: list[int]
@@ -308,33 +294,3 @@ class MinSepMonteCarlo(Accountant):
                     totals[index] += hockey_stick_moments(block[0], grid)
                     bar.update(block.shape[1])
         return totals / samples
-
-
-def declare_epsilons(top: float) -> Array:
-    """Grid of ε below ``top``: steps of 0.01 up to 1, then of 1 %, up to 500 at most."""
-    fine = np.arange(101) * 0.01
-    coarse = 1.01 ** np.arange(1, math.ceil(math.log(500.0) / math.log(1.01)))
-    grid = np.concatenate([fine, coarse])
-    return np.asarray(grid[grid < top])
-
-
-def hockey_stick_moments(losses: Array, grid: Array) -> Array:
-    """Sums of (1 - e^{ε-L})_+ and of its square over the losses: shape (2, len(grid)).
-
-    One sort serves every ε: the sums over L > ε of e^{-L} and e^{-2L} are suffix sums.
-    """
-    ordered = np.sort(losses)
-    # Below the least ε nothing counts, and e^{-L} would only spoil the sums.
-    ordered = ordered[np.searchsorted(ordered, grid.min(initial=math.inf), side="right") :]
-    first = np.searchsorted(ordered, grid, side="right")
-    count = ordered.size - first
-
-    def tail(power: int) -> Array:
-        sums = np.zeros(ordered.size + 1)
-        sums[:-1] = np.cumsum(np.exp(-power * ordered)[::-1])[::-1]
-        with np.errstate(divide="ignore"):
-            scaled: Array = np.exp(power * grid + np.log(sums[first]))
-        return scaled
-
-    one, two = tail(1), tail(2)
-    return np.maximum(np.stack([count - one, count - 2 * one + two]), 0.0)

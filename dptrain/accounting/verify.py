@@ -142,6 +142,30 @@ def _delta_or_one(threshold: float, samples: int) -> float:
         return 1.0
 
 
+def largest_threshold(delta: float, samples: int, failure: float) -> float:
+    """The largest δ' (rounded down) whose :func:`failure_probability` against δ is ≤ ``failure``.
+
+    Raises:
+        ValueError: if there are too few samples for any threshold.
+    """
+    if failure_probability(0.0, delta, samples) > failure:
+        least = math.ceil(math.log(failure) / math.log1p(-delta)) + 1
+        raise ValueError(
+            f"samples={samples}: too few to show delta={delta} with failure probability {failure}; "
+            f"use at least {least}, better three times that"
+        )
+
+    def excess(share: float) -> float:
+        q = failure_probability(share * delta, delta, samples)
+        return math.log(max(q, 1e-300)) - math.log(failure)
+
+    if failure_probability(0.0, delta, samples) == failure:
+        return 0.0
+    share = float(brentq(excess, 0.0, 1.0 - 1e-12, xtol=1e-12)) * (1.0 - 1e-9)
+    assert failure_probability(share * delta, delta, samples) <= failure
+    return share * delta
+
+
 def upper_confidence(mean: float, samples: int, failure: float) -> float:
     """Upper bound on the mean of values in [0, 1], false with probability ≤ ``failure``.
 

@@ -40,10 +40,8 @@ class PrivateLoader:
         seed: any non-negative integer; private, as it tells who was in which batch.
         collate_fn: makes a batch of a list of samples; torch's default if ``None``.
         num_workers: worker processes; 0 fetches in the main process.
-        max_physical_batch_size: most rows in memory at once; larger logical batches come in
-            several microbatches. ``None`` never cuts.
-        steps_per_epoch: cuts the plan into epochs of that many logical steps, and one iteration
-            ends with its epoch. ``None`` makes one iteration of the whole plan.
+        max_physical_batch_size: most rows in memory at once; larger batches come in microbatches.
+        steps_per_epoch: logical steps after which an iteration ends; ``None``: with the plan.
         pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
             multiprocessing_context: as in ``torch.utils.data.DataLoader``.
 

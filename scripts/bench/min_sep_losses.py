@@ -12,7 +12,8 @@ import time
 import torch
 
 from dptrain.accounting.certificate import default_threads
-from dptrain.accounting.min_sep_loss import DIRECTIONS, MinSepLaw, loss_chunks
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
+from dptrain.accounting.min_sep_loss import loss_chunks
 from dptrain.strategies import BandMF
 
 

@@ -14,11 +14,15 @@ from dptrain.accounting.certificate import (
     STEP,
     certify_noise,
     declare_grid,
-    hockey_stick,
     verify_grid,
 )
-from dptrain.accounting.min_sep import MinSepMonteCarlo, declare_epsilons, hockey_stick_moments
-from dptrain.accounting.min_sep_loss import DIRECTIONS, MinSepLaw
+from dptrain.accounting.hockey_stick import (
+    declare_epsilons,
+    hockey_stick,
+    hockey_stick_moments,
+)
+from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
 from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism

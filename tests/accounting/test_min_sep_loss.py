@@ -8,14 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep_loss import (
-    DIRECTIONS,
-    MinSepLaw,
-    log_ratio,
-    loss_chunks,
-    participations,
-    sample_losses,
-)
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw, participations
+from dptrain.accounting.min_sep_loss import log_ratio, loss_chunks, sample_losses
 from dptrain.accounting.min_sep_recursion import LinearRecursion, make_recursion
 
 COEFFICIENTS = {
