@@ -11,7 +11,7 @@ from opacus.optimizers import DPOptimizer
 from dptrain.ledger import StepLedger, checksum
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise.stream import NoiseStream
-from dptrain.sampling import PrivateLoader
+from dptrain.sampling import MicroBatch, PrivateLoader
 
 
 class Clipper(Protocol):
@@ -37,9 +37,12 @@ class PrivateOptimizer(DPOptimizer):
     "last of this step" are read from the batch itself.
 
     Attributes:
-        max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it.
+        max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it. A
+            step under way keeps the R that its first microbatch was clipped to.
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of :meth:`step` completed a logical step.
+        interrupted: whether the last release or update was cut short, so that noise, model and
+            position may disagree; only loading a checkpoint mends that.
     """
 
     def __init__(
@@ -67,6 +70,10 @@ class PrivateOptimizer(DPOptimizer):
         self.ledger = ledger
         self.steps_executed = 0
         self.at_step_boundary = True
+        self.interrupted = False
+        self._planned = (self.noise_multiplier, self.expected_batch_size)
+        self._bound = float(max_grad_norm)
+        self._bound_since: MicroBatch | None = None
         self._parts_done = 0
         self._boundary_hooks: list[Callable[[], None]] = []
 
@@ -78,6 +85,7 @@ class PrivateOptimizer(DPOptimizer):
         """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
         self.steps_executed = steps_executed
         self.at_step_boundary = True
+        self.interrupted = False
         self._reset_sums()
         self.clipper.discard()
 
@@ -87,9 +95,25 @@ class PrivateOptimizer(DPOptimizer):
         Raises:
             RuntimeError: if no batch has been taken from the private loader.
         """
-        if self.loader.current is None:
+        batch = self.loader.current
+        if batch is None:
             raise RuntimeError("take a batch from the private loader before the backward pass")
-        return self.max_grad_norm, torch.from_numpy(self.loader.current.weights)
+        if batch.part == 0 and batch is not self._bound_since:
+            self._bound, self._bound_since = float(self.max_grad_norm), batch
+        return self._bound, torch.from_numpy(batch.weights)
+
+    def check_whole(self) -> None:
+        """Refuse to go on with, or to save, what an interrupted release left behind.
+
+        Raises:
+            RuntimeError: naming the remedy.
+        """
+        if self.interrupted:
+            raise RuntimeError(
+                f"step {self.steps_executed} was interrupted while it was released, so the model, "
+                "its noise and its place in the plan may disagree; go on from the last checkpoint "
+                "with private.load_state_dict(state)"
+            )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; the clipped sum of a step that is under way stays."""
@@ -100,9 +124,17 @@ class PrivateOptimizer(DPOptimizer):
         """Use the current batch; on the last microbatch of a logical step, release and update.
 
         Raises:
-            RuntimeError: if there is no unused batch, the planned steps have all run, or the
-                backward pass of this batch cannot be clipped to R (see :mod:`dptrain.clipping`).
+            RuntimeError: if there is no unused batch, the planned steps have all run, the
+                backward pass of this batch cannot be clipped to R (see :mod:`dptrain.clipping`),
+                the noise is not the mechanism's, or an earlier release was interrupted.
         """
+        self.check_whole()
+        if (self.noise_multiplier, self.expected_batch_size) != self._planned:
+            raise RuntimeError(
+                f"noise_multiplier={self.noise_multiplier} and expected_batch_size="
+                f"{self.expected_batch_size} were changed from the mechanism's {self._planned}, "
+                "which the guarantee is about: set them back, or start a run with another mechanism"
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -123,25 +155,27 @@ class PrivateOptimizer(DPOptimizer):
             )
         max_grad_norm, weights = self.bounds()
         sums = self.clipper.clipped_sum(max_grad_norm=max_grad_norm, weights=weights)
+        self._parts_done += 1  # before the sums, or an interrupted call could be made twice
         for p, total in zip(self.params, sums, strict=True):
             if total is not None:
                 p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
-        self._parts_done += 1
         self.loader.report_microbatch()
         self.at_step_boundary = batch.last
         if batch.last:
+            self.interrupted = True  # until all of the following has happened
             self._release()
             self.original_optimizer.step()
             self.steps_executed += 1
             self._reset_sums()
             self.loader.complete_step()
+            self.interrupted = False
             for hook in self._boundary_hooks:
                 hook()
         return loss
 
     def add_noise(self) -> None:
         """Leave in ``p.grad`` the noisy sum of the step that is under way."""
-        scale = self.noise_multiplier * self.max_grad_norm
+        scale = self.noise_multiplier * self._bound
         for p, row in zip(self.params, next(self.noise), strict=True):
             if p.summed_grad is None:
                 noisy = row.mul(scale)
@@ -170,3 +204,10 @@ class PrivateOptimizer(DPOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimiser's state; the run's state is ``private.state_dict()``."""
         return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimiser's state."""
+        self.original_optimizer.load_state_dict(state_dict)
+        # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
+        self.param_groups = self.original_optimizer.param_groups
+        self.state = self.original_optimizer.state

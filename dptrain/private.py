@@ -18,7 +18,8 @@ from dptrain.sampling import PrivateLoader
 
 FORMAT = 1
 SEED_NOTE = (
-    "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows it"
+    "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
+    "it and no other run, in any variant, is made with it"
 )
 
 
@@ -127,7 +128,11 @@ class PrivateTraining:
         ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
         can subtract the noise. Publish the model, never the checkpoint. Taken in the middle of a
         logical step, it is the state before that step.
+
+        Raises:
+            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release.
         """
+        self.optimizer.check_whole()
         batch = self.loader.current
         under_way = batch is not None and batch.step == self.steps_executed
         return {
