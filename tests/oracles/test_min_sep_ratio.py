@@ -104,7 +104,7 @@ def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
     made = mechanism(p, 2, c, warm=warm)
     law = (oracle.min_sep_warm if warm else oracle.min_sep_cold)(2, p, 2)
     matrix, grid = oracle.toeplitz(c, 2), np.array([0.05, 0.4, 1.2])
-    accountant = MinSepMonteCarlo(seed=9, progress=False, threads=1)
+    accountant = MinSepMonteCarlo(seed=9, profile_samples=200_000, progress=False, threads=1)
     estimate, upper = accountant.estimate(made, grid), accountant.profile(made, grid)
     least = accountant.guarantee(made, delta=delta).epsilon
     for remove in (True, False):
