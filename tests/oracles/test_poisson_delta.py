@@ -40,7 +40,7 @@ def test_epsilon_at_delta(p: float, sigma: float, steps: int, delta: float) -> N
         assert worst(p, sigma, steps, epsilon / (1 + SLACK)) >= delta * (1 - ROUNDING)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("p", "sigma"), CASES[:3])
 def test_profile_in_both_directions(p: float, sigma: float, steps: int) -> None:
     grid = np.array([0.01, 0.1, 0.5, 2.0])
