@@ -120,6 +120,12 @@ class PrivacyEngine:
             target_delta=target_delta,
             mechanism=mechanism,
         )
+        validation.check_types(
+            scheme=(scheme, Scheme),
+            strategy=(strategy, Strategy),
+            mechanism=(mechanism, MatrixMechanism),
+            data_loader=(data_loader, DataLoader),
+        )
         validation.check_module(module)
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, grad_sample_mode, loss_reduction)

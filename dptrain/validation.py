@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
+from torch.utils.data import DataLoader
 
 GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 
@@ -24,7 +26,15 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"module={module!r}: expected a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError("module is already wrapped for per-example gradients; pass the bare one")
+    if hasattr(module, "_orig_mod"):
+        raise ValueError("module is compiled, and hooks need eager mode: pass the module itself")
     for name, layer in module.named_modules():
+        if getattr(layer, "max_norm", None) is not None:
+            raise ValueError(
+                f"layer {name!r} is a {type(layer).__name__} with max_norm={layer.max_norm}: it "
+                "rescales the rows that a batch looks up, without noise, which tells who was in "
+                "it; use max_norm=None"
+            )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__}: it mixes the examples of a batch, so "
@@ -36,10 +46,11 @@ def check_module(module: nn.Module) -> None:
         raise ValueError(
             "module has no trainable parameter: set requires_grad=True on the layers to train"
         )
-    was_training = module.training
+    modes = {layer: layer.training for layer in module.modules()}
     module.train()
     errors = ModuleValidator.validate(module, strict=False)
-    module.train(was_training)
+    for layer, training in modes.items():  # a layer may be in another mode than its parent
+        layer.training = training
     if errors:
         raise ValueError(
             "module cannot be trained privately: "
@@ -95,6 +106,13 @@ def check_criterion(criterion: Any, mode: str, loss_reduction: str) -> None:
             f"criterion.reduction={reduction!r} but loss_reduction={loss_reduction!r}: make them "
             "equal"
         )
+    ignored = getattr(criterion, "ignore_index", -100)
+    if ignored != -100 and reduction == "mean" and mode != "ghost":  # -100 is torch's "not set"
+        raise ValueError(
+            f"the criterion has ignore_index={ignored} and reduction='mean': it divides by the "
+            "number of targets of the whole batch that count, which ties the examples together; "
+            "use reduction='sum' and loss_reduction='sum', or grad_sample_mode='ghost'"
+        )
     if getattr(criterion, "weight", None) is not None and reduction == "mean" and mode != "ghost":
         raise ValueError(
             "the criterion has class weights and reduction='mean': it divides by the weights of "
@@ -122,8 +140,19 @@ def check_choices(
         raise ValueError(f"grad_sample_mode={grad_sample_mode!r}: one of {GRAD_SAMPLE_MODES}")
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction={loss_reduction!r}: 'mean' or 'sum'")
+    _check_numbers(
+        max_grad_norm=max_grad_norm,
+        noise_multiplier=0.0 if noise_multiplier is None else noise_multiplier,
+        target_epsilon=1.0 if target_epsilon is None else target_epsilon,
+        target_delta=0.5 if target_delta is None else target_delta,
+    )
     if not 0 < max_grad_norm < float("inf"):
         raise ValueError(f"max_grad_norm={max_grad_norm}: must be positive and finite")
+    if target_delta is not None and not 0 < target_delta < 1:
+        raise ValueError(
+            f"target_delta={target_delta}: must lie strictly between 0 and 1, below 1/N, often "
+            "1/(2N) for N examples"
+        )
     if mechanism is not None:
         return
     if noise_multiplier is not None and target_epsilon is not None:
@@ -137,6 +166,27 @@ def check_choices(
         raise ValueError(
             "target_epsilon= needs target_delta=: below 1/N, often 1/(2N) for N examples"
         )
+
+
+def _check_numbers(**values: Any) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
+
+
+def check_types(**expected: tuple[Any, type | tuple[type, ...]]) -> None:
+    """Refuse arguments of another type; ``None`` passes.
+
+    Args:
+        expected: by the argument's name, its value and its type.
+
+    Raises:
+        TypeError: naming the argument and the value.
+    """
+    for name, (value, kind) in expected.items():
+        if value is not None and not isinstance(value, kind):
+            wanted = kind.__name__ if isinstance(kind, type) else [k.__name__ for k in kind]
+            raise TypeError(f"{name}={value!r}: expected a {wanted}")
 
 
 def check_only_mechanism(**others: object) -> None:
@@ -157,6 +207,8 @@ def dataset_of(data_loader: Any, dataset: Any, collate_fn: Any, num_workers: Any
     """
     if (data_loader is None) == (dataset is None):
         raise ValueError("give either data_loader= or dataset=, one of them")
+    if isinstance(dataset, DataLoader):
+        raise ValueError("dataset= is a DataLoader: pass it as data_loader=")
     if data_loader is None:
         return dataset
     if collate_fn is not None or num_workers is not None:

@@ -45,8 +45,8 @@ class PerExampleClipper:
         device = present[0].device
         squared = torch.zeros(len(weights), device=device)
         for g in present:
-            norm = torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=torch.float32)
-            squared += norm.to(device).square()
+            norm = torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=summing_dtype(g))
+            squared = squared + norm.to(device).square()
         factors, finite = clip_factors(squared.sqrt(), max_grad_norm, weights.to(device))
         whole = bool(finite.all())
         if not whole:
