@@ -59,7 +59,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 def test_violating_gaussian_is_accepted_at_most_as_often_as_stated(epsilon: float) -> None:
-    rule, repeats = verdict(0.1, 0.2, q=0.05), 400
+    rule, repeats = verdict(0.1, 0.2, q=0.05), 200
     bad = gaussian_sigma(epsilon, rule.violated)
     count = accepted(one_step(1.0), bad, epsilon, rule, repeats)
     assert binom.sf(count - 1, repeats, rule.failure) > TAIL
@@ -75,7 +75,7 @@ def test_acceptance_of_a_nearly_bernoulli_loss_is_the_binomial_one() -> None:
     P(Bin(s, p) ≤ s·δ'). The add direction has δ = 0 as ε > -log(1-p) and accepts always. Two
     binomial tails at 1e-9.
     """
-    epsilon, repeats = 0.5, 1000
+    epsilon, repeats = 0.5, 500
     rule = verdict(0.1, 0.2, q=0.05)
     law = one_step(rule.violated)
     pattern = oracle.poisson(1, rule.violated)
