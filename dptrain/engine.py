@@ -8,14 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModule
 from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import validation
 from dptrain.accounting import Accountant, calibrate
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.clipping import GhostClipper, GhostModule, PerExampleClipper
+from dptrain.clipping import GhostClipper, GhostModule, HookedModule, PerExampleClipper
 from dptrain.clipping.weights import summing_dtype
 from dptrain.guarantee import Guarantee
 from dptrain.ledger import StepLedger
@@ -127,6 +126,7 @@ class PrivacyEngine:
             data_loader=(data_loader, DataLoader),
         )
         validation.check_module(module)
+        validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, grad_sample_mode, loss_reduction)
         source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
@@ -167,7 +167,7 @@ class PrivacyEngine:
         )
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         wrapped, clipper = _per_example_gradients(
-            module, criterion, parameters, grad_sample_mode, loss_reduction
+            module, criterion, parameters, grad_sample_mode, loss_reduction, loader
         )
         private_optimizer = PrivateOptimizer(
             optimizer,
@@ -277,13 +277,17 @@ def _per_example_gradients(
     parameters: list[nn.Parameter],
     mode: str,
     loss_reduction: str,
+    loader: PrivateLoader,
 ) -> tuple[nn.Module, Clipper]:
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "ghost":
         ghost = GhostModule(module, loss_reduction=loss_reduction)
         return ghost, GhostClipper(ghost, criterion, parameters)
-    wrapped = GradSampleModule(
-        module, loss_reduction=loss_reduction, force_functorch=mode == "functorch"
+    wrapped = HookedModule(
+        module,
+        rows=lambda: None if loader.current is None else loader.current.rows,
+        loss_reduction=loss_reduction,
+        force_functorch=mode == "functorch",
     )
     return wrapped, PerExampleClipper(parameters)

@@ -59,6 +59,21 @@ def check_module(module: nn.Module) -> None:
         )
 
 
+def check_dtypes(module: nn.Module, mode: str) -> None:
+    """Refuse half precision where sums cannot be kept in float32.
+
+    Raises:
+        ValueError: naming the parameters.
+    """
+    half = [n for n, p in module.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)]
+    if mode == "ghost" and half:
+        raise ValueError(
+            f"parameter(s) {half} are in half precision, and grad_sample_mode='ghost' would round "
+            "norms and clipped sums to it, past the bound R; use grad_sample_mode='hooks', or "
+            "float32 parameters"
+        )
+
+
 def _groups(channels: int) -> int:
     return next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0)
 

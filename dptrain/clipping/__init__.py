@@ -1,6 +1,6 @@
 """Per-example norms and clipped sums on top of Opacus's grad-sample modes."""
 
 from dptrain.clipping.ghost import GhostClipper, GhostLoss, GhostModule
-from dptrain.clipping.per_example import PerExampleClipper
+from dptrain.clipping.per_example import HookedModule, PerExampleClipper
 
-__all__ = ["GhostClipper", "GhostLoss", "GhostModule", "PerExampleClipper"]
+__all__ = ["GhostClipper", "GhostLoss", "GhostModule", "HookedModule", "PerExampleClipper"]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain.clipping.graph import parameter_uses
@@ -32,6 +33,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         self._kept: dict[nn.Module, list[list[torch.Tensor]]] = {}
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._finite: torch.Tensor | None = None
+        self._rows = 0
         self._uses: set[tuple[Any, Any]] = set()
         self._names = {p: name for name, p in m.named_parameters()}
 
@@ -42,6 +44,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
             RuntimeError: if they do not cover all that the loss does with the parameters.
         """
         self._kept.clear()
+        self._rows = rows
         used = parameter_uses(loss.grad_fn)
         self._refuse(
             [node.variable for source, node in used if (source, node) not in self._uses],
@@ -137,6 +140,9 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         if self._finite is not None:
             self._sum_finite(module, forward_output[0].detach(), self._finite)
             return
+        # Calls are added up row by row: one on a row that all examples share would be no one's.
+        if not isinstance(module, RNNLinear):
+            check_rows(len(forward_output[0]), self._rows)
         activations: Any = module.activations
         self._kept.setdefault(module, []).append(activations[-1])
         super().capture_backprops_hook(

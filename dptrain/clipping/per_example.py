@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain.clipping.weights import check_rows, clip_factors, summing_dtype
+
+
+class HookedModule(GradSampleModule):
+    """Opacus's module; refuses a layer's call on anything but one row per example.
+
+    Opacus adds up the calls of a layer row by row: a second call on a single shared row would put
+    the gradient of all examples together into row 0, which the clipper takes for one example's.
+
+    Attributes:
+        rows: returns the number of rows of the batch at hand, ``None`` if there is none.
+    """
+
+    def __init__(self, m: nn.Module, *, rows: Callable[[], int | None], **kwargs: Any) -> None:
+        super().__init__(m, **kwargs)
+        self.rows = rows
+
+    def capture_backprops_hook(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Per-example gradients of one call of a layer."""
+        rows = self.rows()
+        # The steps of a packed sequence have fewer rows, in the order of the examples.
+        if self.hooks_enabled and rows is not None and not isinstance(module, RNNLinear):
+            check_rows(len(forward_output[0]), rows)
+        super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
 
 
 class PerExampleClipper:

@@ -372,3 +372,22 @@ def test_unusual_modules_are_clipped_to_the_reference(mode, micro):
     assert all(not g.any() for g in unused)
     rest = [p.grad.flatten() for part in (model.parts, model.last) for p in part.parameters()]
     torch.testing.assert_close(torch.cat(rest) * 8, expected, rtol=1e-5, atol=2e-6)
+
+
+class SharedRow(nn.Module):
+    """Calls one layer on the batch and on a single row that all examples share."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.norm(x) + self.norm(torch.arange(4.0)[None]))
+
+
+def test_a_layer_called_on_a_row_that_all_examples_share_is_refused(mode):
+    """Row 0 would hold the gradients of all examples, clipped as if it were one."""
+    data = TensorDataset(torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    private = make(SharedRow(), data, mode, scheme=everything_every_step(6, 1))
+    with pytest.raises(RuntimeError, match="1 per-example gradients for a batch of 6 rows"):
+        train(private)

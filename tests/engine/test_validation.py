@@ -78,3 +78,8 @@ def test_double_precision_models_train(mode):
     train(private)
     assert private.steps_executed == 2
     assert net[0].weight.dtype == torch.float64
+
+
+def test_ghost_mode_refuses_half_precision():
+    """Its norms and sums would be rounded to 8 bits before they are clipped or noised."""
+    refused("'0.weight'.*half precision", module=small_net().to(torch.bfloat16), mode="ghost")
