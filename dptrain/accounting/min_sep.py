@@ -59,7 +59,7 @@ class MinSepMonteCarlo(Accountant):
         seed: of all streams; by default 128 fresh bits a call. Recorded in the certificate.
         samples: samples a direction in :meth:`guarantee`; by default 60/δ.
         profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`; by default
-            as many as two hundred million steps hold (a few seconds), at least 100,000.
+            what two hundred million steps hold (a few seconds), within 10^5 and 10^6.
         failure_probability: chance q over the accountant's draws that a statement of kind
             CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
         max_samples: refuse jobs with more samples a direction than this.
@@ -267,7 +267,7 @@ class MinSepMonteCarlo(Accountant):
         return self.law(mechanism), mechanism.noise_multiplier, grid
 
     def _profile_size(self, law: MinSepLaw) -> int:
-        return self.profile_samples or max(100_000, 200_000_000 // law.steps)
+        return self.profile_samples or min(1_000_000, max(100_000, 200_000_000 // law.steps))
 
     def _check_job(self, samples: int, delta: float) -> None:
         if samples > self.max_samples:
