@@ -1,6 +1,7 @@
 """Per-example norms and clipped sums on top of Opacus's grad-sample modes."""
 
-from dptrain.clipping.ghost import GhostClipper, GhostLoss, GhostModule
+from dptrain.clipping.ghost import GhostClipper, GhostLoss
+from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
 
 __all__ = ["GhostClipper", "GhostLoss", "GhostModule", "HookedModule", "PerExampleClipper"]

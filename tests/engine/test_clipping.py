@@ -391,3 +391,33 @@ def test_a_layer_called_on_a_row_that_all_examples_share_is_refused(mode):
     private = make(SharedRow(), data, mode, scheme=everything_every_step(6, 1))
     with pytest.raises(RuntimeError, match="1 per-example gradients for a batch of 6 rows"):
         train(private)
+
+
+class Scaled(nn.Module):
+    """A layer without a rule of its own, and an input that Opacus does not pass on."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x, scale=1.0):
+        return scale * x @ self.weight
+
+
+class WithScaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scaled, self.last = Scaled(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.scaled(x, scale=50.0))
+
+
+def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
+    """One example, no noise: what is released must not be longer than R."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(1, 4), torch.randint(0, 3, (1,)))
+    scheme = everything_every_step(1, 1)
+    private = make(WithScaled(), data, mode, scheme=scheme, noise_multiplier=0.0, max_grad_norm=0.1)
+    train(private)
+    assert 0.09 < released(private, 1).norm() < 0.1 * (1 + 1e-5)
