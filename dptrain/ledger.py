@@ -12,23 +12,35 @@ import torch
 logger = logging.getLogger(__name__)
 
 
+PERIODS = (64, 61)
+
+
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
     """Hex digest of the bits of ``tensors``, in order, computed where they live.
 
-    Two 64-bit sums of the bit patterns, plain and weighted by position: they detect any accidental
-    difference (they are not meant to resist an adversary).
+    Sums of the bit patterns by tensor and by position modulo 64 and 61, folded with odd weights:
+    they detect any accidental difference (they are not meant to resist an adversary).
     """
-    text = []
-    for tensor in tensors:
-        bits = tensor.detach().contiguous().flatten()
-        words = bits.view(_INTEGER[bits.element_size()]).to(torch.int64)
-        position = torch.arange(1, 2 * len(words), 2, device=words.device)
-        text.append(torch.stack([words.sum(), (words * position).sum()]))
-    if not text:
+    sums = [_sums(tensor.detach()).cpu() for tensor in tensors]
+    if not sums:
         return ""
-    totals = torch.stack([pair.cpu() for pair in text])
-    order = torch.arange(1, 2 * len(totals), 2)[:, None]
-    return "".join(f"{int(v) & (2**64 - 1):016x}" for v in (totals * order).sum(0))
+    table = torch.stack(sums)
+    weights = torch.arange(1, 2 * table.numel(), 2).view_as(table) * 0x9E3779B97F4A7C1
+    totals = ((table * weights).sum(), (table ^ (table >> 31)).mul(weights).sum())
+    return "".join(f"{int(total) & (2**64 - 1):016x}" for total in totals)
+
+
+def _sums(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 sums of the tensor's words by position modulo each period, side by side."""
+    bits = tensor.contiguous().flatten()
+    words = bits.view(_INTEGER[bits.element_size()])
+    parts = []
+    for period in PERIODS:
+        whole = len(words) - len(words) % period
+        part = words[:whole].view(-1, period).sum(0, dtype=torch.int64)
+        part[: len(words) - whole] += words[whole:]
+        parts.append(part)
+    return torch.cat(parts)
 
 
 _INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -54,6 +66,8 @@ class StepLedger:
         self.mechanism_hash = mechanism_hash
         self.path = None if path is None else pathlib.Path(path)
         self.digests: list[str] = []
+        if self.path is not None and self.path.is_dir():
+            raise ValueError(f"ledger={self.path} is a folder: name a file")
         if self.path is not None and self.path.exists():
             self.digests = self._read(self.path)
         elif self.path is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,31 @@ from dptrain.optimizer import PrivateOptimizer
 from dptrain.randomness import global_state, restore_global_state
 from dptrain.sampling import PrivateLoader
 
+logger = logging.getLogger(__name__)
+
 FORMAT = 1
 SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
 )
+RESUME_NOTE = (
+    "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
+    "that no later step had been released in another version"
+)
+STATE_FIELDS = {
+    "mechanism",
+    "mechanism_hash",
+    "settings",
+    "steps_executed",
+    "guarantees",
+    "notes",
+    "module",
+    "optimizer",
+    "max_grad_norm",
+    "schedulers",
+    "ledger",
+    "private",
+}
 
 
 class PrivateTraining:
@@ -55,7 +76,7 @@ class PrivateTraining:
         self._initial_max_grad_norm = float(optimizer.max_grad_norm)
         self._target_delta = target_delta
         self._accountant = accountant
-        self._seed_given = seed_given
+        self._notes = (SEED_NOTE,) if seed_given else ()
         self._schedulers: list[Any] = []
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
@@ -99,8 +120,7 @@ class PrivateTraining:
             self._guarantees[delta] = account(
                 self.mechanism, delta=delta, accountant=self._accountant
             )
-        guarantee = self._guarantees[delta].after(self.steps_executed)
-        return guarantee.with_notes(SEED_NOTE) if self._seed_given else guarantee
+        return self._guarantees[delta].after(self.steps_executed).with_notes(*self._notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of :meth:`guarantee`."""
@@ -110,7 +130,12 @@ class PrivateTraining:
         """Make ``scheduler.step()`` tick once a logical step, and keep it in the checkpoint.
 
         With microbatches a loop calls it once a part; the calls inside a step do nothing.
+
+        Raises:
+            TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
         """
+        if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
+            raise TypeError(f"lr_scheduler={scheduler!r}: expected a torch learning-rate scheduler")
         tick = scheduler.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -126,8 +151,8 @@ class PrivateTraining:
         """Everything that a bit-identical continuation needs; plain values and tensors.
 
         ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
-        can subtract the noise. Publish the model, never the checkpoint. Taken in the middle of a
-        logical step, it is the state before that step.
+        can subtract the noise. Publish the model, never the checkpoint. It is a copy, which later
+        steps leave alone; taken in the middle of a logical step, it is the state before that step.
 
         Raises:
             RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release.
@@ -142,8 +167,9 @@ class PrivateTraining:
             "settings": self._settings(),
             "steps_executed": self.steps_executed,
             "guarantees": [g.to_json() for g in self._guarantees.values()],
-            "module": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "notes": list(self._notes),
+            "module": copy.deepcopy(self.module.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "schedulers": [_state_of(s) for s in self._schedulers],
             "ledger": list(self.optimizer.ledger.digests[: self.steps_executed]),
@@ -152,7 +178,6 @@ class PrivateTraining:
                 "loader": self.loader.state_dict(),
                 "rng": self._boundary_rng if under_way else global_state(),
                 "nonfinite_examples": self.nonfinite_examples,
-                "seed_given": self._seed_given,
             },
         }
 
@@ -165,6 +190,8 @@ class PrivateTraining:
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
+        if missing := sorted(STATE_FIELDS - set(state)):
+            raise ValueError(f"the checkpoint lacks {missing}; it is no state of a private run")
         if state["mechanism_hash"] != self.mechanism.hash:
             saved = MatrixMechanism.from_dict(state["mechanism"])
             raise ValueError(
@@ -195,7 +222,11 @@ class PrivateTraining:
         self.optimizer.max_grad_norm = state["max_grad_norm"]
         self.optimizer.restart_at(state["steps_executed"])
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
-        self._seed_given = private["seed_given"]
+        self._notes = tuple(state["notes"])
+        if self.optimizer.ledger.path is None and self.steps_executed:
+            note = RESUME_NOTE.format(self.steps_executed)
+            self._notes = tuple(dict.fromkeys((*self._notes, note)))
+            logger.warning("%s (ledger=PATH in make_private lets the run check it)", note)
         for text in state["guarantees"]:
             guarantee = Guarantee.from_json(text)
             self._guarantees[guarantee.delta] = guarantee

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson, account
+from dptrain.ledger import checksum
 
 from .conftest import everything_every_step, flat, images, make, separated, small_net, train
 
@@ -77,6 +78,39 @@ def test_checkpoint_guarantee_is_the_accountants_answer():
     assert promised.steps_planned == 6
 
 
+def test_a_state_is_a_copy_and_a_rollback_with_a_changed_step_is_refused():
+    private, model = run("hooks", stop_after=4, micro=None)
+    state, before = private.state_dict(), flat(model)
+    train(private, batches=2)
+    private.load_state_dict(state)
+    assert torch.equal(flat(model), before)
+    train(private, batches=2)  # the same two steps again: nothing new is released
+    private.load_state_dict(state)
+    torch.manual_seed(1)  # another dropout mask
+    with pytest.raises(RuntimeError, match="released before"):
+        train(private, batches=1)
+
+
+def test_resuming_without_a_ledger_is_noted_in_the_guarantee(tmp_path):
+    options = {"scheme": everything_every_step(24, 4), "target_delta": 1e-3}
+    for path, noted in ((None, True), (tmp_path / "ledger.jsonl", False)):
+        first = make(small_net(), images(), ledger=path, **options)
+        train(first, batches=2)
+        second = make(small_net(), images(), ledger=path, **options)
+        second.load_state_dict(through_disk(first.state_dict()))
+        assert ("resumed after 2 steps" in str(second.guarantee())) is noted
+
+
+def test_what_is_no_checkpoint_is_refused():
+    private = make(small_net(), images(), scheme=everything_every_step(24, 2))
+    with pytest.raises(ValueError, match="format"):
+        private.load_state_dict({})
+    with pytest.raises(ValueError, match="lacks"):
+        private.load_state_dict({"format": 1})
+    with pytest.raises(TypeError, match="scheduler"):
+        private.register_scheduler(object())
+
+
 def test_another_mechanism_is_refused():
     data = images()
     state = make(small_net(), data, scheme=everything_every_step(len(data), 3)).state_dict()
@@ -107,7 +141,9 @@ def test_private_things_are_in_the_private_part():
     private = make(small_net(), data, scheme=everything_every_step(len(data), 2))
     train(private, batches=1)
     state = private.state_dict()
-    public = {k: v for k, v in state.items() if k not in ("private", "module", "optimizer")}
+    public = {
+        k: v for k, v in state.items() if k not in ("private", "module", "optimizer", "notes")
+    }
     text = json.dumps(public, default=str)
     for word in ("seed", "rng", "nonfinite", "stream"):
         assert word not in text
@@ -146,6 +182,8 @@ def test_a_new_run_on_an_old_ledger_is_refused(tmp_path):
         train(make(small_net(), data, scheme=scheme, ledger=path, seed=6))
     with pytest.raises(ValueError, match="belongs to mechanism"):
         make(small_net(), data, scheme=scheme, noise_multiplier=3.0, ledger=path)
+    with pytest.raises(ValueError, match="folder"):
+        make(small_net(), data, scheme=scheme, ledger=tmp_path)
     path.write_text("{}\nnonsense\n")
     with pytest.raises(ValueError, match="cannot be read"):
         make(small_net(), data, scheme=scheme, ledger=path)
@@ -160,3 +198,23 @@ def test_a_ledger_line_cut_off_by_a_crash_is_dropped(tmp_path):
     private = make(small_net(), data, scheme=scheme, ledger=path)
     assert len(private.optimizer.ledger.digests) == 1
     assert path.read_text() == "".join(line + "\n" for line in whole.splitlines()[:2])
+
+
+def test_checksum_sees_one_bit_one_swap_and_one_move():
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(300, 70, generator=generator), torch.randn(5, generator=generator)]
+    seen = {checksum(tensors)}
+    changes = 0
+    for row in range(0, 300, 7):
+        bit = [t.clone() for t in tensors]
+        bit[0][row, 3] = torch.nextafter(bit[0][row, 3], torch.tensor(9.0))
+        swap = [t.clone() for t in tensors]
+        swap[0][row, 5], swap[0][row, 69] = tensors[0][row, 69], tensors[0][row, 5]  # 64 apart
+        for changed in (bit, swap):
+            seen.add(checksum(changed))
+            changes += 1
+    seen.add(checksum([tensors[0].flatten(), tensors[1], torch.ones(1)]))
+    seen.add(checksum(tensors[::-1]))
+    assert len(seen) == 1 + changes + 2
+    assert checksum([t.clone() for t in tensors]) in seen
+    assert checksum([]) == ""
