@@ -17,13 +17,13 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting import certificate_cache, gaussian
 from dptrain.accounting.hockey_stick import hockey_stick
-from dptrain.accounting.min_sep_law import DIRECTIONS, Direction, MinSepLaw
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
 from dptrain.accounting.min_sep_loss import loss_chunks
 from dptrain.accounting.verify import Verdict, samples_needed
 
 Array = npt.NDArray[np.float64]
 
-METHOD = 1  # raise it when the meaning of a certificate changes: it is part of the cache's key
+METHOD = 2  # raise it when the meaning of a certificate changes: it is part of the cache's key
 STEP = 1.01
 # Steps of the grid around the estimate; shared noise makes a further σ cheap, and the far ones
 # catch an estimate that came out too low before the unamplified Gaussian has to.
@@ -76,8 +76,9 @@ def certify_noise(
     * Privacy grows with σ. Let σ_j be the largest grid point that is not (ε, δ_v)-DP. A bad σ is
       released only if σ_j is accepted: a single event, whatever the other verdicts. σ_j violates
       at least one direction, and acceptance needs both, so that event has probability ≤ q with
-      q not doubled, and neither the directions nor the σ need samples independent of each other.
-      Hence one set of normals serves the whole grid.
+      q not doubled, and neither the directions nor the σ need samples independent of each other:
+      only the s samples of one σ in one direction do. Hence one set of normals serves the whole
+      grid and both directions.
     * Given the grid, all of this holds whatever the grid is, as long as the verifying samples are
       independent of it. Estimate and verification draw from different streams of one seed, so the
       estimate may choose the grid.
@@ -132,8 +133,8 @@ def certify_noise(
     certificate = {
         "request": request,
         "seed": str(seed),
-        "streams": f"SFC64 of SeedSequence([seed, purpose, direction], spawn_key=(chunk,)); "
-        f"purpose {ESTIMATE} estimate, {VERIFY} verify; direction 0 remove, 1 add",
+        "streams": "SFC64 of SeedSequence([seed, purpose], spawn_key=(chunk,)), shared by the "
+        f"directions; purpose {ESTIMATE} estimate (and its round), {VERIFY} verify",
         "chunks": {"samples": law.lanes, "count": -(-verdict.samples // law.lanes)},
         "epsilon_slack": SLACK,
         "violated": verdict.violated,
@@ -168,75 +169,54 @@ def verify_grid(
 ) -> list[dict[str, Any]]:
     """Verdicts for ascending σ: a JSON-ready row each, see :func:`certify_noise`.
 
-    A row carries for each direction the mean over the samples it used and whether it was accepted;
-    a direction is ``None`` where a larger σ (or the other direction) had already rejected.
+    A row carries for each direction the mean over the samples it used and whether it was accepted:
+    ``None`` where a larger σ or the other direction was rejected before this one was decided. Both
+    directions read the same normals, so they end at the same number of samples.
     """
     rows: list[dict[str, Any]] = [
         {"noise_multiplier": float(sigma), "remove": None, "add": None, "accepted": False}
         for sigma in sigmas
     ]
-    lowest = 0  # every σ below has been ruled out
+    standing = [row["noise_multiplier"] for row in rows]
+    lowest, used = 0, 0  # every σ below lowest has been ruled out
+    sums = np.zeros((len(DIRECTIONS), len(rows)))
+    limit = verdict.samples * verdict.threshold
+
+    def record(row: int, decisions: Sequence[bool | None]) -> None:
+        for index, direction in enumerate(DIRECTIONS):
+            mean = float(sums[index, row]) / used
+            rows[row][direction] = {"mean": mean, "samples": used, "accepted": decisions[index]}
+
+    if not rows:
+        return rows
     with tqdm(
         total=2 * verdict.samples, desc="certify σ", unit="sample", unit_scale=True,
         disable=not progress, delay=2.0,
     ) as bar:  # fmt: skip
-        for direction in DIRECTIONS:
-            lowest = _verify_direction(
-                law, rows, lowest, direction, epsilon - SLACK, verdict, seed, threads, bar
-            )
-    for row in rows[lowest:]:
-        row["accepted"] = True
+        for block in loss_chunks(
+            law, standing, "both", seed=[seed, VERIFY], samples=verdict.samples,
+            threads=threads, shrinking=True,
+        ):  # fmt: skip
+            terms = hockey_stick(block[:, block.shape[1] - len(standing) :], epsilon - SLACK)
+            sums[:, lowest:] += terms.sum(axis=2)
+            used += block.shape[2]
+            bar.update(2 * block.shape[2])
+            # The factor covers the rounding of the sum, on the side of rejection.
+            over = sums * (1 + 1e-12) > limit
+            rejected = np.nonzero(over[:, lowest:].any(axis=0))[0] + lowest
+            if rejected.size:
+                last = int(rejected[-1])
+                for row in range(lowest, last + 1):
+                    record(row, [False if over[index, row] else None for index in (0, 1)])
+                del standing[: last + 1 - lowest]
+                lowest = last + 1
+            if not standing:
+                break
+    for row in range(lowest, len(rows)):
+        record(row, (True, True))
+        rows[row]["accepted"] = True
+    assert lowest == len(rows) or used == verdict.samples
     return rows
-
-
-def _verify_direction(
-    law: MinSepLaw,
-    rows: list[dict[str, Any]],
-    lowest: int,
-    direction: Direction,
-    epsilon: float,
-    verdict: Verdict,
-    seed: int,
-    threads: int,
-    bar: Any,
-) -> int:
-    """Fill in the verdicts of rows[lowest:]; the index of the smallest σ still standing."""
-    if lowest == len(rows):
-        return lowest
-    sums, used = np.zeros(len(rows)), 0
-    limit = verdict.samples * verdict.threshold
-    standing = [row["noise_multiplier"] for row in rows[lowest:]]
-    losses = loss_chunks(
-        law,
-        standing,
-        direction,
-        seed=[seed, VERIFY, DIRECTIONS.index(direction)],
-        samples=verdict.samples,
-        threads=threads,
-        shrinking=True,
-    )
-    for block in losses:
-        terms = hockey_stick(block[len(block) - len(standing) :], epsilon)
-        sums[lowest:] += terms.sum(axis=1)
-        used += block.shape[1]
-        bar.update(block.shape[1])
-        # The factor covers the rounding of the sum, on the side of rejection.
-        over = [i for i in range(lowest, len(rows)) if sums[i] * (1 + 1e-12) > limit]
-        if over:
-            for i in range(lowest, over[-1] + 1):
-                rows[i][direction] = _record(sums[i], used, False if i in over else None)
-            del standing[: over[-1] + 1 - lowest]
-            lowest = over[-1] + 1
-        if not standing:
-            break
-    for i in range(lowest, len(rows)):
-        rows[i][direction] = _record(sums[i], used, True)
-    return lowest
-
-
-def _record(total: float, used: int, accepted: bool | None) -> dict[str, Any]:
-    """One verdict; ``None`` if a larger σ was rejected before this one was decided."""
-    return {"mean": float(total) / used, "samples": used, "accepted": accepted}
 
 
 def _estimate(
@@ -252,20 +232,17 @@ def _estimate(
 
     def deltas(sigmas: list[float], hits: float, label: int) -> Array:
         samples = math.ceil(hits / target)
-        worst = np.zeros(len(sigmas))
+        totals = np.zeros((len(DIRECTIONS), len(sigmas)))
         with tqdm(
             total=2 * samples, desc="estimate σ", unit="sample", unit_scale=True,
             disable=not progress, delay=2.0, leave=False,
         ) as bar:  # fmt: skip
-            for index, direction in enumerate(DIRECTIONS):
-                total = np.zeros(len(sigmas))
-                for block in loss_chunks(
-                    law, sigmas, direction, seed=[seed, ESTIMATE, index, label],
-                    samples=samples, threads=threads,
-                ):  # fmt: skip
-                    total += hockey_stick(block, epsilon).sum(axis=1)
-                    bar.update(block.shape[1])
-                worst = np.maximum(worst, total / samples)
+            for block in loss_chunks(
+                law, sigmas, "both", seed=[seed, ESTIMATE, label], samples=samples, threads=threads
+            ):
+                totals += hockey_stick(block, epsilon).sum(axis=2)
+                bar.update(2 * block.shape[2])
+        worst: Array = totals.max(axis=0) / samples
         return worst
 
     # Coarse: walk down from the unamplified Gaussian until the target is exceeded.

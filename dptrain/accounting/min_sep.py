@@ -171,7 +171,8 @@ class MinSepMonteCarlo(Accountant):
         A grid point is accepted if the mean of (1 - e^{ε-L})_+ is at most δ' in both directions,
         with δ' such that exp(-s·KL(δ'‖δ)) ≤ q. Let ε_j be the largest grid point with true δ(ε_j) >
         δ; the answer is wrong only if ε_j was accepted, which has probability ≤ q, because the
-        answer is the least ε such that it and all larger points accept. The largest point is the
+        answer is the least ε such that it and all larger points accept. (So the directions may, and
+        do, share their normals.) The largest point is the
         unamplified Gaussian's ε and needs no verdict.
 
         Raises:
@@ -286,11 +287,11 @@ class MinSepMonteCarlo(Accountant):
             total=2 * samples, desc="privacy losses", unit="sample", unit_scale=True,
             disable=not self.progress, delay=2.0,
         ) as bar:  # fmt: skip
-            for index, direction in enumerate(DIRECTIONS):
-                for block in loss_chunks(
-                    law, [sigma], direction, seed=[*stream, index], samples=samples,
-                    threads=self.threads or default_threads(),
-                ):  # fmt: skip
-                    totals[index] += hockey_stick_moments(block[0], grid)
-                    bar.update(block.shape[1])
+            for block in loss_chunks(
+                law, [sigma], "both", seed=stream, samples=samples,
+                threads=self.threads or default_threads(),
+            ):  # fmt: skip
+                for index in range(len(DIRECTIONS)):
+                    totals[index] += hockey_stick_moments(block[index, 0], grid)
+                bar.update(2 * block.shape[2])
         return totals / samples

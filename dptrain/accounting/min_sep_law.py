@@ -95,7 +95,7 @@ class MinSepLaw:
     @property
     def lanes(self) -> int:
         """Samples a chunk: :data:`LANES`, or fewer so that a chunk stays within CHUNK_BYTES."""
-        rows = 4 * self.block_rows + 4 * self.bands + 8 * self.min_sep  # windows of eight σ
+        rows = 8 * self.block_rows + 3 * self.bands + 12 * self.min_sep  # windows of six σ, twice
         events = 4 * (self.steps // self.min_sep + 1)
         return max(1, min(LANES, CHUNK_BYTES // (8 * (rows + events))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +35,12 @@ class Recursion(ABC):
         self.lanes = lanes
 
     @abstractmethod
-    def step(self, row: int, exponent: torch.Tensor, half_norm: float) -> None:
-        """Compute f_row from u of shape (lanes,) and h; may overwrite ``exponent``."""
+    def consume(self, first_row: int, exponents: torch.Tensor, half_norms: Sequence[float]) -> None:
+        """Compute f_i for rows first_row, …, first_row+k-1, the last of them first.
+
+        ``exponents`` holds u, shape (k, lanes), contiguous, and is overwritten; ``half_norms``
+        holds the k values h.
+        """
 
     @abstractmethod
     def log_ratio(self, warm_start: bool) -> Array:
@@ -45,30 +50,48 @@ class Recursion(ABC):
 class LinearRecursion(Recursion):
     """The recursion on f itself, with a logarithmic scale per sample that is renewed now and then.
 
-    One exponential and three multiplications an element; equal to :class:`LogRecursion` as long as
-    nothing overflows or vanishes between two renewals, which :func:`rescale_interval` decides.
+    One exponential and one fused multiplication an element: kept is g_i = f_i / r^{n-i}, for which
+    the recursion reads ``g_i = ((1-p)/r) g_{i+1} + (p/r^b) exp(u_i - h_i) g_{i+b}``, and r = 1-p
+    spares the first product. (Where 1-p is small its powers are not: then r = 1.) Equal to
+    :class:`LogRecursion` as long as nothing overflows or vanishes between two renewals, which
+    :func:`rescale_interval` decides.
     """
 
     def __init__(self, *, probability: float, min_sep: int, lanes: int, rescale_every: int) -> None:
         super().__init__(probability=probability, min_sep=min_sep, lanes=lanes)
         self._every = rescale_every
         self._since = 0
+        self._consumed = 0
+        self._log_gauge = log_gauge(probability)
         self._window = torch.ones((min_sep, lanes), dtype=torch.float64)
         self._rows = list(self._window)
         self._kept = torch.empty(lanes, dtype=torch.float64)
         self._log_scale = torch.zeros(lanes, dtype=torch.float64)
 
-    def step(self, row: int, exponent: torch.Tensor, half_norm: float) -> None:
-        """See :meth:`Recursion.step`."""
-        after = self._rows[(row + 1) % self.min_sep]
-        current = self._rows[row % self.min_sep]
-        weight = self.probability * math.exp(-half_norm)
-        torch.exp(exponent, out=exponent)
-        torch.mul(after, 1.0 - self.probability, out=self._kept)
-        torch.addcmul(self._kept, exponent, current, value=weight, out=current)
-        self._since += 1
-        if self._since == self._every:
-            self._rescale()
+    def consume(self, first_row: int, exponents: torch.Tensor, half_norms: Sequence[float]) -> None:
+        """See :meth:`Recursion.consume`."""
+        if self._consumed == 0 and self._log_gauge != 0.0:
+            # g_{n+j} = r^j: row n is the one after the last row consumed first.
+            n = first_row + len(half_norms)
+            for j in range(self.min_sep):
+                self._rows[(n + j) % self.min_sep].fill_(math.exp(j * self._log_gauge))
+        # numpy's exponential takes half the time of torch's, and one call does the whole block.
+        block = exponents.numpy()
+        np.exp(block, out=block)
+        factors = exponents.unbind()
+        weight = self.probability * math.exp(-self.min_sep * self._log_gauge)
+        for position in range(len(half_norms) - 1, -1, -1):
+            row = first_row + position
+            after = self._rows[(row + 1) % self.min_sep]
+            current = self._rows[row % self.min_sep]
+            if self._log_gauge == 0.0:
+                after = torch.mul(after, 1.0 - self.probability, out=self._kept)
+            value = weight * math.exp(-half_norms[position])
+            torch.addcmul(after, factors[position], current, value=value, out=current)
+            self._since += 1
+            if self._since == self._every:
+                self._rescale()
+        self._consumed += len(half_norms)
 
     def _rescale(self) -> None:
         top = self._rows[0].clone()
@@ -84,10 +107,12 @@ class LinearRecursion(Recursion):
         """See :meth:`Recursion.log_ratio`."""
         total = self._rows[0].clone()
         if warm_start:
-            for row in self._rows[1:]:
-                torch.add(total, row, alpha=self.probability, out=total)
+            for j, row in enumerate(self._rows[1:], start=1):
+                weight = self.probability * math.exp(-j * self._log_gauge)
+                torch.add(total, row, alpha=weight, out=total)
             total /= 1.0 + (self.min_sep - 1) * self.probability
-        result: Array = (torch.log(total) + self._log_scale).numpy()
+        log_scale = self._log_scale + self._consumed * self._log_gauge
+        result: Array = (torch.log(total) + log_scale).numpy()
         assert np.isfinite(result).all(), "linear recursion left the range of float64"
         return result
 
@@ -101,12 +126,15 @@ class LogRecursion(Recursion):
         self._log_p = math.log(probability)
         self._log_not_p = math.log1p(-probability) if probability < 1 else -math.inf
 
-    def step(self, row: int, exponent: torch.Tensor, half_norm: float) -> None:
-        """See :meth:`Recursion.step`."""
-        current = self._window[row % self.min_sep]
-        after = self._window[(row + 1) % self.min_sep]
-        taken = exponent.numpy() + (self._log_p - half_norm) + current
-        np.logaddexp(after + self._log_not_p, taken, out=current)
+    def consume(self, first_row: int, exponents: torch.Tensor, half_norms: Sequence[float]) -> None:
+        """See :meth:`Recursion.consume`."""
+        block = exponents.numpy()
+        for position in range(len(half_norms) - 1, -1, -1):
+            row = first_row + position
+            current = self._window[row % self.min_sep]
+            after = self._window[(row + 1) % self.min_sep]
+            taken = block[position] + (self._log_p - half_norms[position]) + current
+            np.logaddexp(after + self._log_not_p, taken, out=current)
 
     def log_ratio(self, warm_start: bool) -> Array:
         """See :meth:`Recursion.log_ratio`."""
@@ -119,6 +147,11 @@ class LogRecursion(Recursion):
         return total - math.log1p((self.min_sep - 1) * self.probability)
 
 
+def log_gauge(probability: float) -> float:
+    """log r of :class:`LinearRecursion`: r = 1-p, or 1 where p is above one half."""
+    return math.log1p(-probability) if probability <= 0.5 else 0.0
+
+
 def rescale_interval(
     *, probability: float, min_sep: int, warm_start: bool, norm: float, sigma: float
 ) -> int | None:
@@ -127,13 +160,15 @@ def rescale_interval(
     Any pattern takes part at most once in b rows, so R = kb rows multiply f by at most k factors of
     size exp(±U), U bounding the exponents: noise within 12 standard deviations (a breach has
     probability 4e-33 an element and would be caught) plus a signal of at most 2‖c‖²/σ² and the half
-    norm. Within the window, entries differ by (1-p)^b at worst; for p = 1 the b chains are separate
-    and one that vanishes beside the others counts nothing, unless it is the only one asked for.
+    norm, and the gauge adds r^{-b} a factor. Within the window, entries differ by (1-p)^b at worst
+    and by the gauge once more; for p = 1 the b chains are separate and one that vanishes beside the
+    others counts nothing, unless it is the only one asked for.
     """
-    bound = 12.0 * norm / sigma + 2.5 * (norm / sigma) ** 2
+    gauge = -min_sep * log_gauge(probability)
+    bound = 12.0 * norm / sigma + 2.5 * (norm / sigma) ** 2 + gauge
     spread = 0.0
     if probability < 1.0:
-        spread = -min_sep * math.log1p(-probability)
+        spread = gauge - min_sep * math.log1p(-probability)
     elif min_sep > 1 and not warm_start:
         return None
     factors = int((SAFE_EXPONENT - spread) / bound) - 1

@@ -193,9 +193,50 @@ def test_sampled_losses_have_the_law_of_direct_simulation(
         assert abs(gap).max() / len(row) < 3.1 * math.sqrt(2 / len(row))
 
 
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("p", [0.1, 0.7, 1.0])
+@pytest.mark.parametrize(("bands", "b", "n"), [(3, 4, 45), (3, 3, 2), (20, 23, 70), (1, 1, 32)])
+@pytest.mark.parametrize("sigmas", [[1.3], [2.0, 1.3]])
+def test_both_directions_are_the_ratio_of_the_outputs_drawn(
+    bands: int, b: int, n: int, p: float, warm: bool, sigmas: list[float]
+) -> None:
+    # The draws are replayed (participations, then z from the last block of rows to the first) and
+    # y = C x + σ z is formed with a dense matrix.
+    c = [0.5, 1.1, *np.linspace(0.9, 0.1, 18)][:bands]
+    law, size = make_law(c, p, b, n, warm), 40
+    source = rng(11)
+    x, z = np.zeros((n, size)), np.zeros((n, size))
+    x[participations(law, source, size)] = 1
+    for stop in range(n, 0, -law.block_rows):
+        start = max(0, stop - law.block_rows)
+        z[start:stop] = source.standard_normal((stop - start, size))
+    both = sample_losses(law, sigmas, "both", rng(11), size)
+    for index, sigma in enumerate(sigmas):
+        remove = log_ratio(law, sigma, dense(c, n) @ x + sigma * z)
+        add = -log_ratio(law, sigma, sigma * z)
+        np.testing.assert_allclose(both[0, index], remove, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(both[1, index], add, rtol=0, atol=1e-10)
+    alone = sample_losses(law, sigmas, "remove", rng(11), size)
+    np.testing.assert_allclose(alone, both[0], rtol=0, atol=1e-10)
+
+
+def test_losses_for_one_noise_level_do_not_depend_on_the_others() -> None:
+    law = make_law([1.0, 0.5], 0.2, 3, 40, True)
+    many = sample_losses(law, [0.9, 1.0, 1.7], "both", rng(6), 99)
+    one = sample_losses(law, [1.0], "both", rng(6), 99, several=True)
+    np.testing.assert_array_equal(one[:, 0], many[:, 1])
+
+
 def test_losses_do_not_depend_on_the_number_of_threads() -> None:
     law = make_law([1.0, 0.5], 0.2, 3, 20, True)
     samples = 3 * law.lanes + 17
+    both = [
+        np.concatenate(
+            list(loss_chunks(law, [1.0], "both", seed=[7, 1], samples=samples, threads=k)), axis=2
+        )
+        for k in (1, 3)
+    ]
+    np.testing.assert_array_equal(both[0], both[1])
     runs = [
         np.concatenate(
             list(loss_chunks(law, [1.0], "remove", seed=[7, 1], samples=samples, threads=k)), axis=1
@@ -215,8 +256,8 @@ def test_memory_of_a_chunk_is_bounded(bands: int, b: int, n: int) -> None:
 
     law = make_law(np.ones(bands), 1 / (b + 5), b, n, True)
     tracemalloc.start()  # numpy reports its arrays; torch's are the window of b rows
-    sample_losses(law, [50.0], "remove", rng(1), law.lanes)
-    peak = tracemalloc.get_traced_memory()[1] + 8 * b * law.lanes
+    sample_losses(law, [50.0], "both", rng(1), law.lanes)
+    peak = tracemalloc.get_traced_memory()[1] + 2 * 8 * b * law.lanes
     tracemalloc.stop()
     assert peak < 160e6
     if b == 16:
