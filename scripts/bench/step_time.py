@@ -1,10 +1,11 @@
 """Time of one training step: ours against stock Opacus and against ordinary training.
 
 Same model, same batch, same loss; clipping, noise and update included, data loading left out.
-The sides take turns within one process, so that a drift of the machine's speed hits all of them;
-the ratio printed is the median over rounds of the ratio within a round.
+The sides take turns within one process, so that a drift of the machine's speed hits all of them,
+each with an untimed step first; the ratio printed is the median over rounds of the ratio within a
+round.
 
-    python scripts/bench/step_time.py [--device cpu] [--rounds 15] [--models vgg mlp] [--json FILE]
+    python scripts/bench/step_time.py [--device cpu] [--rounds 9] [--models vgg mlp] [--json FILE]
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def once(step: Step, device: str) -> float:
 
 def measure(name: str, device: str, mode: str, rounds: int, bands: int) -> dict[str, Any]:
     """Medians in seconds and ratios within rounds, for one model and clipping mode."""
-    steps = max(rounds + 3, bands)
+    steps = max(2 * (rounds + 2), bands)
     sides = {
         "ordinary": plain(name, device),
         "opacus": stock(name, device, mode),
@@ -155,6 +156,7 @@ def measure(name: str, device: str, mode: str, rounds: int, bands: int) -> dict[
     for number in range(rounds + 2):
         order = list(sides) if number % 2 else list(reversed(sides))
         for side in order:
+            once(sides[side], device)  # brings back its own memory, which others have used since
             seconds = once(sides[side], device)
             if number >= 2:  # warm-up
                 times[side].append(seconds)
@@ -182,7 +184,7 @@ def main() -> None:
     """Print the table; optionally write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--bands", type=int, default=16)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--modes", nargs="+", default=["hooks", "functorch", "ghost"])

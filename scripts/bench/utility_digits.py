@@ -44,7 +44,7 @@ from recipes.models import vgg
 HERE = pathlib.Path(__file__).parent
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
 METHODS = ("opacus", "identity", "bandmf")
-RATES = (0.03, 0.06, 0.125, 0.25, 0.5)
+RATES = (0.0075, 0.015, 0.03, 0.06, 0.125, 0.25, 0.5)
 TUNING_SEEDS = (100, 101)
 SEEDS = (0, 1, 2, 3, 4)
 STEPS, BATCHES_PER_EPOCH, MIN_SEP, BANDS = 300, 15, 10, 10
