@@ -16,7 +16,7 @@ DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 # Samples advanced together: long enough to hide the cost of a call, short enough for the caches,
 # and below the size at which torch would split one operation over its own threads.
-LANES = 8192
+LANES = 4096
 CHUNK_BYTES = 64 << 20
 
 
