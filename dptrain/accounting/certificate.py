@@ -27,7 +27,7 @@ METHOD = 2  # raise it when the meaning of a certificate changes: it is part of 
 STEP = 1.01
 # Steps of the grid around the estimate; shared noise makes a further σ cheap, and the far ones
 # catch an estimate that came out too low before the unamplified Gaussian has to.
-OFFSETS = (-1, 0, 1, 2, 4, 8)
+OFFSETS = (-1, 0, 1, 2, 4, 8, 16)
 # The loss is evaluated at ε - SLACK: covers its rounding (below 1e-10) a hundred times over.
 SLACK = 1e-9
 ESTIMATE, VERIFY = 0, 1  # purposes of the random streams, never shared

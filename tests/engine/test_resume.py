@@ -209,7 +209,7 @@ def test_checksum_sees_one_bit_one_swap_and_one_move():
         bit = [t.clone() for t in tensors]
         bit[0][row, 3] = torch.nextafter(bit[0][row, 3], torch.tensor(9.0))
         swap = [t.clone() for t in tensors]
-        swap[0][row, 5], swap[0][row, 69] = tensors[0][row, 69], tensors[0][row, 5]  # 64 apart
+        swap[0][row, 5], swap[0][row, 69] = tensors[0][row, 69], tensors[0][row, 5]
         for changed in (bit, swap):
             seen.add(checksum(changed))
             changes += 1
