@@ -1,0 +1,163 @@
+"""Certificates of σ against mechanisms with a known δ."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+
+from dptrain.accounting import gaussian
+from dptrain.accounting.certificate import (
+    STEP,
+    certify_noise,
+    declare_grid,
+    verify_grid,
+)
+from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
+from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
+
+# One step, always taken: N(1, σ²) against N(0, σ²), whose δ is known in closed form.
+GAUSSIAN = MinSepLaw(coefficients=np.ones(1), probability=1.0, min_sep=1, steps=1, warm_start=False)
+# One step, taken with p = .1: (1-p) N(0, σ²) + p N(1, σ²) against N(0, σ²).
+SAMPLED = MinSepLaw(coefficients=np.ones(1), probability=0.1, min_sep=1, steps=1, warm_start=False)
+
+
+def sigma_of(epsilon: float, delta: float) -> float:
+    return 1.0 / gaussian.largest_mu(epsilon, delta)
+
+
+def sampled_delta(epsilon: float, sigma: float) -> float:
+    """δ of SAMPLED in the remove direction, the larger one: (P - e^ε Q)_+ = p (N - e^{ε'} Q)_+."""
+    shifted = math.log1p(math.expm1(epsilon) / 0.1)
+    return 0.1 * float(gaussian.delta(shifted, 1 / sigma))
+
+
+def verdicts(sigmas: list[float], verdict: Verdict, seed: int = 1, epsilon: float = 1.0) -> list:
+    return verify_grid(
+        GAUSSIAN, sigmas, epsilon=epsilon, verdict=verdict, seed=seed, threads=1, progress=False
+    )
+
+
+def test_clear_cases_are_decided_rightly() -> None:
+    verdict = overall_delta(0.01, 20_000)
+    # δ = 3δ' is accepted, and δ = δ'/3 rejected, with probability below 1e-20 (Chernoff).
+    bad, good, better = (sigma_of(1.0, 0.01 * k) for k in (3, 1 / 3, 1 / 5))
+    rows = verdicts([bad, good, better], verdict)
+    assert [row["accepted"] for row in rows] == [False, True, True]
+    assert rows[0]["remove"]["accepted"] is False
+    assert rows[0]["remove"]["samples"] < verdict.samples  # rejected early
+    # Both directions read the same samples, and end with the first rejection in either.
+    assert rows[0]["add"]["samples"] == rows[0]["remove"]["samples"]
+    assert rows[0]["add"]["accepted"] is not True
+    for row in rows[1:]:
+        for direction in DIRECTIONS:
+            # 6 sigma, with variance at most the mean (values in [0, 1]).
+            true = float(gaussian.delta(1.0, 1 / row["noise_multiplier"]))
+            assert abs(row[direction]["mean"] - true) < 6 * math.sqrt(true / verdict.samples)
+            assert row[direction]["samples"] == verdict.samples
+
+
+def test_a_larger_noise_that_is_rejected_rules_out_the_smaller() -> None:
+    verdict = overall_delta(0.01, 20_000)
+    good, bad = sigma_of(1.0, 0.003), sigma_of(1.0, 0.03)
+    # verify_grid trusts the order it is given: here the "larger" entry is the bad one.
+    rows = verdicts([good, bad], verdict)
+    assert [row["accepted"] for row in rows] == [False, False]
+    assert rows[0]["remove"]["accepted"] is None
+
+
+def test_false_acceptance_stays_below_q() -> None:
+    threshold, violated, samples = 0.05, 0.10, 60
+    q = failure_probability(threshold, violated, samples)
+    assert 0.3 < q < 0.45
+    verdict = Verdict(samples, threshold, violated, q, 1.0)
+    sigma = sigma_of(1.0, violated)  # largest μ is rounded down: δ is δ_v to 1e-9
+    attempts = 400
+    wrong = sum(verdicts([sigma], verdict, seed)[0]["accepted"] for seed in range(attempts))
+    assert wrong <= attempts * q + 6 * math.sqrt(attempts * q * (1 - q))  # 6 sigma
+
+
+def certify(**changes: object) -> dict:
+    arguments = dict(epsilon=1.0, delta=0.02, seed=5, threads=2, progress=False)
+    return certify_noise(SAMPLED, **{**arguments, **changes})  # type: ignore[arg-type]
+
+
+def test_certified_noise_is_sufficient_and_not_wasteful() -> None:
+    certificate = certify()
+    sigma = certificate["noise_multiplier"]
+    # Insufficient with probability ≤ q.
+    assert certificate["failure_probability"] < 1e-3
+    assert sampled_delta(1.0, sigma) <= certificate["violated"] < 0.02
+    # At 1.01^6 times this σ, δ would be below .7 δ', which is rejected with probability
+    # exp(-s·KL(δ'‖.7δ')) < 2e-3; the seed is fixed.
+    assert sampled_delta(1.0, sigma / STEP**6) > 0.7 * 0.01
+    assert sigma < 0.9 * certificate["ceiling"]["noise_multiplier"]
+    assert certificate["ceiling"]["noise_multiplier"] == sigma_of(1.0, certificate["violated"])
+    assert certificate["delta_proved"] <= 0.02
+    assert certificate["request"]["samples"] == samples_needed(0.02).samples
+    assert certificate["seed"] == "5"
+
+
+def test_certificate_is_json_and_independent_of_threads() -> None:
+    one, many = certify(threads=1), certify(threads=3)
+    assert json.loads(json.dumps(one, allow_nan=False)) == one == many
+    assert certify(seed=6)["grid"] != one["grid"]
+    fresh = {certify(seed=None)["seed"] for _ in range(2)}
+    assert len(fresh) == 2
+
+
+def test_the_estimate_and_the_verification_share_no_stream() -> None:
+    from dptrain.accounting import certificate as module
+
+    assert module.ESTIMATE != module.VERIFY
+    states = {
+        tuple(np.random.SeedSequence([9, *key], spawn_key=(0,)).generate_state(4))
+        for key in [(0, 0), (0, 1), (0, 2), (0, 199), (1,), (2,), (3,)]
+    }
+    assert len(states) == 7
+
+
+def test_declared_grid_is_powers_below_the_ceiling() -> None:
+    grid = declare_grid(2.0, 2.05)
+    assert grid == sorted(grid)
+    assert all(STEP**k < 2.05 for k in grid)
+    assert abs(STEP ** grid[1] / 2.0 - 1) < 0.006
+    assert declare_grid(2.0, 1.0) == []
+
+
+def test_cache_returns_the_first_certificate(tmp_path: pathlib.Path) -> None:
+    first = certify(cache=tmp_path / "new")
+    assert certify(cache=tmp_path / "new", seed=77) == first
+    assert certify(cache=tmp_path / "new", delta=0.03)["request"] != first["request"]
+    assert len(list((tmp_path / "new").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["text", "noise", "count", "mean", "request", "field"])
+def test_corrupt_cache_is_an_error_naming_the_file(tmp_path: pathlib.Path, damage: str) -> None:
+    certificate = certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    row = certificate["grid"][-1]
+    assert row["accepted"]
+    if damage == "noise":
+        certificate["noise_multiplier"] *= 0.99
+    elif damage == "count":
+        row["add"]["samples"] -= 1
+    elif damage == "mean":
+        row["add"]["mean"] = 0.011
+    elif damage == "request":
+        certificate["request"]["epsilon"] = 2.0
+    elif damage == "field":
+        del certificate["grid"]
+    path.write_text("{" if damage == "text" else json.dumps(certificate))
+    with pytest.raises(ValueError, match=r"corrupt certificate.*delete the file") as error:
+        certify(cache=tmp_path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"epsilon": -1.0}, {"epsilon": math.inf}, {"delta": 0.0}])
+def test_bad_targets_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match=r"epsilon|delta"):
+        certify(**changes)
