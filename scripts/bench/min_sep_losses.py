@@ -3,7 +3,7 @@
 Each direction asked alone, then both together, which the accountants do: one loss is one sample,
 so a pass over shared normals yields two.
 
-Run: python scripts/bench/min_sep_losses.py [--samples 400000] [--threads 2]
+Run: PYTHONPATH=. python scripts/bench/min_sep_losses.py [--samples 400000] [--threads 2]
 """
 
 from __future__ import annotations

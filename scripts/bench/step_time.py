@@ -5,7 +5,7 @@ The sides take turns within one process, so that a drift of the machine's speed 
 each with an untimed step first; the ratio printed is the median over rounds of the ratio within a
 round.
 
-    python scripts/bench/step_time.py [--device cpu] [--rounds 9] [--models vgg mlp] [--json FILE]
+    PYTHONPATH=. python scripts/bench/step_time.py [--device cpu] [--rounds 9] [--json FILE]
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The learning rate of each (ε, method) is the best of one grid on seeds that are
 (the tuning itself is not private, for none of the three); then five fresh seeds are run. Finished
 runs are kept in the results file, so an interrupted benchmark goes on where it stopped.
 
-    python scripts/bench/utility_digits.py [--processes 2] [--results FILE] [--plot FILE]
+    PYTHONPATH=. python scripts/bench/utility_digits.py [--processes 2] [--results FILE]
 """
 
 from __future__ import annotations
