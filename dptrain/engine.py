@@ -24,7 +24,7 @@ from dptrain.optimizer import Clipper, PrivateOptimizer
 from dptrain.private import PrivateTraining
 from dptrain.randomness import split_seed
 from dptrain.sampling import Poisson, PrivateLoader, Scheme
-from dptrain.sampling.loader import check_length
+from dptrain.sampling.takeover import check_length
 from dptrain.strategies import Identity, Strategy
 
 
@@ -136,12 +136,13 @@ class PrivacyEngine:
             raise ValueError(
                 f"epochs={epochs}: the scheme already says how many steps run; drop it"
             )
+        planned = scheme if mechanism is None else mechanism.scheme
+        assert planned is not None
+        check_length(source, planned)
         target: Guarantee | None = None
         if mechanism is None:
-            assert scheme is not None
-            check_length(source, scheme)
             mechanism, target = _mechanism(
-                scheme, strategy, noise_multiplier, target_epsilon, target_delta, accountant
+                planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
             )
         else:
             validation.check_only_mechanism(
@@ -150,7 +151,6 @@ class PrivacyEngine:
                 noise_multiplier=noise_multiplier,
                 target_epsilon=target_epsilon,
             )
-        check_length(source, mechanism.scheme)
         find_accountants(mechanism, accountant)
 
         sampling_seed, noise_seed = split_seed(seed)
@@ -184,13 +184,14 @@ class PrivacyEngine:
             loader=loader,
             ledger=StepLedger(mechanism.hash, ledger),
         )
-        if isinstance(clipper, GhostClipper):
-            clipper.bounds = private_optimizer.bounds
+        ghost = clipper if isinstance(clipper, GhostClipper) else None
+        if ghost is not None:
+            ghost.bounds = private_optimizer.bounds
         private = PrivateTraining(
             module=wrapped,
             optimizer=private_optimizer,
             loader=loader,
-            criterion=clipper if isinstance(clipper, GhostClipper) else None,
+            criterion=ghost,
             mechanism=mechanism,
             target=target,
             target_delta=target_delta,
