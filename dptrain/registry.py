@@ -26,6 +26,7 @@ class JsonValue:
     """
 
     _families: ClassVar[dict[str, dict[str, type]]] = {}
+    _bases: ClassVar[dict[str, type[JsonValue]]] = {}
     _family: ClassVar[str] = ""
 
     def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
@@ -33,16 +34,24 @@ class JsonValue:
         if family is not None:
             cls._family = family
             JsonValue._families.setdefault(family, {})
+            JsonValue._bases[family] = cls
         elif cls._family and not cls.__name__.startswith("_"):
             JsonValue._families[cls._family][cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"type": class name, field: value, ...}`` with tuples as lists."""
+        """``{"type": class name, field: value, ...}`` with tuples as lists.
+
+        A field that holds a value of a family becomes its dictionary, the family's name added.
+        """
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         value: dict[str, Any] = {"type": type(self).__name__}
         for field in fields:
             item = getattr(self, field.name)
-            value[field.name] = list(item) if isinstance(item, tuple) else item
+            if isinstance(item, tuple):
+                item = list(item)
+            elif isinstance(item, JsonValue):
+                item = {"family": item._family, **item.to_dict()}
+            value[field.name] = item
         return value
 
     @classmethod
@@ -61,8 +70,21 @@ class JsonValue:
         known = {field.name for field in dataclasses.fields(member)}
         if unknown := sorted(set(value) - known):
             raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
-        fields = {key: tuple(v) if isinstance(v, list) else v for key, v in value.items()}
+        fields = {key: _from_json(item) for key, item in value.items()}
         try:
             return member(**fields)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from error
+
+
+def _from_json(item: Any) -> Any:
+    """A field's value, from what :meth:`JsonValue.to_dict` made of it."""
+    if isinstance(item, list):
+        return tuple(item)
+    if isinstance(item, dict):
+        item = dict(item)
+        family = item.pop("family", None)
+        if family not in JsonValue._bases:
+            raise ValueError(f"unknown family {family!r}; known: {sorted(JsonValue._bases)}")
+        return JsonValue._bases[family].from_dict(item)
+    return item

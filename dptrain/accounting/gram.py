@@ -13,12 +13,11 @@ Array = npt.NDArray[np.float64]
 def gram_matrix(strategy: Strategy, *, steps: int, bins: int) -> Array:
     """G with G_ij = <m_i, m_j>, m_i = Σ_j |C|_{:, i+j·bins}, shape (bins, bins).
 
-    C is entrywise non-negative by the contract of :class:`Strategy`, so |C| = C. Costs
-    ``strategy.apply`` on the (steps, bins) matrix of comb vectors; never forms C.
+    Costs ``apply`` on the (steps, bins) matrix of comb vectors; never forms C.
     """
     combs = np.zeros((steps, bins))
     combs[np.arange(steps), np.arange(steps) % bins] = 1.0
-    means = strategy.apply(combs)
+    means = strategy.magnitude().apply(combs)
     return np.asarray(means.T @ means)
 
 

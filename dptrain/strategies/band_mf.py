@@ -9,14 +9,14 @@ from typing import Self
 import numpy as np
 
 from dptrain.strategies.optimize import optimal_coefficients
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz import Array, BandedToeplitz, positive_int
+from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
 OBJECTIVES = ("mean", "max")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BandMF(BandedToeplitz, Strategy):
+class BandMF(BandedToeplitz):
     """Banded Toeplitz C of least error for prefix sums (Choquette-Choo et al. 2023).
 
     ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the coefficients for a run of

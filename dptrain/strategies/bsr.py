@@ -7,8 +7,8 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz import Array, BandedToeplitz, positive_int
+from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
 
 def square_root_coefficients(count: int) -> Array:
@@ -20,7 +20,7 @@ def square_root_coefficients(count: int) -> Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BSR(BandedToeplitz, Strategy):
+class BSR(BandedToeplitz):
     """Toeplitz C with the first ``bands`` coefficients of A^{1/2} (Kalinin & Lampert 2024).
 
     Args:

@@ -7,12 +7,12 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz import Array, BandedToeplitz, positive_int
+from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity(BandedToeplitz, Strategy):
+class Identity(BandedToeplitz):
     """C = I: every step gets its own independent noise (DP-SGD, Abadi et al. 2016)."""
 
     @property

@@ -1,49 +1,68 @@
-"""What every banded Toeplitz strategy shares: columns, norms, sensitivity and error."""
+"""What every Toeplitz strategy shares: columns, norms, sensitivity and error."""
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
+from scipy.signal import fftconvolve, lfilter
+
+from dptrain.strategies.patterns import participations, positive_int, regular_pattern
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
 Array = npt.NDArray[np.float64]
 
+_DIRECT_UP_TO = 64  # coefficients; a longer filter goes through the FFT
 
-def positive_int(name: str, value: Any) -> int:
-    """``value`` as a Python int.
+
+def checked_vector(x: npt.ArrayLike) -> Array:
+    """``x`` as float64 of shape (n,) or (n, k), n ≥ 1.
 
     Raises:
-        ValueError: if it is not an integer of at least 1 (booleans and floats are not integers).
+        ValueError: if it has another shape.
     """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name}={value!r}: must be an integer of at least 1")
-    return number
+    x = np.asarray(x, dtype=np.float64)
+    if x.ndim not in (1, 2) or x.shape[0] < 1:
+        raise ValueError(f"x has the shape {x.shape}: must be (steps,) or (steps, k)")
+    return x
 
 
-class BandedToeplitz(ABC):
-    """Mixin: C_{t,j} = c_{t-j} for 0 ≤ t - j < bands, with c ≥ 0 and c_0 > 0.
+def convolve(c: Array, x: Array) -> Array:
+    """The first n rows of the convolution of c with every column of x, shape of x."""
+    c = c[: x.shape[0]]
+    if c.size <= _DIRECT_UP_TO:
+        return np.asarray(lfilter(c, [1.0], x, axis=0))
+    kernel = c if x.ndim == 1 else c[:, None]
+    return np.asarray(fftconvolve(kernel, x, axes=0)[: x.shape[0]])
 
-    A strategy derives from this and from :class:`~dptrain.strategies.strategy.Strategy` (in this
-    order) and only says what its :meth:`first_column` is. All costs are O(n·bands).
+
+def autocorrelation(c: Array) -> Array:
+    """r(d) = Σ_k c_k c_{k+d} for d = 0, …, len(c) - 1."""
+    if c.size <= _DIRECT_UP_TO:
+        return np.correlate(c, c, mode="full")[c.size - 1 :]
+    return np.asarray(fftconvolve(c, c[::-1])[c.size - 1 :])
+
+
+class Toeplitz(Strategy, ABC):
+    """C_{t,j} = c_{t-j} with c ≥ 0 and c_0 > 0, and C^-1 Toeplitz with first column g.
+
+    A family says what its :meth:`first_column` and :meth:`inverse_column` are, and overrides
+    :meth:`apply` and :meth:`solve` where it knows a recursion; nothing here forms an n×n matrix.
     """
-
-    bands: int
 
     @abstractmethod
     def first_column(self, steps: int) -> Array:
-        """Coefficients c of C for n = ``steps``: shape (min(bands, n),), float64.
+        """Coefficients c of C for n = ``steps``, trailing zeros left out: shape (min(bands, n),).
 
         Raises:
             ValueError: if the strategy is not bound, or is bound to another n.
         """
+
+    @abstractmethod
+    def inverse_column(self, steps: int) -> Array:
+        """Coefficients g of C^-1, trailing zeros may be left out: shape (at most n,)."""
 
     def columns(self, steps: int, indices: npt.ArrayLike) -> Array:
         """Columns ``indices`` of C for n = ``steps``: shape (steps, len(indices))."""
@@ -60,10 +79,13 @@ class BandedToeplitz(ABC):
 
     def apply(self, x: npt.ArrayLike) -> Array:
         """``C @ x`` for x of shape (n,) or (n, k), without forming C."""
-        x = np.asarray(x, dtype=np.float64)
-        if x.ndim not in (1, 2) or x.shape[0] < 1:
-            raise ValueError(f"x has the shape {x.shape}: must be (steps,) or (steps, k)")
-        return np.asarray(lfilter(self.first_column(x.shape[0]), [1.0], x, axis=0))
+        x = checked_vector(x)
+        return convolve(self.first_column(x.shape[0]), x)
+
+    def solve(self, z: npt.ArrayLike) -> Array:
+        """``C^-1 @ z`` for z of shape (n,) or (n, k), without forming C^-1."""
+        z = checked_vector(z)
+        return convolve(self.inverse_column(z.shape[0]), z)
 
     def column_norms(self, steps: int) -> Array:
         """Euclidean norm of every column of C, shape (steps,); the last ones are cut at row n."""
@@ -71,17 +93,22 @@ class BandedToeplitz(ABC):
         entries = np.minimum(partial.size, steps - np.arange(steps))
         return np.asarray(partial[entries - 1])
 
-    def rmse(self, steps: int) -> float:
-        """sqrt(‖A C^-1‖_F² / n) for prefix sums A: error per unit of σ.
+    def errors(self, steps: int, workload: Workload = PREFIX_SUMS) -> Array:
+        """Standard deviation of the error of every query, per unit of σ: row norms of A C^-1.
 
-        A C^-1 is Toeplitz with first column w, C w = (1, …, 1), so ‖A C^-1‖_F² = Σ_t (n - t) w_t².
+        For a Toeplitz A the product is Toeplitz too, with first column w = A g, and row t has the
+        squared norm Σ_{s≤t} w_s².
         """
-        w = lfilter([1.0], self.first_column(steps), np.ones(steps))
-        return float(np.sqrt(np.arange(steps, 0, -1) @ (w * w) / steps))
+        if not workload.is_toeplitz:
+            return super().errors(steps, workload)
+        workload.check(steps)
+        g = self.inverse_column(steps)
+        w = workload.apply(np.pad(g, (0, steps - g.size)))
+        return np.sqrt(np.cumsum(w * w))
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
         """Whether :meth:`sensitivity` is the maximum itself rather than an upper bound on it."""
-        m, b = _schedule(steps, max_participations, min_sep)
+        m, b = participations(steps, max_participations, min_sep)
         c = self.first_column(steps)
         return m == 1 or c.size <= b or bool(np.all(np.diff(c) <= 0))
 
@@ -112,33 +139,40 @@ class BandedToeplitz(ABC):
         Raises:
             ValueError: if one of them is not a positive integer.
         """
-        m, b = _schedule(steps, max_participations, min_sep)
-        c = self.first_column(steps)
+        m, b = participations(steps, max_participations, min_sep)
         exact = self.sensitivity_is_exact(
             steps=steps, max_participations=max_participations, min_sep=min_sep
         )
+        pattern = regular_pattern(steps, m, b)
         if exact:
-            return _regular_pattern_norm(c, steps, m, b)
+            return float(np.linalg.norm(self.apply(pattern)))
+        c = self.first_column(steps)
         majorant = np.maximum.accumulate(c[::-1])[::-1]
-        r = np.correlate(c, c, mode="full")[c.size - 1 :]
+        r = autocorrelation(c)
         r = np.maximum.accumulate(r[::-1])[::-1]
         s = np.arange(1, m)
         s = s[s * b < c.size]
         squared = m * r[0] + 2 * np.sum((m - s) * r[s * b])
         # One part in 10^12 for the rounding of the sums, so that the bound stays one.
         bound = np.sqrt(squared) * (1 + 1e-12)
-        return float(min(bound, _regular_pattern_norm(majorant, steps, m, b)))
+        return float(min(bound, np.linalg.norm(convolve(majorant, pattern))))
 
 
-def _schedule(steps: int, max_participations: int, min_sep: int) -> tuple[int, int]:
-    """(m, b), with m cut to the ceil(n/b) participations that fit."""
-    steps = positive_int("steps", steps)
-    b = positive_int("min_sep", min_sep)
-    return min(positive_int("max_participations", max_participations), -(-steps // b)), b
+class BandedToeplitz(Toeplitz, ABC):
+    """Mixin: c has few coefficients, so that C and C^-1 are filters of O(n·bands)."""
 
+    def inverse_column(self, steps: int) -> Array:
+        """Impulse response of 1/c(x): shape (steps,)."""
+        impulse = np.zeros(positive_int("steps", steps))
+        impulse[0] = 1.0
+        return self.solve(impulse)
 
-def _regular_pattern_norm(c: Array, steps: int, m: int, b: int) -> float:
-    """‖C x‖₂ for x with ones at 0, b, …, (m-1)b."""
-    x = np.zeros(steps)
-    x[: m * b : b] = 1.0
-    return float(np.linalg.norm(lfilter(c, [1.0], x)))
+    def apply(self, x: npt.ArrayLike) -> Array:
+        """``C @ x`` by the filter c."""
+        x = checked_vector(x)
+        return np.asarray(lfilter(self.first_column(x.shape[0]), [1.0], x, axis=0))
+
+    def solve(self, z: npt.ArrayLike) -> Array:
+        """``C^-1 @ z`` by back-substitution."""
+        z = checked_vector(z)
+        return np.asarray(lfilter([1.0], self.first_column(z.shape[0]), z, axis=0))

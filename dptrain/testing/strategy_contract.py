@@ -46,7 +46,7 @@ class StrategyContract(ABC):
         return self.make_strategy().bind(self.steps)
 
     def dense(self) -> npt.NDArray[np.float64]:
-        """C, shape (steps, steps)."""
+        """C, shape (rows, steps)."""
         return self.bound().columns(self.steps, np.arange(self.steps))
 
     # -- the value -------------------------------------------------------------------------------
@@ -97,20 +97,61 @@ class StrategyContract(ABC):
 
     # -- the matrix ------------------------------------------------------------------------------
 
+    @property
+    def square(self) -> bool:
+        """Whether C is n×n; the rows of a tree are its nodes."""
+        return self.bound().rows(self.steps) == self.steps
+
     def test_is_lower_triangular_non_negative_and_invertible(self) -> None:
         dense = self.dense()
-        assert dense.shape == (self.steps, self.steps)
+        assert dense.shape == (self.bound().rows(self.steps), self.steps)
         assert dense.dtype == np.float64
         assert np.all(np.isfinite(dense))
-        assert np.all(dense >= 0)
-        assert np.all(np.triu(dense, 1) == 0)
-        assert np.all(np.diag(dense) > 0)
+        assert np.all(self.bound().magnitude().columns(self.steps, range(self.steps)) >= 0)
+        # A row enters no later than those below it, and every column starts a new row: the release
+        # of step t needs the gradients up to t only.
+        first = [int(np.flatnonzero(column)[0]) for column in dense.T]
+        assert np.all(np.diff(first) > 0)
+        if self.square:
+            assert np.all(np.triu(dense, 1) == 0)
+            assert np.all(np.diag(dense) > 0)
 
-    def test_bands_is_the_number_of_diagonals(self) -> None:
-        lag = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
+    def test_magnitude_is_the_absolute_value(self) -> None:
+        magnitude = self.bound().magnitude().columns(self.steps, range(self.steps))
+        np.testing.assert_allclose(magnitude, np.abs(self.dense()), rtol=1e-14, atol=0)
+
+    def test_bands_is_where_columns_become_orthogonal(self) -> None:
+        dense = self.dense()
         bands = self.bound().bands
-        assert np.all(self.dense()[lag >= bands] == 0)
-        assert np.any(self.dense()[lag == bands - 1] > 0)
+        lag = np.abs(np.subtract.outer(np.arange(self.steps), np.arange(self.steps)))
+        gram = dense.T @ dense
+        assert np.all(np.abs(gram[lag >= bands]) <= 1e-13 * gram.max())
+        assert np.any(np.abs(gram[lag == bands - 1]) > 0)
+        if self.square:
+            below = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
+            assert np.all(dense[below >= bands] == 0)
+            assert np.any(dense[below == bands - 1] != 0)
+
+    def left_inverse(self) -> npt.NDArray[np.float64]:
+        """W, shape (steps, rows)."""
+        return self.bound().solve(np.eye(self.bound().rows(self.steps)))
+
+    def test_solve_is_a_left_inverse(self) -> None:
+        w = self.left_inverse()
+        assert w.shape == (self.steps, self.bound().rows(self.steps))
+        np.testing.assert_allclose(w @ self.dense(), np.eye(self.steps), atol=1e-10)
+        if self.square:
+            inverse = np.linalg.inv(self.dense())
+            np.testing.assert_allclose(w, inverse, rtol=1e-9, atol=1e-10)
+
+    def test_solve_takes_vectors_and_matrices(self) -> None:
+        rng = np.random.default_rng(1)
+        rows = self.bound().rows(self.steps)
+        for shape in ((rows,), (rows, 1), (rows, 5)):
+            z = rng.normal(size=shape)
+            noise = self.bound().solve(z)
+            assert noise.shape == (self.steps, *shape[1:])
+            np.testing.assert_allclose(noise, self.left_inverse() @ z, rtol=1e-9, atol=1e-10)
 
     def test_some_columns_are_columns_of_the_matrix(self) -> None:
         indices = [self.steps - 1, 0, self.steps // 2, 0]
@@ -127,7 +168,7 @@ class StrategyContract(ABC):
         for shape in ((self.steps,), (self.steps, 1), (self.steps, 5)):
             x = rng.normal(size=shape)
             product = self.bound().apply(x)
-            assert product.shape == shape
+            assert product.shape == (len(self.dense()), *shape[1:])
             np.testing.assert_allclose(product, self.dense() @ x, rtol=1e-12, atol=1e-12)
 
     def test_column_norms_also_at_the_end(self) -> None:
@@ -135,10 +176,13 @@ class StrategyContract(ABC):
         assert norms.shape == (self.steps,)
         np.testing.assert_allclose(norms, np.linalg.norm(self.dense(), axis=0), rtol=1e-12)
 
-    def test_rmse_is_that_of_the_dense_inverse(self) -> None:
+    def test_errors_are_row_norms(self) -> None:
         sums = np.tril(np.ones((self.steps, self.steps)))
-        error = np.linalg.norm(sums @ np.linalg.inv(self.dense())) / np.sqrt(self.steps)
-        assert self.bound().rmse(self.steps) == pytest.approx(error, rel=1e-10)
+        rows = np.linalg.norm(sums @ self.left_inverse(), axis=1)
+        bound = self.bound()
+        np.testing.assert_allclose(bound.errors(self.steps), rows, rtol=1e-9)
+        assert bound.rmse(self.steps) == pytest.approx(np.sqrt(np.mean(rows**2)), rel=1e-9)
+        assert bound.max_error(self.steps) == pytest.approx(rows.max(), rel=1e-9)
 
     # -- sensitivity -----------------------------------------------------------------------------
 
@@ -159,7 +203,10 @@ class StrategyContract(ABC):
         claimed = self.bound().sensitivity(
             steps=self.steps, max_participations=max_participations, min_sep=min_sep
         )
-        if self.expect_exact(max_participations, min_sep):
+        exact = self.bound().sensitivity_is_exact(
+            steps=self.steps, max_participations=max_participations, min_sep=min_sep
+        )
+        if exact or self.expect_exact(max_participations, min_sep):
             assert claimed == pytest.approx(worst, rel=1e-12)
         else:
             assert claimed >= worst * (1 - 1e-12)

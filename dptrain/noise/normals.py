@@ -1,0 +1,62 @@
+"""Where the rows of Z come from: named generators with random access."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from dptrain.noise.gaussian import checked_seed, fill_normal
+
+
+class Normals(Protocol):
+    """Rows of i.i.d. standard normals, each a pure function of (seed, group, step, size).
+
+    Attributes:
+        name: the generator as the guarantee names it.
+        seed: whoever knows it can subtract the noise.
+    """
+
+    name: str
+    seed: int
+
+    def fill(
+        self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
+    ) -> None:
+        """Overwrite ``out`` with entries ``start``, ``start`` + 1, … of row ``step`` of a group.
+
+        Args:
+            out: float32, one-dimensional and contiguous, on the CPU or a CUDA device.
+            group: index of the buffer that the row belongs to; groups are independent.
+            step: t ≥ 0.
+            start: first entry; a slice equals the same entries of the whole row.
+            size: length of the whole row; ``start + len(out)`` if ``None``.
+        """
+
+
+class PhiloxNormals:
+    """Philox, keyed by the seed: fast; predictable to nobody who does not know the seed."""
+
+    name = "Philox"
+
+    def __init__(self, seed: int) -> None:
+        self.seed = checked_seed(seed)
+
+    def fill(
+        self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
+    ) -> None:
+        """See :class:`Normals`."""
+        if start or (size is not None and size != len(out)):
+            raise NotImplementedError("slices")
+        fill_normal(out, seed=self.seed, group=group, step=step)
+
+
+def open_normals(seed: int, *, secure: bool = False) -> Normals:
+    """The generator for a seed.
+
+    Raises:
+        ValueError: if the seed is not an integer in [0, 2^128).
+    """
+    if secure:
+        raise NotImplementedError("secure")
+    return PhiloxNormals(seed)
