@@ -1,0 +1,66 @@
+"""Lower-triangular matrices as text, so that a value that holds one is hashable and JSON-able."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
+    """A square, finite, lower-triangular matrix as base64 of its rows' little-endian float64.
+
+    Only the lower triangle is stored: row t contributes its t + 1 first entries. Negative zeros
+    become zeros, so that equal matrices have equal texts.
+
+    Args:
+        matrix: shape (n, n), n ≥ 1.
+        name: what the error messages call it.
+
+    Raises:
+        ValueError: if it is not square, not finite, or has entries above the diagonal.
+    """
+    dense = np.asarray(matrix, dtype=np.float64)
+    if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or dense.shape[0] < 1:
+        raise ValueError(f"{name} has the shape {dense.shape}: must be square, (steps, steps)")
+    if not np.all(np.isfinite(dense)):
+        t, j = np.argwhere(~np.isfinite(dense))[0]
+        raise ValueError(f"{name}[{t}, {j}]={dense[t, j]}: every entry must be finite")
+    above = np.argwhere(np.triu(dense, 1))
+    if above.size:
+        t, j = above[0]
+        raise ValueError(
+            f"{name}[{t}, {j}]={dense[t, j]:.6g}: must be lower triangular, since step {t} cannot "
+            "depend on a later one; is it transposed?"
+        )
+    triangle = dense[np.tril_indices(dense.shape[0])] + 0.0  # -0.0 + 0.0 is 0.0
+    return base64.b64encode(triangle.astype("<f8").tobytes()).decode("ascii")
+
+
+def unpack(text: str, name: str = "matrix") -> Array:
+    """The matrix that :func:`pack` made the text of, shape (n, n), bit for bit.
+
+    Raises:
+        ValueError: if the text is not base64 of a triangle of finite numbers.
+    """
+    remedy = f"{name}: not a packed lower-triangular matrix ({{}}); use pack(matrix)"
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise ValueError(remedy.format(error)) from error
+    if not raw or len(raw) % 8:
+        raise ValueError(remedy.format(f"{len(raw)} bytes"))
+    triangle = np.frombuffer(raw, dtype="<f8").astype(np.float64)
+    n = (math.isqrt(8 * triangle.size + 1) - 1) // 2
+    if n * (n + 1) // 2 != triangle.size:
+        raise ValueError(remedy.format(f"{triangle.size} entries are no triangle"))
+    if not np.all(np.isfinite(triangle)):
+        raise ValueError(remedy.format("entries that are not finite"))
+    dense = np.zeros((n, n))
+    dense[np.tril_indices(n)] = triangle
+    return dense
