@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 CHUNK = 1 << 17
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
+_CUDA_CHUNK = 1 << 22  # likewise; large enough to hide the launch of a kernel
 _SEED_BITS = 128
 # A smaller row takes a few ms at most, and waking threads on a busy machine costs as much.
 _PARALLEL_FROM = 8 * CHUNK
@@ -34,59 +36,103 @@ def checked_seed(seed: int) -> int:
     return int(seed)
 
 
-def fill_normal(out: torch.Tensor, *, seed: int, group: int, step: int) -> None:
-    """Overwrite ``out`` with row ``step`` of Z, a pure function of the arguments and its size.
+def fill_normal(
+    out: torch.Tensor,
+    *,
+    seed: int,
+    group: int,
+    step: int,
+    start: int = 0,
+    size: int | None = None,
+) -> None:
+    """Overwrite ``out`` with a slice of row ``step`` of Z, a pure function of the other arguments.
 
     On the CPU: Philox with a 128-bit key hashed from (seed, group) and the step and the chunk in
     its counter, so that no two rows share a counter, turned into normals by the Box-Muller
     transform in blocks that a few threads share (their number does not change the result). 32 bits
     decide the radius, 32 the angle: |z| ≤ 6.77, and an ideal normal exceeds that once in 7·10^10
     draws. torch's own CPU generator is not used: it keeps 32 bits of its seed, few enough to try
-    them all and subtract the noise. On CUDA: torch's Philox, seeded every step with a 64-bit hash
-    of (seed, group, step). The analysis assumes ideal Gaussians; these are float32.
+    them all and subtract the noise. On CUDA: torch's Philox, seeded for every chunk with a 64-bit
+    hash of (seed, group, step, chunk); its values also depend on the model of the GPU. The
+    analysis assumes ideal Gaussians; these are float32.
+
+    A chunk is drawn whole, for Box-Muller pairs lie half a chunk apart, so a slice that starts or
+    ends within one costs as much as the whole chunk there.
 
     Args:
         out: float32, one-dimensional and contiguous, on the CPU or a CUDA device.
         seed: 0 ≤ seed < 2^128.
         group: index of the buffer that the row belongs to; groups are independent.
         step: t ≥ 0.
+        start: first entry of the slice.
+        size: length of the whole row, by default ``start + len(out)``; the last chunk is shorter.
 
     Raises:
-        ValueError: if ``out`` is on another kind of device.
+        ValueError: if ``out`` is on another kind of device, or reaches beyond the row.
     """
     assert out.dtype == torch.float32, out.dtype
     assert out.dim() == 1, out.shape
     assert out.is_contiguous()
+    size = start + len(out) if size is None else size
+    if start < 0 or start + len(out) > size:
+        raise ValueError(
+            f"start={start} and {len(out)} entries reach beyond the row of size={size}"
+        )
     if out.device.type == "cpu":
         key = np.frombuffer(_hash(seed, group, size=16), dtype="<u8").astype(np.uint64)
-        _fill_cpu(out.detach().numpy(), key, step)
+
+        def fill(whole: torch.Tensor, chunk: int) -> None:
+            philox = np.random.Philox(key=key, counter=[0, 0, chunk, step])
+            _box_muller(philox, whole.numpy())
+
+        _in_chunks(out.detach(), start, size, CHUNK, fill)
     elif out.device.type == "cuda":
         generator = torch.Generator(out.device)
-        generator.manual_seed(int.from_bytes(_hash(seed, group, step, size=8), "little"))
-        out.normal_(generator=generator)
+
+        def fill(whole: torch.Tensor, chunk: int) -> None:
+            words = _hash(seed, group, step, chunk, size=8)
+            generator.manual_seed(int.from_bytes(words, "little"))
+            whole.normal_(generator=generator)
+
+        _in_chunks(out.detach(), start, size, _CUDA_CHUNK, fill)
     else:
         raise ValueError(f"device={out.device}: noise is drawn on 'cpu' or 'cuda' only")
+
+
+def _in_chunks(
+    out: torch.Tensor,
+    start: int,
+    size: int,
+    length: int,
+    fill: Callable[[torch.Tensor, int], None],
+) -> None:
+    """``fill(chunk, index)`` for every chunk that [start, start + len(out)) of a row touches."""
+    stop = start + len(out)
+
+    def part(chunk: int) -> None:
+        first, last = chunk * length, min((chunk + 1) * length, size)
+        low, high = max(first, start), min(last, stop)
+        mine = out[low - start : high - start]
+        if len(mine) == last - first:
+            fill(mine, chunk)
+        else:
+            whole = mine.new_empty(last - first)
+            fill(whole, chunk)
+            mine.copy_(whole[low - first : high - first])
+
+    chunks = range(start // length, -(-stop // length) if len(out) else start // length)
+    workers = torch.get_num_threads()
+    if workers > 1 and out.device.type == "cpu" and len(out) >= _PARALLEL_FROM:
+        list(_pool(os.getpid(), workers).map(part, chunks))
+    else:
+        for chunk in chunks:
+            part(chunk)
 
 
 def _hash(*numbers: int, size: int) -> bytes:
     """``size`` bytes that depend on all numbers; the tag keeps other users of the seed apart."""
     data = b"".join(number.to_bytes(_SEED_BITS // 8, "little") for number in numbers)
     return hashlib.blake2b(data, digest_size=size, person=b"dptrain.noise").digest()
-
-
-def _fill_cpu(out: npt.NDArray[np.float32], key: npt.NDArray[np.uint64], step: int) -> None:
-    starts = range(0, out.size, CHUNK)
-
-    def fill(start: int) -> None:
-        philox = np.random.Philox(key=key, counter=[0, 0, start // CHUNK, step])
-        _box_muller(philox, out[start : start + CHUNK])
-
-    workers = torch.get_num_threads()
-    if workers > 1 and out.size >= _PARALLEL_FROM:
-        list(_pool(os.getpid(), workers).map(fill, starts))
-    else:
-        for start in starts:
-            fill(start)
 
 
 def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:

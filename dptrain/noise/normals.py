@@ -46,17 +46,21 @@ class PhiloxNormals:
         self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
     ) -> None:
         """See :class:`Normals`."""
-        if start or (size is not None and size != len(out)):
-            raise NotImplementedError("slices")
-        fill_normal(out, seed=self.seed, group=group, step=step)
+        fill_normal(out, seed=self.seed, group=group, step=step, start=start, size=size)
 
 
 def open_normals(seed: int, *, secure: bool = False) -> Normals:
     """The generator for a seed.
 
+    Args:
+        seed: integer in [0, 2^128).
+        secure: a cryptographic generator (``dptrain.noise.secure``) in place of Philox.
+
     Raises:
         ValueError: if the seed is not an integer in [0, 2^128).
     """
     if secure:
-        raise NotImplementedError("secure")
+        from dptrain.noise.secure import SecureNormals  # only then needs its library
+
+        return SecureNormals(seed)
     return PhiloxNormals(seed)
