@@ -1,0 +1,186 @@
+"""Standard normals from a cryptographic generator: what ``secure=True`` draws from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from types import ModuleType
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.noise.gaussian import checked_seed
+
+BLOCK = 1 << 13
+"""Entries of a row that are computed together; a constant, since it decides what a seed means."""
+
+_HALF = BLOCK // 2
+_DRAWS = 4  # independent Box-Muller draws that are summed into one normal
+_WORDS = 2 * _DRAWS * _HALF  # 64-bit words a block: a radius and an angle for each pair of draws
+_ZEROS = bytes(8 * _WORDS)  # the "plaintext": encrypting zeros leaves the key stream itself
+_AES_BLOCK = 16  # bytes of key stream per value of the counter
+_PARALLEL_FROM = 8 * BLOCK  # waking threads for less costs as much as it saves
+
+
+class SecureNormals:
+    """Normals of AES-256 in counter mode, each the sum of four independent draws over 2.
+
+    **Key stream.** Row t of a group has a key of its own: 256 bits of keyed BLAKE2b, the seed being
+    the BLAKE2b key, over (group, t) with a domain tag that no other user of the seed has. Under a
+    row's key, block k of the row (entries k·BLOCK and on, ``BLOCK`` = 8192) is AES-256-CTR of
+    zeros from counter k·16,384 on: it takes 2^15 words of 64 bits, two to a counter value, so that
+    it ends exactly where block k + 1 begins. Counters are 128 bits wide and a row would need 2^127
+    entries to wrap. So no two normals share a counter under one key, and two rows share a key only
+    if 256-bit BLAKE2b collides. Nobody who lacks the seed can tell the words from random ones,
+    unless AES or BLAKE2b is broken (a row of D entries is under one key: the advantage that comes
+    from AES being a permutation is below (2D)²/2^128).
+
+    **Normals.** Uniforms have 53 bits: the radius √(-2 ln u) with u in {1, …, 2^53}·2^-53, the
+    angle 2πv with v in {0, …, 2^53 - 1}·2^-53, all in float64. The cosines of four pairs, added up
+    and halved, are one entry, their sines another one BLOCK/2 further on; the result is rounded
+    once to float32. An entry is a pure function of (seed, group, t, its index): it depends neither
+    on the length of the row nor on the slice that is asked for nor on the number of threads.
+
+    **What this defends.** (1) Prediction: the noise cannot be computed from other noise, which a
+    statistical generator such as Philox does not promise. (2) The holes of floating-point sampling
+    (Mironov 2012; Jin et al. 2022): a single Box-Muller draw reaches few of the numbers around
+    it, so that a released value can rule out a neighbouring data set. The sum of four draws
+    (Holohan & Braghin 2021, "Secure random sampling in differential privacy") is reached in so many
+    ways that trying whether a value can be reached takes about 2^159 operations.
+
+    **What it does not.** The noise is rounded to float32, correlated, scaled and added to the
+    gradients in floating-point numbers. Which sums can be reached then depends on the last bits of
+    the gradients; the analysis assumes ideal Gaussians and does not cover that (a discrete Gaussian
+    on a grid would). It is not constant-time: timing and other side channels stay. Checkpoints hold
+    the seed. Which examples are in a batch is drawn elsewhere, by a generator that is not
+    cryptographic.
+
+    On CUDA the same numbers are drawn on the CPU and copied: slower, and equal on every device.
+
+    Args:
+        seed: integer in [0, 2^128); draw it with ``secrets.randbits(128)``.
+
+    Attributes:
+        name: the generator as the guarantee names it.
+        seed: whoever knows it can subtract the noise.
+
+    Raises:
+        ValueError: if the seed is not such an integer.
+        ModuleNotFoundError: if the ``cryptography`` package is missing; there is no fallback.
+    """
+
+    name = "AES-256-CTR, sum of four draws"
+
+    def __init__(self, seed: int) -> None:
+        self.seed = checked_seed(seed)
+        _ciphers()
+
+    def fill(
+        self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
+    ) -> None:
+        """Overwrite ``out`` with entries ``start``, ``start`` + 1, … of row ``step`` of a group.
+
+        Args:
+            out: float32, one-dimensional and contiguous, on the CPU or a CUDA device.
+            group: index of the buffer that the row belongs to; groups are independent.
+            step: t ≥ 0.
+            start: first entry; a slice equals the same entries of the whole row.
+            size: length of the whole row, which a slice must not exceed.
+
+        Raises:
+            ValueError: if ``out`` is on another kind of device or the slice leaves the row.
+        """
+        assert out.dtype == torch.float32, out.dtype
+        assert out.dim() == 1, out.shape
+        assert out.is_contiguous()
+        if start < 0 or (size is not None and start + len(out) > size):
+            raise ValueError(
+                f"start={start}: {len(out)} entries from there leave the row of size={size}"
+            )
+        if out.device.type == "cpu":
+            _fill(out.detach().numpy(), row_key(self.seed, group=group, step=step), start)
+        elif out.device.type == "cuda":
+            host = torch.empty(len(out), dtype=torch.float32)
+            _fill(host.numpy(), row_key(self.seed, group=group, step=step), start)
+            out.copy_(host)
+        else:
+            raise ValueError(f"device={out.device}: noise is drawn on 'cpu' or 'cuda' only")
+
+
+def row_key(seed: int, *, group: int, step: int) -> bytes:
+    """The AES-256 key of a row: keyed BLAKE2b of (group, step), 16 little-endian bytes each."""
+    return hashlib.blake2b(
+        group.to_bytes(16, "little") + step.to_bytes(16, "little"),
+        key=seed.to_bytes(16, "little"),
+        digest_size=32,
+        person=b"dptrain.secure",
+    ).digest()
+
+
+def _fill(out: npt.NDArray[np.float32], key: bytes, start: int) -> None:
+    """Entries ``start`` and on of the row with this key, whole blocks at a time."""
+
+    def fill(block: int) -> None:
+        first = block * BLOCK - start  # where the block begins in ``out``; may lie before it
+        low, high = max(first, 0), min(first + BLOCK, out.size)
+        out[low:high] = _normals(_words(key, block))[low - first : high - first]
+
+    blocks = range(start // BLOCK, -(-(start + out.size) // BLOCK)) if out.size else range(0)
+    workers = torch.get_num_threads()
+    if workers > 1 and out.size >= _PARALLEL_FROM:
+        list(_pool(os.getpid(), workers).map(fill, blocks))
+    else:
+        for block in blocks:
+            fill(block)
+
+
+def _words(key: bytes, block: int) -> npt.NDArray[np.uint64]:
+    """The key stream of a block, shape (8, BLOCK/2): radii in the first four rows, then angles."""
+    ciphers = _ciphers()
+    counter = (block * (8 * _WORDS // _AES_BLOCK)).to_bytes(_AES_BLOCK, "big")
+    encryptor = ciphers.Cipher(ciphers.algorithms.AES(key), ciphers.modes.CTR(counter)).encryptor()
+    stream = np.frombuffer(encryptor.update(_ZEROS), dtype="<u8")
+    return stream.astype(np.uint64, copy=False).reshape(2 * _DRAWS, _HALF)
+
+
+def _normals(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+    """BLOCK normals from the words of a block (see the class); still float64."""
+    uniforms = (words >> np.uint64(11)).astype(np.float64)
+    radius, angle = uniforms[:_DRAWS], uniforms[_DRAWS:]
+    radius += 1.0  # in 1 … 2^53, exact in float64: the logarithm is finite
+    radius *= 2.0**-53
+    np.log(radius, out=radius)
+    radius *= -2.0
+    np.sqrt(radius, out=radius)
+    angle *= 2.0**-53 * 2.0 * np.pi
+    # torch's float64 sine takes a third of numpy's time; arrays of this size stay on one thread.
+    turns = torch.from_numpy(angle)
+    out = np.empty(BLOCK)
+    for half, wave in ((out[:_HALF], torch.cos(turns)), (out[_HALF:], torch.sin(turns))):
+        draws = wave.numpy()
+        draws *= radius
+        np.sum(draws, axis=0, out=half)
+        half *= 0.5
+    return out
+
+
+@lru_cache(maxsize=1)
+def _ciphers() -> ModuleType:
+    try:
+        from cryptography.hazmat.primitives import ciphers
+        from cryptography.hazmat.primitives.ciphers import algorithms, modes  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "secure noise needs the package 'cryptography': pip install 'dptrain[secure]', or use "
+            "secure=False"
+        ) from error
+    return ciphers
+
+
+@lru_cache(maxsize=4)
+def _pool(process: int, workers: int) -> ThreadPoolExecutor:
+    """One pool per process: the threads of a parent do not survive a fork."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="dptrain-secure-noise")
