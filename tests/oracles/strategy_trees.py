@@ -1,0 +1,106 @@
+"""Tree aggregation with Honaker's online estimator, as C and its left inverse W, by least squares.
+
+Nothing here imports the library. Leaves are steps; the nodes are the complete dyadic intervals
+within n steps, in order of completion: of those that end at a step the leaf first, then larger.
+Row v of C is the indicator of node v. The estimate of prefix sum t is the sum, over the intervals
+of t's binary expansion, of the best linear unbiased estimate of each from all nodes inside it; row
+t of W is the difference of the weights of the prefix sums t and t - 1, so that W C = I.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def nodes(steps: int) -> list[tuple[int, int]]:
+    """(first, last + 1) of every complete dyadic interval, in order of completion."""
+    found = []
+    for end in range(1, steps + 1):
+        size = 1
+        while end % size == 0:
+            found.append((end - size, end))
+            size *= 2
+    return found
+
+
+def matrix(steps: int) -> Array:
+    """C: (nodes, steps)."""
+    rows = np.zeros((len(nodes(steps)), steps))
+    for row, (first, last) in zip(rows, nodes(steps), strict=True):
+        row[first:last] = 1.0
+    return rows
+
+
+def _unbiased_weights(design: Array, target: Array) -> Array:
+    """The shortest λ with λᵀ design = target: the best linear unbiased estimate of target·x."""
+    weights, *_ = np.linalg.lstsq(design.T, target, rcond=None)
+    np.testing.assert_allclose(design.T @ weights, target, atol=1e-10)
+    return np.asarray(weights)
+
+
+def _expansion(end: int) -> list[tuple[int, int]]:
+    """The intervals of the binary expansion of ``end``, the largest first."""
+    intervals, first = [], 0
+    for power in reversed(range(end.bit_length())):
+        if end >> power & 1:
+            intervals.append((first, first + 2**power))
+            first += 2**power
+    return intervals
+
+
+def prefix_weights(steps: int) -> Array:
+    """Row t: weights (over nodes) of the estimate of the prefix sum of steps 0..t."""
+    everything = nodes(steps)
+    design = matrix(steps)
+    rows = np.zeros((steps, len(everything)))
+    for t in range(steps):
+        for first, last in _expansion(t + 1):
+            inside = [k for k, (a, b) in enumerate(everything) if first <= a and b <= last]
+            target = np.zeros(steps)
+            target[first:last] = 1.0
+            rows[t, inside] += _unbiased_weights(design[inside], target)
+    return rows
+
+
+def available_prefix_weights(steps: int) -> Array:
+    """The same in one least-squares problem a step, from every node complete by then."""
+    everything = nodes(steps)
+    design = matrix(steps)
+    rows = np.zeros((steps, len(everything)))
+    for t in range(steps):
+        seen = [k for k, (_, last) in enumerate(everything) if last <= t + 1]
+        target = np.zeros(steps)
+        target[: t + 1] = 1.0
+        rows[t, seen] = _unbiased_weights(design[seen], target)
+    return rows
+
+
+def left_inverse(steps: int) -> Array:
+    """W: (steps, nodes)."""
+    prefixes = prefix_weights(steps)
+    return np.diff(prefixes, axis=0, prepend=np.zeros((1, prefixes.shape[1])))
+
+
+def _block_diagonal(steps: int, height: int, columns: bool) -> Array:
+    leaves = 2 ** (height - 1)
+    sizes = [min(leaves, steps - start) for start in range(0, steps, leaves)]
+    blocks = [matrix(size) if columns else left_inverse(size) for size in sizes]
+    whole = np.zeros(np.sum([block.shape for block in blocks], axis=0))
+    row = column = 0
+    for block in blocks:
+        whole[row : row + block.shape[0], column : column + block.shape[1]] = block
+        row, column = row + block.shape[0], column + block.shape[1]
+    return whole
+
+
+def restart_matrix(steps: int, height: int) -> Array:
+    """C of trees of 2^{h-1} leaves one after the other, the last one cut off at step n."""
+    return _block_diagonal(steps, height, columns=True)
+
+
+def restart_left_inverse(steps: int, height: int) -> Array:
+    """Its W: every tree's estimates by themselves."""
+    return _block_diagonal(steps, height, columns=False)
