@@ -144,12 +144,18 @@ def dense_single(workload: Array, seed: int = 0) -> tuple[float, Array]:
 
 
 def dense_multiple(
-    workload: Array, max_participations: int, min_sep: int, *, bands: int | None = None
+    workload: Array,
+    max_participations: int,
+    min_sep: int,
+    *,
+    bands: int | None = None,
+    equal_norms: bool = False,
 ) -> tuple[float, Array]:
     """The least ‖A C^-1‖_F / √n × sensitivity over all lower-triangular C, and X = CᵀC of norm 1.
 
     Convex in X: minimise tr(A X^-1 Aᵀ) with xᵀ X x ≤ 1 for every pattern x with signs. With
-    ``bands`` only X with that many bands, as those of banded C.
+    ``bands`` only X with that many bands, as those of banded C; with ``equal_norms`` only X with
+    one value on its diagonal.
     """
     steps = len(workload)
     rows = patterns(steps, max_participations, min_sep, signs=True)
@@ -177,12 +183,20 @@ def dense_multiple(
 
     terms = np.where(i == j, 1.0, 2.0) * rows[:, i] * rows[:, j]  # xᵀ X x is linear in X
     root = matrices.truncate(matrices.square_root(workload), bands or steps)
-    start = (root.T @ root)[i, j]
-    start = 0.9 * start / (terms @ start).max()
-    constraint = {"type": "ineq", "fun": lambda x: 1 - terms @ x, "jac": lambda x: -terms}
-    options = {"maxiter": 500, "ftol": 1e-12}
-    x = minimize(
-        loss, start, jac=gradient, method="SLSQP", constraints=[constraint], options=options
-    ).x
-    x /= (terms @ x).max()
-    return float(np.sqrt(loss(x))), gram_of(x)
+    constraints = [{"type": "ineq", "fun": lambda x: 1 - terms @ x, "jac": lambda x: -terms}]
+    if equal_norms:
+        unit = np.eye(len(i))[i == j]
+        equal = unit[1:] - unit[:1]
+        constraints.append({"type": "eq", "fun": lambda x: equal @ x, "jac": lambda x: equal})
+    options = {"maxiter": 300, "ftol": 1e-13}
+    best, bound = np.zeros(len(i)), np.inf
+    norms = np.linalg.norm(root, axis=0)
+    for start in (np.eye(steps), root.T @ root / np.outer(norms, norms), np.eye(steps)):
+        x = 0.5 * (best + start[i, j] / (terms @ start[i, j]).max())  # inside, from either side
+        x = minimize(
+            loss, x, jac=gradient, method="SLSQP", constraints=constraints, options=options
+        ).x
+        x /= (terms @ x).max()
+        if loss(x) < bound:
+            best, bound = x, loss(x)
+    return float(np.sqrt(bound)), gram_of(best)
