@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from dptrain.noise.threads import for_each
 
 CHUNK = 1 << 17
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
 _CUDA_CHUNK = 1 << 22  # likewise; large enough to hide the launch of a kernel
 _SEED_BITS = 128
-# A smaller row takes a few ms at most, and waking threads on a busy machine costs as much.
-_PARALLEL_FROM = 8 * CHUNK
 
 
 def checked_seed(seed: int) -> int:
@@ -34,6 +31,18 @@ def checked_seed(seed: int) -> int:
             f"seed={seed}: must be between 0 and 2**128 - 1, such as secrets.randbits(128)"
         )
     return int(seed)
+
+
+def chunk_length(device: torch.device) -> int:
+    """Entries of a row that one counter range holds on a device; slices at its multiples are free.
+
+    Raises:
+        ValueError: if noise cannot be drawn there.
+    """
+    lengths = {"cpu": CHUNK, "cuda": _CUDA_CHUNK}
+    if device.type not in lengths:
+        raise ValueError(f"device={device}: noise is drawn on 'cpu' or 'cuda' only")
+    return lengths[device.type]
 
 
 def fill_normal(
@@ -78,6 +87,7 @@ def fill_normal(
         raise ValueError(
             f"start={start} and {len(out)} entries reach beyond the row of size={size}"
         )
+    length = chunk_length(out.device)
     if out.device.type == "cpu":
         key = np.frombuffer(_hash(seed, group, size=16), dtype="<u8").astype(np.uint64)
 
@@ -85,8 +95,7 @@ def fill_normal(
             philox = np.random.Philox(key=key, counter=[0, 0, chunk, step])
             _box_muller(philox, whole.numpy())
 
-        _in_chunks(out.detach(), start, size, CHUNK, fill)
-    elif out.device.type == "cuda":
+    else:
         generator = torch.Generator(out.device)
 
         def fill(whole: torch.Tensor, chunk: int) -> None:
@@ -94,9 +103,7 @@ def fill_normal(
             generator.manual_seed(int.from_bytes(words, "little"))
             whole.normal_(generator=generator)
 
-        _in_chunks(out.detach(), start, size, _CUDA_CHUNK, fill)
-    else:
-        raise ValueError(f"device={out.device}: noise is drawn on 'cpu' or 'cuda' only")
+    _in_chunks(out.detach(), start, size, length, fill)
 
 
 def _in_chunks(
@@ -121,12 +128,7 @@ def _in_chunks(
             mine.copy_(whole[low - first : high - first])
 
     chunks = range(start // length, -(-stop // length) if len(out) else start // length)
-    workers = torch.get_num_threads()
-    if workers > 1 and out.device.type == "cpu" and len(out) >= _PARALLEL_FROM:
-        list(_pool(os.getpid(), workers).map(part, chunks))
-    else:
-        for chunk in chunks:
-            part(chunk)
+    for_each(part, chunks, entries=len(out) if out.device.type == "cpu" else 0)
 
 
 def _hash(*numbers: int, size: int) -> bytes:
@@ -151,9 +153,3 @@ def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:
     np.sin(angle[:rest], out=out[half:])
     out[half:] *= radius[:rest]
     radius *= np.cos(angle, out=angle)
-
-
-@functools.lru_cache(maxsize=4)
-def _pool(process: int, workers: int) -> ThreadPoolExecutor:
-    """One pool per process: the threads of a parent do not survive a fork."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="dptrain-noise")

@@ -10,13 +10,15 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Shapes, dtypes and devices of the parameters, and their place in one flat row per device.
+    """Shapes, dtypes and devices of the parameters, and their place in flat rows.
+
+    A row holds all parameters of a device, or one parameter.
 
     Attributes:
         shapes: shape of each parameter.
         dtypes: dtype of each parameter; rows are float32 and cast on the way out.
-        devices: the distinct devices in order of first appearance, one flat row each.
-        places: for each parameter, (index into ``devices``, offset in that row).
+        devices: the device of each flat row.
+        places: for each parameter, (index of its flat row, offset in that row).
         sizes: number of entries of each flat row.
     """
 
@@ -27,8 +29,12 @@ class Layout:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, like: Sequence[torch.Tensor]) -> Layout:
+    def of(cls, like: Sequence[torch.Tensor], *, per_parameter: bool = False) -> Layout:
         """The layout of noise for tensors like these.
+
+        Args:
+            like: the parameters.
+            per_parameter: a row per parameter, not one per device.
 
         Raises:
             ValueError: if there are none, or one is not a real floating-point tensor.
@@ -44,10 +50,10 @@ class Layout:
                 raise ValueError(
                     f"like[{index}] has dtype {tensor.dtype}: noise is for floating-point tensors"
                 )
-            if tensor.device not in devices:
+            if per_parameter or tensor.device not in devices:
                 devices.append(tensor.device)
                 sizes.append(0)
-            group = devices.index(tensor.device)
+            group = index if per_parameter else devices.index(tensor.device)
             places.append((group, sizes[group]))
             sizes[group] += tensor.numel()
         return cls(

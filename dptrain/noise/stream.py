@@ -7,26 +7,53 @@ from typing import Any
 
 import torch
 
+from dptrain.noise.normals import Normals
+
 
 class NoiseStream(ABC):
     """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal (``mechanisms``).
 
     The noise has unit variance per entry of Z: the caller scales it by σ·R, so a schedule of R
     stays right. Row t is a pure function of (seed, t, shapes). ``step`` is the index (from 0) of
-    the row that the next call draws.
+    the row that the next call draws, and ``normals`` is what draws Z. Where C has more rows than
+    columns (a tree), C^-1 stands for its left inverse.
     """
 
     steps: int
     step: int
+    normals: Normals
 
     @abstractmethod
     def __next__(self) -> list[torch.Tensor]:
         """The next row, a tensor per parameter with its shape, dtype and device.
 
-        The tensors are only valid until the next call.
+        The tensors are only valid until the next call; the caller may scale them in place.
 
         Raises:
             RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
+        """
+
+    @property
+    @abstractmethod
+    def buffer_bytes(self) -> int:
+        """Bytes of state that the stream keeps from step to step, once its buffers are full."""
+
+    @property
+    @abstractmethod
+    def notes(self) -> tuple[str, ...]:
+        """Why C·noise is not Z up to float32 rounding, for the guarantee; empty where it is."""
+
+    @abstractmethod
+    def shard(self, rank: int, world: int) -> NoiseStream:
+        """A new stream for one of ``world`` equal slices of the flattened parameters.
+
+        Its tensors have the full shapes, and are zero outside the slice. State and work are those
+        of the slice, and the sum over all ranks is this stream, bit for bit: every rank must use
+        the same seed.
+
+        Raises:
+            ValueError: unless 0 ≤ rank < world.
+            RuntimeError: if this stream has been used, or is a shard already.
         """
 
     @abstractmethod

@@ -1,0 +1,52 @@
+"""The threads that share the chunks of a row of noise."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+# A smaller row takes a few ms at most, and waking threads on a busy machine costs as much.
+PARALLEL_FROM = 1 << 20
+
+
+def for_each(task: Callable[[Any], None], items: Iterable[Any], *, entries: int) -> None:
+    """``task(item)`` for every item, on as many threads as torch uses if it is worth it.
+
+    The tasks must write to disjoint memory; their order and the number of threads then change no
+    result. A thread of the pool runs torch's operations alone, without threads of its own, so a
+    task that calls this function again goes on by itself.
+
+    Args:
+        task: called once an item.
+        items: independent pieces of work.
+        entries: how many numbers they hold together.
+    """
+    workers = torch.get_num_threads()
+    if workers > 1 and entries >= PARALLEL_FROM:
+        for _ in _pool(os.getpid(), workers).map(task, items):
+            pass
+    else:
+        for item in items:
+            task(item)
+
+
+@functools.lru_cache(maxsize=4)
+def _pool(process: int, workers: int) -> ThreadPoolExecutor:
+    """One pool per process: the threads of a parent do not survive a fork."""
+    started = threading.Barrier(workers)
+
+    def start(_: int) -> None:
+        torch.set_num_threads(1)
+        started.wait()  # holds this thread back until every other one has started as well
+
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="dptrain-noise")
+    list(pool.map(start, range(workers)))
+    # torch keeps a number per thread, and one for threads to come: that one is put back.
+    torch.set_num_threads(workers)
+    return pool
