@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch.utils.data import DataLoader
 from dptrain import validation
 from dptrain.accounting import Accountant, calibrate
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.clipping import GhostClipper, GhostModule, HookedModule, PerExampleClipper
+from dptrain.clipping import GhostClipper
 from dptrain.clipping.weights import summing_dtype
+from dptrain.clipping.wrap import wrap_module
 from dptrain.guarantee import Guarantee
 from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
-from dptrain.optimizer import Clipper, PrivateOptimizer
+from dptrain.optimizer import PrivateOptimizer
 from dptrain.private import PrivateTraining
 from dptrain.randomness import split_seed
 from dptrain.sampling import Poisson, PrivateLoader, Scheme
@@ -71,6 +72,9 @@ class PrivacyEngine:
         seed: int | None = None,
         ledger: str | pathlib.Path | None = None,
         accountant: str | Accountant | None = None,
+        secure: bool = False,
+        noise_dtype: torch.dtype = torch.float32,
+        regenerate_noise: bool = False,
     ) -> PrivateTraining:
         """Wire a private run; nothing of the data is read before every argument is checked.
 
@@ -102,6 +106,11 @@ class PrivacyEngine:
             ledger: file that records released steps, so that a resumed run cannot release a step
                 in two versions; see :class:`~dptrain.ledger.StepLedger`.
             accountant: one by name or value, instead of the tightest that applies.
+            secure: draw noise from a cryptographic generator, about ten times slower; see
+                :class:`~dptrain.noise.secure.SecureNormals`. Excludes ``seed``.
+            noise_dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the
+                noise is not the one that was accounted for and the guarantee is an estimate.
+            regenerate_noise: draw past noise again instead of keeping it; for a banded inverse.
 
         Returns:
             A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
@@ -118,6 +127,9 @@ class PrivacyEngine:
             target_epsilon=target_epsilon,
             target_delta=target_delta,
             mechanism=mechanism,
+        )
+        validation.check_noise_options(
+            secure=secure, noise_dtype=noise_dtype, regenerate_noise=regenerate_noise, seed=seed
         )
         validation.check_types(
             scheme=(scheme, Scheme),
@@ -139,17 +151,24 @@ class PrivacyEngine:
         planned = scheme if mechanism is None else mechanism.scheme
         assert planned is not None
         check_length(source, planned)
-        target: Guarantee | None = None
-        if mechanism is None:
-            mechanism, target = _mechanism(
-                planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
-            )
-        else:
+        if mechanism is not None:
             validation.check_only_mechanism(
                 scheme=scheme,
                 strategy=strategy,
                 noise_multiplier=noise_multiplier,
                 target_epsilon=target_epsilon,
+            )
+            strategy = mechanism.strategy
+        open_noise = functools.partial(
+            noise_stream, secure=secure, dtype=noise_dtype, regenerate=regenerate_noise
+        )
+        strategy = (strategy or Identity()).bind(planned.steps)
+        # Whatever the stream refuses is to be refused before minutes of calibration.
+        open_noise(strategy, steps=planned.steps, like=[torch.empty(1)], seed=0)
+        target: Guarantee | None = None
+        if mechanism is None:
+            mechanism, target = _mechanism(
+                planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
             )
         find_accountants(mechanism, accountant)
 
@@ -166,15 +185,20 @@ class PrivacyEngine:
             pin_memory=pin_memory,
         )
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
-        wrapped, clipper = _per_example_gradients(
-            module, criterion, parameters, grad_sample_mode, loss_reduction, loader
+        wrapped, clipper = wrap_module(
+            module,
+            criterion,
+            parameters,
+            mode=grad_sample_mode,
+            loss_reduction=loss_reduction,
+            loader=loader,
         )
         private_optimizer = PrivateOptimizer(
             optimizer,
             mechanism=mechanism,
             max_grad_norm=max_grad_norm,
             loss_reduction=loss_reduction,
-            noise=noise_stream(
+            noise=open_noise(
                 mechanism.strategy,
                 steps=mechanism.steps,
                 like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in parameters],
@@ -197,6 +221,11 @@ class PrivacyEngine:
             target_delta=target_delta,
             accountant=accountant,
             seed_given=seed is not None,
+            noise_options={
+                "secure": secure,
+                "noise_dtype": str(noise_dtype),
+                "regenerate_noise": regenerate_noise,
+            },
         )
         if lr_scheduler is not None:
             private.register_scheduler(lr_scheduler)
@@ -225,13 +254,12 @@ def _poisson_like(
 
 def _mechanism(
     scheme: Scheme,
-    strategy: Strategy | None,
+    strategy: Strategy,
     noise_multiplier: float | None,
     target_epsilon: float | None,
     target_delta: float | None,
     accountant: str | Accountant | None,
 ) -> tuple[MatrixMechanism, Guarantee | None]:
-    strategy = strategy or Identity()
     if noise_multiplier is not None:
         return (
             MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier),
@@ -270,25 +298,3 @@ def _loader(
         )
     loader.driven = True
     return loader
-
-
-def _per_example_gradients(
-    module: nn.Module,
-    criterion: Any,
-    parameters: list[nn.Parameter],
-    mode: str,
-    loss_reduction: str,
-    loader: PrivateLoader,
-) -> tuple[nn.Module, Clipper]:
-    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    if mode == "ghost":
-        ghost = GhostModule(module, loss_reduction=loss_reduction)
-        return ghost, GhostClipper(ghost, criterion, parameters)
-    wrapped = HookedModule(
-        module,
-        rows=lambda: None if loader.current is None else loader.current.rows,
-        loss_reduction=loss_reduction,
-        force_functorch=mode == "functorch",
-    )
-    return wrapped, PerExampleClipper(parameters)

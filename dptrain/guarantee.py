@@ -98,6 +98,8 @@ class Guarantee:
         mechanism_hash: hash of the :class:`~dptrain.mechanism.MatrixMechanism`.
         notes: conditions and remarks that belong to the statement.
         certificate: evidence of a Monte Carlo verdict (seeds, grid, verdicts), or ``None``.
+        noise_generator: what the run's normals are drawn from; ``None`` in an accountant's answer,
+            which is about ideal Gaussians.
     """
 
     epsilon: float
@@ -115,6 +117,7 @@ class Guarantee:
     steps_executed: int | None = None
     notes: tuple[str, ...] = ()
     certificate: dict[str, Any] | None = None
+    noise_generator: str | None = None
 
     def after(self, steps_executed: int) -> Guarantee:
         """The same planned guarantee, stating how many steps have run (stopping early is free)."""
@@ -125,12 +128,25 @@ class Guarantee:
         new = tuple(note for note in notes if note not in self.notes)
         return dataclasses.replace(self, notes=self.notes + new)
 
+    def drawn_by(self, generator: str, *, caveats: tuple[str, ...] = ()) -> Guarantee:
+        """The same guarantee for a run whose normals come from ``generator``.
+
+        Args:
+            generator: its name.
+            caveats: ways in which what is added is not the noise that was accounted for; they
+                become notes, and leave nothing but an estimate.
+        """
+        kind = Kind.ESTIMATE if caveats else self.kind
+        named = dataclasses.replace(self, noise_generator=generator, kind=kind)
+        return named.with_notes(*caveats)
+
     def __str__(self) -> str:
         ran = ""
         if self.steps_executed is not None and self.steps_executed != self.steps_planned:
             ran = f" ({self.steps_executed} of them have run; the guarantee is the planned one)"
         if self.steps_executed == self.steps_planned:
             ran = " (all of them have run)"
+        source = f", drawn by {self.noise_generator}" if self.noise_generator else ""
         notes = "".join(f" {note.rstrip('.')}." for note in self.notes)
         return (
             f"Training is (ε = {self.epsilon:.6g}, δ = {self.delta:.6g})-differentially private "
@@ -138,8 +154,9 @@ class Guarantee:
             f"{self.steps_planned} noisy updates{ran} would have been about as likely, within a "
             f"factor e^ε and up to probability δ, had the data differed in that "
             f"{self.adjacency.sentence(self.unit)}. Batches were drawn by {self.scheme['type']}, "
-            f"noise by {self.strategy['type']} with multiplier σ = {self.noise_multiplier:.6g}; "
-            f"the statement is {self.kind.sentence} (accountant: {self.accountant}).{notes}"
+            f"noise by {self.strategy['type']} with multiplier σ = {self.noise_multiplier:.6g}"
+            f"{source}; the statement is {self.kind.sentence} "
+            f"(accountant: {self.accountant}).{notes}"
         )
 
     def to_json(self) -> str:

@@ -67,6 +67,7 @@ class PrivateTraining:
         target_delta: float | None,
         accountant: str | Accountant | None,
         seed_given: bool,
+        noise_options: dict[str, Any],
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -74,6 +75,7 @@ class PrivateTraining:
         self.criterion = criterion
         self.mechanism = mechanism
         self._initial_max_grad_norm = float(optimizer.max_grad_norm)
+        self._noise_options = dict(noise_options)
         self._target_delta = target_delta
         self._accountant = accountant
         self._notes = (SEED_NOTE,) if seed_given else ()
@@ -103,9 +105,10 @@ class PrivateTraining:
         return self.optimizer.clipper.nonfinite_examples
 
     def guarantee(self, delta: float | None = None) -> Guarantee:
-        """The guarantee of the planned run, stating how many steps ran.
+        """The guarantee of the planned run, stating how many steps ran and what drew the noise.
 
-        Stopping early is post-processing of the planned run, so ε stays the planned one.
+        Stopping early is post-processing of the planned run, so ε stays the planned one. Where the
+        stream says that its noise is not the accounted one (bfloat16 buffers), it is an estimate.
 
         Args:
             delta: δ; ``None`` is the target of ``make_private``.
@@ -120,7 +123,9 @@ class PrivateTraining:
             self._guarantees[delta] = account(
                 self.mechanism, delta=delta, accountant=self._accountant
             )
-        return self._guarantees[delta].after(self.steps_executed).with_notes(*self._notes)
+        noise = self.optimizer.noise
+        drawn = self._guarantees[delta].drawn_by(noise.normals.name, caveats=noise.notes)
+        return drawn.after(self.steps_executed).with_notes(*self._notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of :meth:`guarantee`."""
@@ -199,10 +204,14 @@ class PrivateTraining:
                 f"{self.mechanism}; build the engine with "
                 "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
             )
-        if state["settings"] != self._settings():
+        saved_settings, settings = state["settings"], self._settings()
+        if saved_settings != settings:
+            names = [n for n in settings if saved_settings.get(n) != settings[n]]
+            there = ", ".join(f"{n}={saved_settings.get(n)}" for n in names)
+            here = ", ".join(f"{n}={settings[n]}" for n in names)
             raise ValueError(
-                f"the checkpoint was written with {state['settings']}, this run has "
-                f"{self._settings()}: make them equal"
+                f"the checkpoint was written with {there}, this run has {here}: give make_private "
+                "what the checkpoint has"
             )
         if len(state["schedulers"]) != len(self._schedulers):
             raise ValueError(
@@ -238,6 +247,7 @@ class PrivateTraining:
         return {
             "max_grad_norm": self._initial_max_grad_norm,
             "loss_reduction": self.optimizer.loss_reduction,
+            **self._noise_options,
         }
 
     def _remember_rng(self) -> None:

@@ -7,6 +7,7 @@ number that depends on the training examples and no seed of the sampler or the n
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +18,10 @@ import numpy as np
 
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Adjacency, Guarantee, Kind
+from dptrain.noise.secure import SecureNormals
 from dptrain.plots import plot_curves, plot_privacy
 
-__all__ = ["conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
+__all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
 FORMAT = 1
 
@@ -32,8 +34,13 @@ _COMMON = (
     "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
     "of the training batches. They must not be released.",
     "The number of examples N, the expected batch size and all fields below are public.",
-    "The noise is taken to be Gaussian and the random numbers to be independent. A computer only "
-    "approximates both: by floating-point numbers and a pseudorandom generator.",
+)
+_IDEAL = (
+    "The analysis takes the noise to be exactly Gaussian and all random numbers to be independent."
+)
+_BATCHES = (
+    "Batches were drawn by PCG64-DXSM, a pseudorandom generator that is good for statistics and "
+    "not cryptographic (a scheme from elsewhere may bring its own)."
 )
 _ADJACENCY = {
     Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
@@ -52,7 +59,7 @@ _MORE = {
 
 def conditions(guarantee: Guarantee) -> list[str]:
     """What the statement rests on, in sentences."""
-    found = [*_COMMON, _ADJACENCY[guarantee.adjacency]]
+    found = [*_COMMON, _randomness(guarantee.noise_generator), _ADJACENCY[guarantee.adjacency]]
     if guarantee.unit.kind == "example":
         found.append(
             "It is about one example: someone who contributed several is protected less, and "
@@ -60,7 +67,32 @@ def conditions(guarantee: Guarantee) -> list[str]:
         )
     if guarantee.kind in _MORE:
         found.append(_MORE[guarantee.kind])
+    if guarantee.kind is Kind.ESTIMATE and guarantee.notes:
+        notes = "; ".join(note.rstrip(".") for note in guarantee.notes)
+        found.append(f"What is known about this estimate: {notes}.")
     return found
+
+
+def _randomness(generator: str | None) -> str:
+    """How far the run's numbers are from the ideal ones of the analysis."""
+    if generator is None:
+        return (
+            f"{_IDEAL} A computer only approximates both: by floating-point numbers and a "
+            "pseudorandom generator."
+        )
+    if SecureNormals.name in generator:
+        return (
+            f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator, each normal "
+            "the sum of several draws, which defends against predicting the noise and against "
+            "inverting its floating-point sampling. The numbers are approximately Gaussian all the "
+            "same, and the rounding when noise is stored, correlated and added to the gradients is "
+            f"not covered. {_BATCHES}"
+        )
+    return (
+        f"{_IDEAL} The noise was drawn by {generator}, a pseudorandom generator that is good for "
+        "statistics and not cryptographic, in floating-point numbers, which are open to attacks on "
+        f"their last bits; secure=True defends against more. {_BATCHES}"
+    )
 
 
 def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str, Any]:
@@ -73,6 +105,7 @@ def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str,
         "software": {"dptrain": _version("dptrain"), "torch": _version("torch")},
     }
     if profile is not None:
+        profile = as_shown(profile, guarantee)
         value["profile"] = {
             "epsilon": profile.epsilon.tolist(),
             "delta_remove": profile.remove.tolist(),
@@ -96,6 +129,8 @@ def privacy_report(
     Returns:
         The paths of the two files.
     """
+    if profile is not None:
+        profile = as_shown(profile, guarantee)
     stem = pathlib.Path(path)
     if stem.is_dir():
         stem = stem / "privacy_report"
@@ -108,6 +143,13 @@ def privacy_report(
     return as_json, as_text
 
 
+def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
+    """The profile, as an estimate where the guarantee is one: it is about the same noise."""
+    if guarantee.kind is not Kind.ESTIMATE:
+        return profile
+    return dataclasses.replace(profile, kind=Kind.ESTIMATE)
+
+
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -116,6 +158,7 @@ def _version(package: str) -> str:
 
 
 def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[str, str]) -> str:
+    generator = guarantee.noise_generator
     fields = {
         "ε": f"{guarantee.epsilon:.6g}",
         "δ": f"{guarantee.delta:.6g}",
@@ -131,6 +174,7 @@ def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[s
         else guarantee.steps_executed,
         "sampling": _inline(guarantee.scheme),
         "noise correlation": _inline(guarantee.strategy),
+        **({"noise generator": _inline(generator)} if generator else {}),
         "strategy hash": f"`{guarantee.strategy_hash}`",
         "mechanism hash": f"`{guarantee.mechanism_hash}`",
     }

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
+NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_module(module: nn.Module) -> None:
@@ -180,6 +181,36 @@ def check_choices(
     if target_epsilon is not None and target_delta is None:
         raise ValueError(
             "target_epsilon= needs target_delta=: below 1/N, often 1/(2N) for N examples"
+        )
+
+
+def check_noise_options(
+    *, secure: bool, noise_dtype: Any, regenerate_noise: bool, seed: Any
+) -> None:
+    """Refuse ways of drawing the noise that do not exist or contradict each other.
+
+    Raises:
+        TypeError: if a switch is neither True nor False.
+        ValueError: naming the argument, the value and the remedy.
+    """
+    for name, switch in (("secure", secure), ("regenerate_noise", regenerate_noise)):
+        if not isinstance(switch, bool):
+            raise TypeError(f"{name}={switch!r}: True or False")
+    if noise_dtype not in NOISE_DTYPES:
+        raise ValueError(
+            f"noise_dtype={noise_dtype!r}: torch.float32, or torch.bfloat16 for buffers of half "
+            "the size and a guarantee that is only an estimate"
+        )
+    if regenerate_noise and noise_dtype != torch.float32:
+        raise ValueError(
+            f"noise_dtype={noise_dtype} with regenerate_noise=True: noise that is drawn again has "
+            "no buffers; leave one of the two out"
+        )
+    if secure and seed is not None:
+        raise ValueError(
+            f"secure=True with seed={seed}: the seed is the key of the noise, and one that can be "
+            "written down can be guessed or found; leave seed out, which draws 128 bits from the "
+            "operating system (a checkpoint keeps them), or use secure=False"
         )
 
 

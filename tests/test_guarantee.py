@@ -35,6 +35,7 @@ BASE = Guarantee(
             certificate={"seeds": ["1f"], "grid": [1.0, 1.01]},
             notes=("one", "two"),
         ),
+        BASE.drawn_by("Philox"),
     ],
 )
 def test_json_round_trip(guarantee):
@@ -54,6 +55,25 @@ def test_sentence_says_what_when_and_for_whom():
     estimate = dataclasses.replace(BASE, kind=Kind.ESTIMATE)
     assert "WITHOUT PROOF" in str(estimate)
     assert "with a condition." in str(BASE.with_notes("with a condition"))
+
+
+def test_the_generator_is_named_where_it_is_known():
+    assert ", drawn by" not in str(BASE)
+    assert BASE.noise_generator is None
+    named = BASE.drawn_by("AES-256-CTR")
+    assert "σ = 1.25, drawn by AES-256-CTR; the statement is" in str(named)
+    assert dataclasses.replace(named, noise_generator=None) == BASE
+    value = json.loads(BASE.to_json())
+    del value["noise_generator"]  # what was written before there was this field
+    assert Guarantee.from_json(json.dumps(value)) == BASE
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_caveats_leave_an_estimate(kind):
+    rough = dataclasses.replace(BASE, kind=kind).drawn_by("Philox", caveats=("it is rounded",))
+    assert rough.kind is Kind.ESTIMATE
+    assert rough.notes == ("it is rounded",)
+    assert "WITHOUT PROOF" in str(rough)
 
 
 @pytest.mark.parametrize("adjacency", Adjacency)

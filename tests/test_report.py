@@ -12,7 +12,9 @@ import pytest
 
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
-from dptrain.report import conditions, plot_curves, plot_privacy, privacy_report
+from dptrain.noise.secure import SecureNormals
+from dptrain.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
+from dptrain.sampling import Poisson
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -96,6 +98,58 @@ def test_markdown_states_every_field_and_condition(tmp_path):
 def test_an_estimate_is_called_one():
     assert any("must not be published" in c for c in conditions(_guarantee(kind=Kind.ESTIMATE)))
     assert not any("must not be published" in c for c in conditions(_guarantee()))
+
+
+def test_an_estimate_says_why_it_is_one():
+    rough = _guarantee().drawn_by("Philox", caveats=("buffers are rounded.",))
+    assert any(
+        "about this estimate" in c and "buffers are rounded." in c for c in conditions(rough)
+    )
+    assert not any("about this estimate" in c for c in conditions(_guarantee()))
+
+
+@pytest.mark.parametrize(
+    ("generator", "words", "absent"),
+    [
+        (None, ["exactly Gaussian", "pseudorandom generator"], ["PCG64-DXSM", "secure"]),
+        ("Philox", ["drawn by Philox", "not cryptographic", "PCG64-DXSM"], ["sum of several"]),
+        (
+            SecureNormals.name,
+            [
+                SecureNormals.name,
+                "a cryptographic generator",
+                "Gaussian all the same",
+                "PCG64-DXSM",
+            ],
+            ["secure=True"],
+        ),
+    ],
+)
+def test_conditions_say_what_drew_the_random_numbers(generator, words, absent):
+    (line,) = (c for c in conditions(_guarantee(noise_generator=generator)) if "Gaussian" in c)
+    assert all(word in line for word in words)
+    assert not any(word in line for word in absent)
+
+
+def test_the_batches_are_drawn_by_the_generator_that_the_conditions_name():
+    scheme = Poisson(probability=0.5, dataset_size=10, steps=2)
+    state = scheme.stream(0).state_dict()
+    assert json.loads(state["rng"])["bit_generator"] == "PCG64DXSM"
+
+
+def test_the_generator_is_in_the_table(tmp_path):
+    for generator, there in ((None, False), ("Philox", True)):
+        _, as_text = privacy_report(_guarantee(noise_generator=generator), tmp_path)
+        assert ("| noise generator | Philox |" in as_text.read_text(encoding="utf-8")) is there
+
+
+def test_the_profile_of_an_estimate_is_an_estimate(tmp_path):
+    exact = dataclasses.replace(_profile(), kind=Kind.EXACT)
+    assert as_shown(exact, _guarantee()) is exact
+    rough = _guarantee().drawn_by("Philox", caveats=("rounded",))
+    as_json, as_text = privacy_report(rough, tmp_path, profile=exact)
+    assert json.loads(as_json.read_text(encoding="utf-8"))["profile"]["kind"] == "estimate"
+    assert "Estimates, for orientation" in as_text.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

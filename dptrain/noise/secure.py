@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from types import ModuleType
 
@@ -13,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from dptrain.noise.gaussian import checked_seed
+from dptrain.noise.threads import for_each
 
 BLOCK = 1 << 13
 """Entries of a row that are computed together; a constant, since it decides what a seed means."""
@@ -22,7 +21,7 @@ _DRAWS = 4  # independent Box-Muller draws that are summed into one normal
 _WORDS = 2 * _DRAWS * _HALF  # 64-bit words a block: a radius and an angle for each pair of draws
 _ZEROS = bytes(8 * _WORDS)  # the "plaintext": encrypting zeros leaves the key stream itself
 _AES_BLOCK = 16  # bytes of key stream per value of the counter
-_PARALLEL_FROM = 8 * BLOCK  # waking threads for less costs as much as it saves
+_COST = 8  # of a normal, in units of what the fast generator takes: when threads are worth it
 
 
 class SecureNormals:
@@ -129,12 +128,7 @@ def _fill(out: npt.NDArray[np.float32], key: bytes, start: int) -> None:
         out[low:high] = _normals(_words(key, block))[low - first : high - first]
 
     blocks = range(start // BLOCK, -(-(start + out.size) // BLOCK)) if out.size else range(0)
-    workers = torch.get_num_threads()
-    if workers > 1 and out.size >= _PARALLEL_FROM:
-        list(_pool(os.getpid(), workers).map(fill, blocks))
-    else:
-        for block in blocks:
-            fill(block)
+    for_each(fill, blocks, entries=_COST * out.size)
 
 
 def _words(key: bytes, block: int) -> npt.NDArray[np.uint64]:
@@ -178,9 +172,3 @@ def _ciphers() -> ModuleType:
             "secure=False"
         ) from error
     return ciphers
-
-
-@lru_cache(maxsize=4)
-def _pool(process: int, workers: int) -> ThreadPoolExecutor:
-    """One pool per process: the threads of a parent do not survive a fork."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="dptrain-secure-noise")

@@ -124,7 +124,7 @@ def test_the_number_of_threads_changes_nothing():
         rows = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows.append(draw(9 * BLOCK + 7, start=11))
+            rows.append(draw(20 * BLOCK + 7, start=11))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(rows[0], rows[1])

@@ -1,0 +1,46 @@
+"""From a module to its wrapper, which computes per-example gradients, and their clipper."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from torch import nn
+
+from dptrain.clipping.ghost import GhostClipper
+from dptrain.clipping.ghost_module import GhostModule
+from dptrain.clipping.per_example import HookedModule, PerExampleClipper
+from dptrain.sampling import PrivateLoader
+
+
+def wrap_module(
+    module: nn.Module,
+    criterion: Any,
+    parameters: list[nn.Parameter],
+    *,
+    mode: str,
+    loss_reduction: str,
+    loader: PrivateLoader,
+) -> tuple[nn.Module, GhostClipper | PerExampleClipper]:
+    """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
+
+    Args:
+        module: the user's.
+        criterion: the user's loss; used in ghost mode only.
+        parameters: those that are trained, in the optimiser's order.
+        mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+        loader: knows the rows of the batch at hand.
+    """
+    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    if mode == "ghost":
+        ghost = GhostModule(module, loss_reduction=loss_reduction)
+        return ghost, GhostClipper(ghost, criterion, parameters)
+    wrapped = HookedModule(
+        module,
+        rows=lambda: None if loader.current is None else loader.current.rows,
+        loss_reduction=loss_reduction,
+        force_functorch=mode == "functorch",
+    )
+    return wrapped, PerExampleClipper(parameters)

@@ -1,0 +1,205 @@
+"""secure=, noise_dtype= and regenerate_noise=: what is drawn, said, saved and refused."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from dptrain import BSR, Identity, Kind, MatrixMechanism
+from dptrain.noise import secure
+from dptrain.noise.secure import SecureNormals
+from dptrain.private import SEED_NOTE
+from dptrain.report import conditions
+
+from .conftest import everything_every_step, images, make, released, separated, small_net, train
+from .test_resume import run, through_disk
+
+SECURE = {"secure": True, "seed": None}
+
+
+def pinned_secrets(monkeypatch):
+    """Fresh entropy that is the same in every run, so that secure runs can be compared."""
+    numbers = itertools.count(11)
+    monkeypatch.setattr("dptrain.randomness.secrets.randbits", lambda bits: next(numbers))
+
+
+def test_secure_noise_is_what_the_secure_generator_draws(monkeypatch):
+    pinned_secrets(monkeypatch)
+    model, data = small_net(), images()
+    private = make(
+        model, data, scheme=everything_every_step(24, 3), max_grad_norm=1e-9,
+        noise_multiplier=1e9, lr=0.0, **SECURE,
+    )  # fmt: skip
+    for step in range(3):
+        train(private, batches=1)
+        expected = torch.empty(sum(p.numel() for p in model.parameters()))
+        SecureNormals(12).fill(expected, group=0, step=step)  # 11 is the sampler's
+        # R = 1e-9: the clipped sum of 24 gradients is at most 2.4e-8 beside the noise.
+        torch.testing.assert_close(released(private, 24.0), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_secure_and_fast_runs_share_everything_but_the_noise(monkeypatch):
+    ends = []
+    for options in (SECURE, {"seed": None}):
+        pinned_secrets(monkeypatch)
+        private, _ = run("hooks", noise_multiplier=0.0, **options)
+        ends.append(torch.cat([p.flatten() for p in private.optimizer.params]))
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("stop_after", [4, 5, 8])
+def test_a_secure_run_resumes_bit_for_bit(monkeypatch, stop_after):
+    pinned_secrets(monkeypatch)
+    _, expected = run("hooks", **SECURE)
+    pinned_secrets(monkeypatch)
+    first, _ = run("hooks", stop_after=stop_after, **SECURE)
+    state = through_disk(first.state_dict())
+    second, model = run("hooks", resume=state, **SECURE)  # with other fresh seeds of its own
+    assert second.steps_executed == 10
+    for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_a_bfloat16_run_resumes_bit_for_bit():
+    options = {"noise_dtype": torch.bfloat16}
+    _, expected = run("hooks", **options)
+    first, _ = run("hooks", stop_after=8, **options)
+    _, model = run("hooks", resume=through_disk(first.state_dict()), **options)
+    for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "values"),
+    [
+        ("secure", (False, True)),
+        ("noise_dtype", (torch.float32, torch.bfloat16)),
+        ("regenerate_noise", (False, True)),
+    ],
+)
+def test_resuming_with_other_noise_is_refused_both_ways(keyword, values):
+    for one, other in (values, values[::-1]):
+        common = {"seed": None, **separated(24, 10)}
+        first = make(small_net(), images(), **{keyword: one}, **common)
+        train(first, batches=2)
+        state = through_disk(first.state_dict())
+        second = make(small_net(), images(), **{keyword: other}, **common)
+        before = second.state_dict()
+        with pytest.raises(ValueError, match=rf"with {keyword}={one}, .*{keyword}={other}"):
+            second.load_state_dict(state)
+        after = second.state_dict()
+        assert after["steps_executed"] == before["steps_executed"] == 0
+        assert after["private"]["noise"]["seed"] == before["private"]["noise"]["seed"]
+
+
+def test_a_secure_stream_refuses_the_state_of_a_fast_one():
+    """Even if somebody edits the settings: the stream's own state names its generator."""
+    common = {"scheme": everything_every_step(24, 3), "seed": None}
+    for one, other in ((False, True), (True, False)):
+        first = make(small_net(), images(), secure=one, **common)
+        second = make(small_net(), images(), secure=other, **common)
+        state = through_disk(first.state_dict())
+        state["settings"]["secure"] = other
+        with pytest.raises(ValueError, match=r"generator.*AES-256-CTR"):
+            second.load_state_dict(state)
+
+
+def test_the_guarantee_names_the_generator():
+    common = {"scheme": everything_every_step(24, 2), "target_delta": 1e-3}
+    fast = make(small_net(), images(), **common).guarantee()
+    safe = make(small_net(), images(), **common, **SECURE).guarantee()
+    assert "Philox" in fast.noise_generator
+    assert safe.noise_generator == SecureNormals.name
+    assert f"drawn by {SecureNormals.name}" in str(safe)
+    assert safe.kind is fast.kind
+    assert safe.epsilon == fast.epsilon
+    assert safe.mechanism_hash == fast.mechanism_hash
+    assert set(safe.notes) == set(fast.notes) - {SEED_NOTE}
+    assert any("AES-256-CTR" in line and "PCG64-DXSM" in line for line in conditions(safe))
+
+
+def test_bfloat16_buffers_leave_an_estimate():
+    options = {**separated(24, 10), "noise_multiplier": 2.0, "target_delta": 1e-2, "seed": None}
+    whole = make(small_net(), images(), **options).guarantee()
+    rough = make(small_net(), images(), noise_dtype=torch.bfloat16, **options).guarantee()
+    assert whole.kind is not Kind.ESTIMATE
+    assert rough.kind is Kind.ESTIMATE
+    assert rough.epsilon == pytest.approx(whole.epsilon, rel=0.2)
+    assert any("bfloat16" in note for note in rough.notes)
+    assert any("bfloat16" in line for line in conditions(rough))
+    assert any("must not be published" in line for line in conditions(rough))
+    assert "WITHOUT PROOF" in str(rough)
+    # Nothing is kept of independent noise, so nothing is rounded.
+    scheme = everything_every_step(24, 2)
+    exact = make(
+        small_net(), images(), scheme=scheme, noise_dtype=torch.bfloat16, target_delta=1e-2
+    ).guarantee()
+    assert exact.kind is not Kind.ESTIMATE
+
+
+def test_noise_drawn_again_is_the_noise_that_was_kept():
+    """BSR's inverse is dense, so every step draws all earlier rows again; float32 sums differ."""
+    gradients = []
+    for again in (False, True):
+        options = {**separated(24, 8), "strategy": BSR(bands=3), "regenerate_noise": again}
+        private = make(small_net(), images(), lr=0.0, **options)
+        rows = []
+        while private.steps_executed < 8:
+            train(private, batches=1)
+            rows.append(released(private, 1.0))
+        gradients.append(torch.stack(rows))
+    np.testing.assert_allclose(*gradients, atol=1e-5)
+    assert not make(
+        small_net(), images(), **{**options, "regenerate_noise": True}
+    ).optimizer.noise.state_dict()["buffers"][0]
+
+
+def test_a_mechanism_of_a_checkpoint_takes_the_options_too():
+    first = make(small_net(), images(), **separated(24, 10), **SECURE)
+    train(first, batches=2)
+    state = through_disk(first.state_dict())
+    second = make(
+        small_net(), images(), mechanism=MatrixMechanism.from_dict(state["mechanism"]), **SECURE
+    )
+    second.load_state_dict(state)
+    assert second.steps_executed == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "match"),
+    [
+        ({"secure": True, "seed": 7}, ValueError, r"secure=True with seed=7.*leave seed out"),
+        ({"secure": 1}, TypeError, "secure=1"),
+        ({"regenerate_noise": None}, TypeError, "regenerate_noise=None"),
+        ({"noise_dtype": torch.float16}, ValueError, r"noise_dtype=torch\.float16.*bfloat16"),
+        ({"noise_dtype": "bfloat16"}, ValueError, "noise_dtype='bfloat16'"),
+        (
+            {"noise_dtype": torch.bfloat16, "regenerate_noise": True},
+            ValueError,
+            "noise_dtype.*regenerate_noise=True",
+        ),
+    ],
+)
+def test_impossible_options(options, kind, match):
+    with pytest.raises(kind, match=match):
+        make(small_net(), images(), scheme=everything_every_step(24, 1), **options)
+
+
+def test_a_missing_package_is_found_before_calibration(monkeypatch):
+    def never(**_):
+        raise AssertionError("calibrated")
+
+    monkeypatch.setattr("dptrain.engine.calibrate", never)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    secure._ciphers.cache_clear()
+    target = {"noise_multiplier": None, "target_epsilon": 3.0, "target_delta": 1e-2}
+    try:
+        with pytest.raises(ModuleNotFoundError, match=r"dptrain\[secure\]"):
+            make(
+                small_net(), images(), scheme=everything_every_step(24, 1),
+                strategy=Identity(), **target, **SECURE,
+            )  # fmt: skip
+    finally:
+        secure._ciphers.cache_clear()
