@@ -7,7 +7,7 @@ import difflib
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -21,8 +21,12 @@ def load_config(
 ) -> T:
     """An instance of the dataclass ``schema``: its defaults, then the file, then the overrides.
 
+    A field of type ``dict[str, Any]`` is a value of one of several types, named by its ``type``:
+    whoever builds it knows which other fields that type has. If the file, or an override, names
+    another type than the one so far, the fields stated before (for the old one) are dropped.
+
     Args:
-        schema: dataclass whose fields are typed values or further dataclasses.
+        schema: dataclass whose fields are typed values, further dataclasses, or such values.
         path: YAML file, or ``None`` for the defaults.
         overrides: ``"scheme.min_sep=8"``; values are YAML, so ``null`` and ``[8, 16]`` work.
 
@@ -32,10 +36,12 @@ def load_config(
         FileNotFoundError: if there is no such file.
     """
     config = OmegaConf.structured(schema)
-    known = sorted(flatten(OmegaConf.to_container(config)))
+    known = _Known.of(schema)
     if path is not None:
         config = _merge(config, _read(pathlib.Path(path)), known, source=str(path))
-    for override in overrides:
+    types = tuple(f"{group}.type=" for group in known.groups)
+    # A type first: the order of the arguments must not decide whether a field is its own.
+    for override in sorted(overrides, key=lambda text: not text.startswith(types)):
         field, equals, text = override.partition("=")
         if not equals or not field:
             raise ValueError(f"{override!r} is no override; write field=value, e.g. steps=100")
@@ -92,10 +98,31 @@ def _value(text: str, override: str) -> Any:
         raise ValueError(f"{override!r}: the value is not YAML ({error})") from error
 
 
-def _merge(config: DictConfig, tree: Any, known: list[str], *, source: str) -> DictConfig:
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What may be set: the dotted names of the leaves, and the groups that are typed values."""
+
+    leaves: list[str]
+    groups: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: type) -> _Known:
+        leaves = sorted(flatten(dataclasses.asdict(schema())))
+        types = get_type_hints(schema)
+        return cls(leaves, tuple(n for n, t in types.items() if get_origin(t) is dict))
+
+
+def _merge(config: DictConfig, tree: Any, known: _Known, *, source: str) -> DictConfig:
     for name in flatten(tree):
-        if name not in known:
-            raise ValueError(f"{source}: {_unknown(name, known)}")
+        group, dot, _ = name.partition(".")
+        if name not in known.leaves and not (dot and group in known.groups):
+            raise ValueError(f"{source}: {_unknown(name, known.leaves)}")
+    for group in known.groups:
+        new = tree.get(group, {})
+        if not isinstance(new, Mapping):
+            raise ValueError(f"{source}: {_unknown(group, known.leaves)}")
+        if new.get("type", config[group].get("type")) != config[group].get("type"):
+            config[group] = {}
     try:
         return OmegaConf.merge(config, tree)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

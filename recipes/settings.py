@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
+
+import torch
 
 from dptrain.sampling import BallsInBins, MinSep, Poisson, Scheme
-from dptrain.strategies import BSR, BandMF, Identity, Strategy
+from dptrain.strategies import Strategy
+from recipes.strategy import build_strategy
 
 DATA_SETS = ("digits",)
 SCHEMES = ("MinSep", "Poisson", "BallsInBins")
-STRATEGIES = ("Identity", "BSR", "BandMF")
+NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SCHEDULES = ("constant", "linear", "cosine")
 
 # Fields that a resumed run may change: they decide neither the model nor its guarantee.
@@ -48,22 +52,19 @@ class SchemeSettings:
 
 
 @dataclasses.dataclass
-class StrategySettings:
-    """How noise is correlated; ``bands`` and ``objective`` are those of BandMF (BSR: bands)."""
-
-    type: str = "BandMF"
-    bands: int = 8
-    objective: str = "mean"
-
-
-@dataclasses.dataclass
 class PrivacySettings:
-    """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2N)."""
+    """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2N).
+
+    ``secure``, ``noise_dtype`` and ``regenerate_noise`` are those of ``make_private``.
+    """
 
     epsilon: float | None = 8.0
     delta: float | None = None
     noise_multiplier: float | None = None
     max_grad_norm: float = 1.0
+    secure: bool = False
+    noise_dtype: str = "float32"
+    regenerate_noise: bool = False
 
 
 @dataclasses.dataclass
@@ -77,12 +78,17 @@ class OptimizerSettings:
 
 @dataclasses.dataclass
 class VisionSettings:
-    """A whole run. Give ``steps`` or ``epochs`` (expected passes over the training set)."""
+    """A whole run. Give ``steps`` or ``epochs`` (expected passes over the training set).
+
+    ``strategy`` is any strategy of dptrain: the name of its class as ``type``, and its fields.
+    """
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     scheme: SchemeSettings = dataclasses.field(default_factory=SchemeSettings)
-    strategy: StrategySettings = dataclasses.field(default_factory=StrategySettings)
+    strategy: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": "BandMF", "bands": 8}
+    )
     privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
     steps: int | None = None
@@ -106,7 +112,7 @@ class VisionSettings:
         for field, value, choices in (
             ("data.name", self.data.name, DATA_SETS),
             ("scheme.type", self.scheme.type, SCHEMES),
-            ("strategy.type", self.strategy.type, STRATEGIES),
+            ("privacy.noise_dtype", self.privacy.noise_dtype, tuple(NOISE_DTYPES)),
             ("optimizer.schedule", self.optimizer.schedule, SCHEDULES),
         ):
             if value not in choices:
@@ -121,6 +127,12 @@ class VisionSettings:
                 f"privacy.epsilon={self.privacy.epsilon} and privacy.noise_multiplier="
                 f"{self.privacy.noise_multiplier}: give exactly one and set the other to null"
             )
+        if self.privacy.secure and self.seed is not None:
+            raise ValueError(
+                f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "
+                "that others can find; set seed to null, or privacy.secure to false"
+            )
+        self.build_strategy()
         for field, number in (
             ("scheme.batch_size", self.scheme.batch_size),
             ("optimizer.lr", self.optimizer.lr),
@@ -174,9 +186,5 @@ class VisionSettings:
         )
 
     def build_strategy(self) -> Strategy:
-        """The noise strategy."""
-        if self.strategy.type == "Identity":
-            return Identity()
-        if self.strategy.type == "BSR":
-            return BSR(bands=self.strategy.bands)
-        return BandMF(bands=self.strategy.bands, objective=self.strategy.objective)
+        """The noise strategy, not yet bound to a number of steps."""
+        return build_strategy(self.strategy)

@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
 from dptrain.accounting import profile
-from dptrain.report import plot_curves, plot_privacy, privacy_report
+from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
 from recipes.config import differences, load_config, to_yaml
 from recipes.data import Split, digits
 from recipes.loop import evaluate, train
 from recipes.models import vgg
 from recipes.runfolder import RunFolder, load_checkpoint
-from recipes.settings import FREE_ON_RESUME, VisionSettings
+from recipes.settings import FREE_ON_RESUME, NOISE_DTYPES, VisionSettings
 
 FORMAT = 1
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -112,6 +112,9 @@ def prepare(settings: VisionSettings, *, resume: bool = False) -> VisionRun:
         max_physical_batch_size=settings.max_physical_batch_size,
         lr_scheduler=scheduler,
         seed=settings.seed,
+        secure=settings.privacy.secure,
+        noise_dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
+        regenerate_noise=settings.privacy.regenerate_noise,
         ledger=RunFolder.ledger_path(settings.output),
         **mechanism,
     )
@@ -189,7 +192,8 @@ def _report(current: VisionRun) -> None:
     curve = None
     if current.settings.plots:
         # A single simulation or computation gives all points; beyond twice ε nobody looks.
-        curve = profile(current.private.mechanism, np.linspace(0, 2 * guarantee.epsilon, 81))
+        points = np.linspace(0, 2 * guarantee.epsilon, 81)
+        curve = as_shown(profile(current.private.mechanism, points), guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
         plot_curves(current.folder.metrics(), path / "curves.png")
     privacy_report(guarantee, path, profile=curve)

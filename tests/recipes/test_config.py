@@ -7,8 +7,10 @@ import pathlib
 
 import pytest
 
+from dptrain.strategies import BSR, BandMF, Identity
 from recipes.config import differences, load_config, to_yaml
 from recipes.settings import VisionSettings
+from recipes.strategy import build_strategy, strategy_types
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 
@@ -121,8 +123,15 @@ def test_every_shipped_configuration_states_every_field_and_resolves(path):
 
     from recipes.config import flatten
 
-    named = set(flatten(yaml.safe_load(path.read_text(encoding="utf-8"))))
-    assert named == set(flatten(dataclasses.asdict(VisionSettings())))
+    def names(tree):
+        return {name for name in flatten(tree) if not name.startswith("strategy.")}
+
+    stated = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert names(stated) == names(dataclasses.asdict(VisionSettings()))
+    fields = {
+        field.name for field in dataclasses.fields(strategy_types()[stated["strategy"]["type"]])
+    }
+    assert {"type", "bands", "objective"} <= set(stated["strategy"]) <= {"type", *fields}
     settings = load_config(VisionSettings, path).resolved(1437)
     assert settings.privacy.delta == 1 / (2 * 1437)
     scheme = settings.build_scheme(1437)
@@ -144,11 +153,86 @@ def test_every_shipped_configuration_states_every_field_and_resolves(path):
         (["steps=1", "scheme.type=MinSeb"], "MinSep, Poisson"),
         (["steps=1", "data.name=mnist"], "digits"),
         (["steps=1", "checkpoint_every=0"], "checkpoint_every"),
+        (["steps=1", "privacy.noise_dtype=float16"], "privacy.noise_dtype='float16'.*bfloat16"),
+        (["steps=1", "privacy.secure=true", "seed=3"], "seed=3.*privacy.secure"),
     ],
 )
 def test_impossible_settings_are_named(overrides, message):
     with pytest.raises(ValueError, match=message):
         load_config(VisionSettings, None, overrides).validate()
+
+
+def _strategy(*overrides, path=None):
+    return load_config(VisionSettings, path, overrides).build_strategy()
+
+
+def test_a_strategy_is_named_by_its_class_and_takes_its_own_fields():
+    assert _strategy() == BandMF(bands=8)
+    assert _strategy("strategy.bands=3", "strategy.objective=max") == BandMF(
+        bands=3, objective="max"
+    )
+    given = ["strategy.type=BandMF", "strategy.bands=2", "strategy.coefficients=[1, 0.5]"]
+    assert _strategy(*given) == BandMF(bands=2, coefficients=(1.0, 0.5))
+    assert _strategy("strategy.objective=null") == BandMF(bands=8)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_type_drops_the_fields_of_the_old_one(tmp_path, order):
+    path = _write(tmp_path, "strategy:\n  type: BandMF\n  bands: 4\n  objective: max\n")
+    assert _strategy("strategy.type=Identity", path=path) == Identity()
+    overrides = ["strategy.type=BSR", "strategy.bands=7"][::order]
+    assert _strategy(*overrides, path=path) == BSR(bands=7)
+    # The same type again keeps what the file says.
+    kept = ["strategy.type=BandMF", "strategy.bands=2"][::order]
+    assert _strategy(*kept, path=path) == BandMF(bands=2, objective="max")
+
+
+def test_what_a_strategy_needs_is_named():
+    """For every strategy there is: the classes say themselves what they cannot do without."""
+    types = strategy_types()
+    assert {"Identity", "BSR", "BandMF"} <= set(types)
+    for name, member in types.items():
+        needed = [
+            field.name
+            for field in dataclasses.fields(member)
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ]
+        if needed:
+            with pytest.raises(ValueError, match=rf"{name} needs strategy\.{needed[0]}"):
+                build_strategy({"type": name})
+        with pytest.raises(ValueError, match=rf"{name} has no field 'colour'"):
+            build_strategy({"type": name, "colour": 3})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["strategy.type=BandMf"], "strategy.type='BandMf': did you mean BandMF.*BSR.*Identity"),
+        (["strategy.type=null"], "strategy.type=None.*BSR"),
+        (
+            ["strategy.type=BSR", "strategy.bands=2", "strategy.objectiv=mean"],
+            r"strategy\.objectiv='mean': BSR has no field 'objectiv'; its fields are bands",
+        ),
+        (
+            ["strategy.type=Identity", "strategy.bands=2"],
+            "Identity has no field 'bands'.*no fields",
+        ),
+        (["strategy.type=BSR"], r"needs strategy\.bands"),
+        (["strategy.bands=0"], "strategy: .*bands"),
+        (["strategy.bands=many"], "strategy: .*bands"),
+        (["strategy.objective=median"], "strategy: .*objective='median'"),
+        (["strategy.type=Toeplitz"], "strategy.type='Toeplitz'"),
+    ],
+)
+def test_impossible_strategies_are_named(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        load_config(VisionSettings, None, ["steps=9", *overrides]).validate()
+
+
+@pytest.mark.parametrize("wrong", ["strategy=BandMF", "strategy=null", "strategy=[1]"])
+def test_a_strategy_is_a_group_too(wrong):
+    with pytest.raises(ValueError, match=r"group of fields.*strategy\.type"):
+        load_config(VisionSettings, None, [wrong])
 
 
 def test_epochs_are_expected_passes():

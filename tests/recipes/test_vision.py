@@ -25,7 +25,6 @@ TINY = [
     "model.hidden=4",
     "scheme.batch_size=40",
     "scheme.min_sep=2",
-    "strategy.bands=2",
     "steps=6",
     "evaluate_every=2",
     "checkpoint_every=2",
@@ -58,7 +57,7 @@ def _main(config, output, *arguments: str) -> int:
 def finished(config, tmp_path_factory):
     """A run with everything on: MinSep, BandMF, certified calibration, plots."""
     output = tmp_path_factory.mktemp("finished") / "run"
-    assert _main(config, output, *TINY, f"seed={SEED}") == 0
+    assert _main(config, output, *TINY, "strategy.bands=2", f"seed={SEED}") == 0
     return output
 
 
@@ -253,6 +252,33 @@ def test_impossible_settings_spare_the_old_run(config, uninterrupted, capsys):
     assert _main(config, uninterrupted, *PLAIN, *changes) == 2
     assert "min_sep" in capsys.readouterr().err
     assert load_checkpoint(uninterrupted)["run"]["steps_executed"] == 6
+
+
+def test_a_secure_run_says_so_and_stays_secure(config, tmp_path, capsys):
+    plain = [part for part in PLAIN if not part.startswith("seed=")]
+    safe = [*plain, "privacy.secure=true"]
+    assert _main(config, tmp_path / "run", *safe) == 0
+    report = json.loads((tmp_path / "run" / "privacy_report.json").read_text())
+    assert report["guarantee"]["noise_generator"].startswith("AES-256-CTR")
+    assert any("AES-256-CTR" in line for line in report["conditions"])
+    assert "| noise generator | AES-256-CTR" in (tmp_path / "run/privacy_report.md").read_text()
+    capsys.readouterr()
+    assert _main(config, tmp_path / "run", "--resume", *plain) == 2
+    assert "privacy.secure: the run has True, now False" in capsys.readouterr().err
+    assert _main(config, tmp_path / "run", "--resume", *safe) == 0
+
+
+def test_rounded_buffers_leave_an_estimate_in_the_report(config, tmp_path):
+    rough = [
+        "scheme.type=MinSep",
+        "strategy.type=BSR",
+        "strategy.bands=2",
+        "privacy.noise_dtype=bfloat16",
+    ]
+    assert _main(config, tmp_path / "run", *PLAIN, *rough) == 0
+    report = json.loads((tmp_path / "run" / "privacy_report.json").read_text())
+    assert report["guarantee"]["kind"] == "estimate"
+    assert "bfloat16" in report["sentence"]
 
 
 def test_nothing_to_resume(config, tmp_path, capsys):
