@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from dptrain.noise.convolution import ConvolutionStream
+from dptrain.noise.flat import FlatStream
+from dptrain.noise.regeneration import RegenerationStream
 from dptrain.noise.ring_buffer import RingBufferStream
 from dptrain.noise.stream import NoiseStream
+from dptrain.noise.tree import TreeStream
+from dptrain.strategies.binary_trees import BinaryTrees
+from dptrain.strategies.lower_triangular import LowerTriangular
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz import BandedToeplitz
+from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
 
-_STREAMS = ((BandedToeplitz, RingBufferStream),)
+_STREAMS: tuple[tuple[type[Strategy], type[FlatStream]], ...] = (
+    (BandedToeplitz, RingBufferStream),
+    (LowerTriangular, RingBufferStream),
+    (BinaryTrees, TreeStream),
+    (Toeplitz, ConvolutionStream),
+)
 """What a strategy is (a class or mixin) and the stream that serves it; the first match wins."""
 
 
 def noise_stream(
-    strategy: Strategy, *, steps: int, like: Sequence[torch.Tensor], seed: int
+    strategy: Strategy,
+    *,
+    steps: int,
+    like: Sequence[torch.Tensor],
+    seed: int,
+    secure: bool = False,
+    dtype: torch.dtype = torch.float32,
+    regenerate: bool = False,
+    per_parameter: bool = False,
 ) -> NoiseStream:
     """Rows of C^-1 Z for tensors shaped ``like`` these, one a step.
 
@@ -26,6 +46,13 @@ def noise_stream(
         like: parameters (or tensors) whose shapes, dtypes and devices the noise has.
         seed: any integer in [0, 2^128); whoever knows it can subtract the noise. Draw it with
             ``secrets.randbits(128)``.
+        secure: draw from a cryptographic generator.
+        dtype: of the buffers, ``torch.float32`` or ``torch.bfloat16``: half the memory, but
+            C·noise is then only approximately Gaussian, as ``stream.notes`` says.
+        regenerate: keep no buffers, draw the normals of earlier steps again: O(D) memory at the
+            price of as many rows drawn a step as C^-1 has bands.
+        per_parameter: a flat row per parameter, not one for all parameters of a device: no
+            allocation is larger than a parameter. The noise of a seed is then another.
 
     Raises:
         TypeError: if ``strategy`` is not a strategy.
@@ -34,9 +61,19 @@ def noise_stream(
     """
     if not isinstance(strategy, Strategy):
         raise TypeError(f"strategy={strategy!r}: expected a dptrain.strategies strategy")
+    options: dict[str, Any] = {
+        "steps": steps,
+        "like": like,
+        "seed": seed,
+        "secure": secure,
+        "dtype": dtype,
+        "per_parameter": per_parameter,
+    }
+    if regenerate:
+        return RegenerationStream(strategy, **options)
     for kind, stream in _STREAMS:
         if isinstance(strategy, kind):
-            return stream(strategy, steps=steps, like=like, seed=seed)
+            return stream(strategy, **options)
     served = ", ".join(kind.__name__ for kind, _ in _STREAMS)
     raise ValueError(
         f"strategy={type(strategy).__name__}: no noise stream serves it; served are: {served}"

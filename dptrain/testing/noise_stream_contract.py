@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -11,73 +10,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.gaussian import fill_normal
-from dptrain.strategies.strategy import Strategy
-
-SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
+from dptrain.testing.noise_checks import SEED
+from dptrain.testing.noise_options_contract import NoiseOptionsContract
 
 
-class NoiseStreamContract(ABC):
+class NoiseStreamContract(NoiseOptionsContract):
     """Checks of the noise of one strategy: its algebra, its law, its restoration, its refusals.
 
-    Attributes:
-        steps: n of the checks.
-        device: where the noise is drawn.
-        samples: entries of the two parameters of the statistical checks.
+    C may have more rows than columns (a tree): the noise is then W Z for its left inverse W.
+    ``NoiseOptionsContract`` adds the checks of the options.
     """
-
-    steps: int = 19
-    device: str = "cpu"
-    samples: int = 150_000
-
-    @abstractmethod
-    def make_strategy(self) -> Strategy:
-        """The strategy whose noise is checked, as a user would declare it."""
-
-    def foreign_strategy(self) -> Strategy:
-        """A strategy of the same family whose state must be refused."""
-        raise NotImplementedError
-
-    def like(self) -> list[torch.Tensor]:
-        """Parameters of several shapes and dtypes, a scalar and an empty one among them."""
-        shapes_dtypes: list[tuple[tuple[int, ...], torch.dtype]] = [
-            ((3, 4), torch.float32),
-            ((), torch.float32),
-            ((5,), torch.float64),
-            ((0, 2), torch.float32),
-            ((2, 1, 3), torch.bfloat16),
-        ]
-        return [torch.zeros(s, dtype=d, device=self.device) for s, d in shapes_dtypes]
-
-    def open(
-        self,
-        seed: int = SEED,
-        *,
-        steps: int | None = None,
-        like: list[torch.Tensor] | None = None,
-        strategy: Strategy | None = None,
-    ) -> NoiseStream:
-        """The stream of the checks."""
-        return noise_stream(
-            strategy or self.make_strategy(),
-            steps=self.steps if steps is None else steps,
-            like=self.like() if like is None else like,
-            seed=seed,
-        )
-
-    def draw_z(self, seed: int, size: int) -> npt.NDArray[np.float64]:
-        """Z, shape (steps, size), drawn without a stream."""
-        rows = []
-        for step in range(self.steps):
-            row = torch.empty(size, dtype=torch.float32, device=self.device)
-            fill_normal(row, seed=seed, group=0, step=step)
-            rows.append(row.double().cpu().numpy())
-        return np.array(rows)
-
-    def rows(self, stream: NoiseStream, count: int) -> list[list[torch.Tensor]]:
-        """The next rows, copied (a stream may reuse its memory)."""
-        return [[tensor.clone() for tensor in next(stream)] for _ in range(count)]
 
     def two_long_parameters(self, seed: int = SEED) -> tuple[npt.NDArray[np.float64], ...]:
         """All noise of two parameters of ``samples`` entries: two arrays (steps, samples)."""
@@ -86,24 +28,45 @@ class NoiseStreamContract(ABC):
         return tuple(torch.stack([row[i] for row in rows]).double().cpu().numpy() for i in (0, 1))
 
     def covariance(self) -> npt.NDArray[np.float64]:
-        """C^-1 C^-T, shape (steps, steps)."""
-        strategy = self.make_strategy().bind(self.steps)
-        inverse = np.linalg.inv(strategy.columns(self.steps, np.arange(self.steps)))
-        return inverse @ inverse.T
+        """W Wᵀ, shape (steps, steps)."""
+        inverse = self.left_inverse()
+        return np.asarray(inverse @ inverse.T)
+
+    def other_lengths(self) -> list[int]:
+        """Run lengths besides ``steps`` that the strategy can be bound to; a dense C has none."""
+        lengths = []
+        for steps in (self.steps + 1, self.steps - 1):
+            try:
+                self.make_strategy().bind(steps)
+            except ValueError:
+                continue
+            lengths.append(steps)
+        return lengths
 
     # -- algebra ---------------------------------------------------------------------------------
 
+    def small(self) -> list[torch.Tensor]:
+        """Float32 parameters of 20 entries."""
+        return [torch.zeros(s, device=self.device) for s in ((3, 4), (), (7,), (0, 2))]
+
     def test_strategy_times_noise_is_z(self) -> None:
-        like = [torch.zeros(s, device=self.device) for s in ((3, 4), (), (7,), (0, 2))]
-        noise = np.array(
-            [
-                torch.cat([tensor.flatten() for tensor in row]).double().cpu().numpy()
-                for row in self.rows(self.open(like=like), self.steps)
-            ]
-        )
-        product = self.make_strategy().bind(self.steps).apply(noise)
+        if self.bound().rows(self.steps) != self.steps:
+            return  # W has a kernel: noise does not determine Z
+        product = self.bound().apply(self.matrix(self.open(like=self.small())))
         # Some ulps (6e-8) of the largest entries, which are about 5, over all bands.
-        np.testing.assert_allclose(product, self.draw_z(SEED, noise.shape[1]), atol=5e-6, rtol=0)
+        scale = max(1.0, float(self.bound().column_norms(self.steps).max()))
+        np.testing.assert_allclose(product, self.draw_z(SEED, 20), atol=5e-6 * scale, rtol=0)
+
+    def test_dense_and_streaming_agree(self) -> None:
+        noise = self.matrix(self.open(like=self.small()))
+        z = self.draw_z(SEED, 20)
+        self.assert_solves(noise, z)
+        gain = max(1.0, float(np.abs(self.left_inverse()).sum(axis=1).max()))
+        np.testing.assert_allclose(noise, self.left_inverse() @ z, atol=5e-6 * gain, rtol=0)
+
+    def test_a_declared_and_a_bound_strategy_give_the_same_noise(self) -> None:
+        declared = self.open(strategy=self.make_strategy())
+        self.assert_equal(self.rows(declared, self.steps), self.rows(self.open(), self.steps))
 
     def test_shapes_dtypes_devices_and_position(self) -> None:
         stream = self.open()
@@ -168,12 +131,6 @@ class NoiseStreamContract(ABC):
 
     # -- a pure function of the seed, restored bit for bit ----------------------------------------
 
-    def assert_equal(self, a: list[list[torch.Tensor]], b: list[list[torch.Tensor]]) -> None:
-        """Bitwise equality of rows."""
-        for row_a, row_b in zip(a, b, strict=True):
-            for tensor_a, tensor_b in zip(row_a, row_b, strict=True):
-                assert torch.equal(tensor_a, tensor_b)
-
     def test_is_a_function_of_the_seed_and_of_nothing_global(self) -> None:
         torch.manual_seed(0)
         first = self.rows(self.open(), self.steps)
@@ -223,9 +180,8 @@ class NoiseStreamContract(ABC):
         self.assert_equal(self.rows(stream, rest), self.rows(undisturbed, rest))
 
     def test_refuses_the_state_of_another_run(self) -> None:
-        shorter = self.make_strategy().bands < self.steps
-        for change in (1, -1) if shorter else (1,):
-            self.assert_refuses(self.open(steps=self.steps + change).state_dict(), "steps")
+        for steps in self.other_lengths():
+            self.assert_refuses(self.open(steps=steps).state_dict(), "steps")
         transposed = [tensor.clone() for tensor in self.like()]
         transposed[0] = transposed[0].t()
         self.assert_refuses(self.open(like=transposed).state_dict(), "shapes")

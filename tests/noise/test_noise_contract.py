@@ -1,4 +1,4 @@
-"""Every strategy's noise under the contract."""
+"""The noise of banded strategies under the contract."""
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ class TestBSRNoise(NoiseStreamContract):
 
 
 class TestIdentityNoise(NoiseStreamContract):
+    samples = 60_000
+
     def make_strategy(self):
         return Identity()
 
@@ -25,6 +27,7 @@ class TestIdentityNoise(NoiseStreamContract):
 
 class TestBandMFNoise(NoiseStreamContract):
     steps = 20  # the ring of 5 rows is full at the end of a turn
+    samples = 60_000
 
     def make_strategy(self):
         return BandMF(bands=6)

@@ -102,3 +102,32 @@ def test_small_uniforms_reach_the_tail_and_stay_finite(monkeypatch):
 def test_refuses_other_devices():
     with pytest.raises(ValueError, match="device=meta"):
         fill_normal(torch.empty(3, device="meta"), seed=0, group=0, step=0)
+
+
+SIZE = 2 * CHUNK + 1001
+
+
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [
+        (0, 0),
+        (0, SIZE),
+        (0, 5),
+        (CHUNK // 2 - 3, CHUNK // 2 + 3),
+        (CHUNK - 1, CHUNK + 1),
+        (CHUNK, 2 * CHUNK),
+        (17, 2 * CHUNK + 18),
+        (2 * CHUNK + 500, SIZE),
+        (SIZE, SIZE),
+    ],
+)
+def test_a_slice_equals_the_same_entries_of_the_whole_row(start, stop):
+    whole, part = draw(SIZE, seed=3, group=1, step=2), torch.full((stop - start,), torch.nan)
+    fill_normal(part, seed=3, group=1, step=2, start=start, size=SIZE)
+    assert torch.equal(part, whole[start:stop])
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 9), (8, 9), (0, 1)])
+def test_refuses_a_slice_that_leaves_the_row(start, size):
+    with pytest.raises(ValueError, match=f"start={start}.*size={size}"):
+        fill_normal(torch.empty(2), seed=0, group=0, step=0, start=start, size=size)

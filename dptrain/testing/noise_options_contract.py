@@ -1,0 +1,195 @@
+"""What every noise stream must fulfil under its options: groups, buffers, regeneration, shards."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dptrain.noise.gaussian import chunk_length
+from dptrain.testing.noise_checks import SEED, NoiseChecks
+
+_ROUNDING = 2.0**-7  # rounding at random to bfloat16 is off by less than this, relatively
+
+
+class NoiseOptionsContract(NoiseChecks):
+    """Checks of ``per_parameter``, ``dtype``, ``regenerate`` and ``shard`` for one strategy.
+
+    Attributes:
+        regenerates: whether ``regenerate=True`` is served.
+    """
+
+    regenerates: bool = True
+
+    # -- a group per parameter -------------------------------------------------------------------
+
+    def test_per_parameter_solves_with_the_normals_of_each_parameter(self) -> None:
+        like = [torch.zeros(s, device=self.device) for s in ((3, 4), (), (7,))]
+        rows = self.rows(self.open(like=like, per_parameter=True), self.steps)
+        for group, parameter in enumerate(like):
+            noise = torch.stack([row[group].flatten() for row in rows]).double().cpu().numpy()
+            self.assert_solves(noise, self.draw_z(SEED, parameter.numel(), group=group))
+
+    def test_per_parameter_differs_only_in_the_second_parameter(self) -> None:
+        ours = self.rows(self.open(per_parameter=True), self.steps)
+        whole = self.rows(self.open(like=self.like()[:1]), self.steps)
+        self.assert_equal([row[:1] for row in ours], whole)
+
+    # -- bfloat16 buffers ------------------------------------------------------------------------
+
+    def rounding_bound(self, noise: np.ndarray, z: np.ndarray) -> np.ndarray | None:
+        """A bound on |C·noise - Z| for bfloat16 buffers; ``None`` where none is known.
+
+        By default that of a ring buffer: Σ_{j≥1} |C_{t,t-j}| 2^-7 |y_{t-j}|.
+        """
+        dense = self.bound().columns(self.steps, np.arange(self.steps))
+        if len(dense) != self.steps:
+            return None
+        return np.asarray(np.abs(np.tril(dense, -1)) @ np.abs(noise) * _ROUNDING)
+
+    def test_bfloat16_buffers_stay_within_their_bound(self) -> None:
+        like = [torch.zeros(500, device=self.device)]
+        stream = self.open(like=like, dtype=torch.bfloat16)
+        full = self.open(like=like)
+        assert 2 * stream.buffer_bytes == full.buffer_bytes
+        assert full.notes == ()
+        assert bool(stream.notes) == bool(stream.buffer_bytes)
+        assert all("bfloat16" in note for note in stream.notes)
+        noise, z = self.matrix(stream), self.draw_z(SEED, 500)
+        bound = self.rounding_bound(noise, z)
+        if bound is not None:
+            error = np.abs(self.bound().apply(noise) - z)
+            scale = max(1.0, float(self.bound().column_norms(self.steps).max()))
+            assert np.all(error <= bound + 1e-5 * scale)
+        if stream.buffer_bytes:
+            assert not np.array_equal(noise, self.matrix(full))
+
+    def test_bfloat16_buffers_shift_no_mean(self) -> None:
+        like = [torch.zeros(20_000, device=self.device)]
+        rounded = self.matrix(self.open(like=like, dtype=torch.bfloat16))
+        error = rounded - self.matrix(self.open(like=like))
+        deviation = error.std(axis=1) / np.sqrt(error.shape[1])
+        assert np.all(np.abs(error.mean(axis=1)) <= 6 * deviation + 1e-9)
+        # Were it shrinking what it stores, the error would follow the noise.
+        product = error * rounded
+        deviation = product.std(axis=1) / np.sqrt(error.shape[1])
+        assert np.all(np.abs(product.mean(axis=1)) <= 6 * deviation + 1e-9)
+
+    def test_bfloat16_buffers_restore_bit_for_bit(self) -> None:
+        stream = self.open(dtype=torch.bfloat16)
+        self.rows(stream, self.steps // 2)
+        resumed = self.open(SEED + 1, dtype=torch.bfloat16)
+        self.rows(resumed, 3)
+        resumed.load_state_dict(stream.state_dict())
+        rest = self.steps - self.steps // 2
+        self.assert_equal(self.rows(resumed, rest), self.rows(stream, rest))
+
+    def test_refuses_the_state_of_buffers_of_another_dtype(self) -> None:
+        with pytest.raises(ValueError, match="bfloat16"):
+            self.open().load_state_dict(self.open(dtype=torch.bfloat16).state_dict())
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.int32, "bfloat16"])
+    def test_refuses_other_buffers(self, dtype: torch.dtype) -> None:
+        with pytest.raises(ValueError, match=r"dtype=.*bfloat16"):
+            self.open(dtype=dtype)
+
+    # -- regeneration ----------------------------------------------------------------------------
+
+    def test_regenerated_noise_is_the_buffered_noise(self) -> None:
+        if not self.regenerates:
+            with pytest.raises(ValueError, match="regenerate"):
+                self.open(regenerate=True)
+            return
+        like = [torch.zeros(40, device=self.device), torch.zeros(3, 2, device=self.device)]
+        stream = self.open(like=like, regenerate=True)
+        assert stream.buffer_bytes == 0
+        assert stream.notes == ()
+        noise = self.matrix(stream)
+        self.assert_solves(noise, self.draw_z(SEED, 46))
+        gain = max(1.0, float(np.abs(self.left_inverse()).sum(axis=1).max()))
+        np.testing.assert_allclose(noise, self.matrix(self.open(like=like)), atol=1e-5 * gain)
+
+    def test_regenerated_noise_restores_bit_for_bit(self) -> None:
+        if not self.regenerates:
+            return
+        stream = self.open(regenerate=True)
+        self.rows(stream, self.steps // 2)
+        resumed = self.open(SEED + 1, regenerate=True)
+        resumed.load_state_dict(stream.state_dict())
+        rest = self.steps - self.steps // 2
+        self.assert_equal(self.rows(resumed, rest), self.rows(stream, rest))
+        with pytest.raises(RuntimeError, match=str(self.steps)):
+            next(stream)
+        with pytest.raises(ValueError, match="dtype"):
+            self.open(regenerate=True, dtype=torch.bfloat16)
+
+    # -- shards ----------------------------------------------------------------------------------
+
+    def assert_shards_add_up(self, world: int, steps: int, **options: object) -> None:
+        """The sum over ranks is the whole stream, bit for bit, and its state is divided."""
+        whole = self.open(**options)  # type: ignore[arg-type]
+        shards = [self.open(**options).shard(rank, world) for rank in range(world)]  # type: ignore[arg-type]
+        assert sum(shard.buffer_bytes for shard in shards) == whole.buffer_bytes
+        for _ in range(steps):
+            expected = next(whole)
+            parts = [next(shard) for shard in shards]
+            for index, tensor in enumerate(expected):
+                assert torch.equal(torch.stack([part[index] for part in parts]).sum(0), tensor)
+                owners = sum((part[index] != 0).int() for part in parts)
+                assert torch.all(torch.as_tensor(owners) <= 1)
+
+    @pytest.mark.parametrize("world", [1, 2, 3, 30])  # the last one is more than there are entries
+    def test_shards_add_up(self, world: int) -> None:
+        self.assert_shards_add_up(world, self.steps if world < 30 else 3)
+        self.assert_shards_add_up(world, 4, per_parameter=True)
+        self.assert_shards_add_up(world, 9, dtype=torch.bfloat16)
+        if self.regenerates:
+            self.assert_shards_add_up(world, 4, regenerate=True)
+
+    def test_shards_of_a_long_row_divide_the_state(self) -> None:
+        size = chunk_length(torch.device(self.device)) + 40_001
+        like = [torch.zeros(size, device=self.device), torch.zeros(7, device=self.device)]
+        self.assert_shards_add_up(3, 3, like=like)
+        self.assert_shards_add_up(2, 2, like=like, dtype=torch.bfloat16)
+        whole = self.open(like=like)
+        for rank in range(3):
+            share = self.open(like=like).shard(rank, 3).buffer_bytes
+            assert share <= whole.buffer_bytes * (1 / 3 + 1e-3)
+
+    def test_a_shard_restores_and_refuses_the_state_of_another(self) -> None:
+        shard = self.open().shard(1, 2)
+        self.rows(shard, 4)
+        state = shard.state_dict()
+        resumed = self.open(SEED + 1).shard(1, 2)
+        resumed.load_state_dict(state)
+        assert resumed.step == 4
+        rest = self.steps - 4
+        self.assert_equal(self.rows(resumed, rest), self.rows(shard, rest))
+        for other in (self.open().shard(0, 2), self.open().shard(1, 3), self.open()):
+            with pytest.raises(ValueError, match=r"rank|world"):
+                other.load_state_dict(state)
+            assert other.step == 0
+
+    @pytest.mark.parametrize(
+        ("rank", "world", "name"),
+        [
+            (2, 2, "rank=2"),
+            (-1, 2, "rank=-1"),
+            (0, 0, "world=0"),
+            (0, -2, "world=-2"),
+            (0.5, 2, "rank=0.5"),
+            (0, "2", "world='2'"),
+            (True, 2, "rank=True"),
+        ],
+    )
+    def test_refuses_what_is_no_rank(self, rank: int, world: int, name: str) -> None:
+        with pytest.raises(ValueError, match=name):
+            self.open().shard(rank, world)
+
+    def test_only_a_new_whole_stream_can_be_sharded(self) -> None:
+        stream = self.open()
+        next(stream)
+        with pytest.raises(RuntimeError, match="step=1"):
+            stream.shard(0, 2)
+        with pytest.raises(RuntimeError, match="shard 1"):
+            self.open().shard(1, 2).shard(0, 2)

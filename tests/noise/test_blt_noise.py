@@ -1,0 +1,62 @@
+"""The noise of buffered linear Toeplitz strategies under the contract."""
+
+import numpy as np
+import torch
+
+from dptrain.noise.blt import BLTStream
+from dptrain.noise.regeneration import RegenerationStream
+from dptrain.testing import NoiseStreamContract
+from dptrain.testing.noise_checks import SEED
+from tests.noise.stand_ins import Buffers
+
+
+class _Buffered(NoiseStreamContract):
+    """The stream itself, on coefficients given by hand."""
+
+    def open(self, seed=SEED, *, steps=None, like=None, strategy=None, regenerate=False, **options):
+        chosen = {"steps": steps or self.steps, "like": self.like() if like is None else like}
+        stream = RegenerationStream if regenerate else BLTStream
+        strategy = strategy or self.make_strategy()
+        return stream(strategy, seed=seed, **chosen, **options)
+
+    def other_lengths(self):
+        return [self.steps - 1, self.steps + 1]
+
+    def rounding_bound(self, noise, z):
+        """|e_{j,t}| ≤ 2^-7 |s_j|, with s_j of the noise handed out and the errors so far."""
+        strategy = self.bound()
+        sums = np.zeros((len(strategy.theta), noise.shape[1]))
+        error, bound = np.zeros_like(sums), []
+        decay, weight = (np.array(v)[:, None] for v in (strategy.theta, strategy.omega))
+        for y in noise:
+            bound.append((weight * error).sum(axis=0))
+            sums = decay * sums + y
+            error = decay * error
+            error += 2.0**-7 * (np.abs(sums) + error)
+        return np.array(bound)
+
+
+class TestThreeBuffers(_Buffered):
+    samples = 60_000
+
+    def make_strategy(self):
+        return Buffers(theta=(0.95, 0.6, 0.1), omega=(0.2, 0.15, 0.3))
+
+    def foreign_strategy(self):
+        return Buffers(theta=(0.95, 0.6, 0.2), omega=(0.2, 0.15, 0.3))
+
+    def test_keeps_a_row_a_buffer(self):
+        stream = self.open(like=[torch.zeros(50)])
+        assert isinstance(stream, BLTStream)
+        assert stream.buffer_bytes == 3 * 50 * 4
+
+
+class TestOneBuffer(_Buffered):
+    samples = 30_000
+    steps = 9
+
+    def make_strategy(self):
+        return Buffers(theta=(0.5,), omega=(0.5,))
+
+    def foreign_strategy(self):
+        return Buffers(theta=(0.5,), omega=(0.25,))

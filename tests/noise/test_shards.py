@@ -1,0 +1,54 @@
+"""How rows are cut: blocks cover a shard, shards cover the parameters."""
+
+import itertools
+
+import pytest
+import torch
+
+from dptrain.noise import noise_stream
+from dptrain.noise.blocks import Shard
+from dptrain.noise.gaussian import CHUNK
+from dptrain.noise.layout import Layout
+from dptrain.strategies import BSR
+
+
+@pytest.mark.parametrize("total", [0, 1, 5, 4096, 100_003, 10_000_000])
+@pytest.mark.parametrize("world", [1, 2, 7, 64])
+def test_bounds_partition_the_parameters(total, world):
+    bounds = [Shard(rank=rank, world=world).bounds(total) for rank in range(world)]
+    assert bounds[0][0] == 0
+    assert bounds[-1][1] == total
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(bounds))
+    sizes = [stop - start for start, stop in bounds]
+    assert max(sizes) - min(sizes) <= (1 if total < 4096 * world else 128)
+
+
+@pytest.mark.parametrize("per_parameter", [False, True])
+@pytest.mark.parametrize("world", [1, 3, 11])
+def test_blocks_cover_every_entry_once_within_chunks(per_parameter, world):
+    like = [torch.empty(CHUNK + 5), torch.empty(0), torch.empty(3, 7), torch.empty(2 * CHUNK)]
+    layout = Layout.of(like, per_parameter=per_parameter)
+    seen = [torch.zeros(size, dtype=torch.int32) for size in layout.sizes]
+    for rank in range(world):
+        for block in Shard(rank=rank, world=world).blocks(layout):
+            seen[block.group][block.start : block.stop] += 1
+            assert block.start < block.stop
+            assert block.start // CHUNK == (block.stop - 1) // CHUNK
+            assert block.size == layout.sizes[block.group]
+    assert all(torch.all(counts == 1) for counts in seen)
+
+
+def test_a_shard_draws_its_slice_only():
+    drawn = []
+    stream = noise_stream(BSR(bands=2), steps=3, like=[torch.empty(8 * CHUNK)], seed=0).shard(1, 4)
+
+    class Recorded:
+        name, seed = "recorded", 0
+
+        def fill(self, out, *, group, step, start=0, size=None):
+            drawn.append((start, start + len(out)))
+            out.zero_()
+
+    stream.normals = Recorded()
+    next(stream)
+    assert sorted(drawn) == [(2 * CHUNK, 3 * CHUNK), (3 * CHUNK, 4 * CHUNK)]
