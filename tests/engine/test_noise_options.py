@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain import BSR, Identity, Kind, MatrixMechanism
+from dptrain import BSR, BallsInBins, Identity, Kind, MatrixMechanism
 from dptrain.noise import secure
 from dptrain.noise.secure import SecureNormals
 from dptrain.private import SEED_NOTE
 from dptrain.report import conditions
+from dptrain.strategies.bisr import BISR
+from dptrain.strategies.tree import Tree, TreeRestart
 
 from .conftest import everything_every_step, images, make, released, separated, small_net, train
 from .test_resume import run, through_disk
@@ -203,3 +205,41 @@ def test_a_missing_package_is_found_before_calibration(monkeypatch):
             )  # fmt: skip
     finally:
         secure._ciphers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        (Tree(), {}),
+        (TreeRestart(height=2), SECURE),
+        (BISR(inverse_bands=3), {"regenerate_noise": True}),
+        (BISR(inverse_bands=3), {"noise_dtype": torch.bfloat16}),
+    ],
+)
+def test_strategies_with_other_streams_run_and_resume(strategy, options):
+    """A tree has more rows than steps; nothing but its stream and its accountant may care."""
+    scheme = BallsInBins(bins=6, epochs=2, dataset_size=24)
+    common = {"scheme": scheme, "strategy": strategy, **options}
+    model = small_net()
+    whole = make(model, images(), **common)
+    train(whole, batches=5)
+    state = through_disk(whole.state_dict())
+    train(whole)
+    resumed_model = small_net()
+    resumed = make(resumed_model, images(), **common)
+    resumed.load_state_dict(state)
+    train(resumed)
+    assert whole.steps_executed == resumed.steps_executed == 12
+    for mine, other in zip(resumed_model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    guarantee = resumed.guarantee(1e-2)
+    assert 0 < guarantee.epsilon < 50
+    assert (guarantee.kind is Kind.ESTIMATE) == ("noise_dtype" in options)
+
+
+def test_noise_that_cannot_be_drawn_again_is_refused():
+    with pytest.raises(ValueError, match="regenerate=True with strategy=Tree"):
+        make(
+            small_net(), images(), scheme=BallsInBins(bins=6, epochs=2, dataset_size=24),
+            strategy=Tree(), regenerate_noise=True,
+        )  # fmt: skip
