@@ -8,16 +8,17 @@ from typing import Self
 
 import numpy as np
 
+from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.optimize import optimal_coefficients
 from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.stability import check_stable_filter
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
-
-OBJECTIVES = ("mean", "max")
+from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandMF(BandedToeplitz):
-    """Banded Toeplitz C of least error for prefix sums (Choquette-Choo et al. 2023).
+    """Banded Toeplitz C of least error for a workload (Choquette-Choo et al. 2023).
 
     ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the coefficients for a run of
     that length and returns them in the value, so that whoever reads its JSON gets the same matrix
@@ -25,14 +26,16 @@ class BandMF(BandedToeplitz):
 
     Args:
         bands: number of coefficients; choose at most the scheme's min-sep.
-        objective: ``"mean"`` minimises ‖A C^-1‖_F·‖c‖₂ (all prefix sums), ``"max"`` the error of
-            the worst prefix sum.
-        coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0.
+        objective: ``"mean"`` minimises ‖A C^-1‖_F·‖c‖₂ (all queries), ``"max"`` the error of the
+            worst query (see :func:`~dptrain.strategies.optimize.optimal_coefficients`).
+        coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0; they may rise.
         steps: the n that the value is bound to; set by :meth:`bind`.
+        workload: the A that coefficients are optimised for.
 
     Raises:
         ValueError: if ``bands`` or ``steps`` is not a positive integer, ``bands > steps``, the
-            objective is unknown, or the coefficients are not ``bands`` finite numbers as above.
+            objective is unknown, the coefficients are not ``bands`` finite numbers as above, or
+            C^-1 blows up within the n steps that the value is bound to.
 
     Example:
         >>> BandMF(bands=2).bind(2).steps
@@ -43,11 +46,16 @@ class BandMF(BandedToeplitz):
     objective: str = "mean"
     coefficients: tuple[float, ...] | None = None
     steps: int | None = None
+    workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", positive_int("bands", self.bands))
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective={self.objective!r}: must be one of {OBJECTIVES}")
+        checked_objective(self.objective)
+        if not isinstance(self.workload, Workload):
+            raise ValueError(
+                f"workload={self.workload!r}: must be a Workload, such as MomentumSGD() or "
+                "DenseWorkload(entries=matrix)"
+            )
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", self._checked(self.coefficients))
         if self.steps is not None:
@@ -58,15 +66,20 @@ class BandMF(BandedToeplitz):
                     f"bind({self.steps}), which optimises them"
                 )
             self._check_fits(self.steps)
+            owner = f"BandMF(bands={self.bands})"
+            check_stable_filter(owner, self.coefficients, self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
         c = tuple(float(value) for value in coefficients)
         if len(c) != self.bands:
             raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
-        if not all(math.isfinite(value) and value >= 0 for value in c) or c[0] <= 0:
-            raise ValueError(
-                f"coefficients={c}: must be finite and not negative, the first one positive"
-            )
+        for k, value in enumerate(c):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"coefficients: entry {k} is {value}: must be finite and not negative"
+                )
+        if c[0] == 0:
+            raise ValueError("coefficients: entry 0 is 0: must be positive, or C has no inverse")
         return c
 
     def _check_fits(self, steps: int) -> None:
@@ -75,12 +88,14 @@ class BandMF(BandedToeplitz):
                 f"bands={self.bands} exceeds the {steps} steps of the run: "
                 f"use at most bands={steps}"
             )
+        self.workload.check(steps)
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with explicit coefficients.
 
         Raises:
-            ValueError: if ``bands > steps`` or the value is bound to another n.
+            ValueError: if ``bands > steps``, the value is bound to or the workload is made for
+                another n, or C^-1 blows up within n steps (the message says which).
         """
         steps = positive_int("steps", steps)
         if self.steps is not None:
@@ -89,7 +104,8 @@ class BandMF(BandedToeplitz):
         self._check_fits(steps)
         c = self.coefficients
         if c is None:
-            c = tuple(optimal_coefficients(steps, self.bands, self.objective).tolist())
+            optimum = optimal_coefficients(steps, self.bands, self.objective, self.workload)
+            c = tuple(optimum.tolist())
         return dataclasses.replace(self, coefficients=c, steps=steps)
 
     def _check_bound_to(self, steps: int) -> None:

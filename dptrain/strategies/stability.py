@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.signal import lfilter
 
 Array = npt.NDArray[np.float64]
 
@@ -32,3 +33,26 @@ def check_stable(owner: str, inverse_column: Array) -> None:
             f"more than {_LARGEST_GROWTH:.0e} times the one at step 0, and the noise with it; use "
             "coefficients that fall from c_0 on, or fewer bands, or a run that ends before"
         )
+
+
+def check_stable_filter(owner: str, coefficients: npt.ArrayLike, steps: int) -> None:
+    """:func:`check_stable` for a Toeplitz C given by its first column.
+
+    Coefficients c_0 > 0 that never rise and are not negative need no check. Let w = C^-1 (1, 1, …),
+    so that Σ_j c_j w_{t-j} = 1 for t ≥ 0 and w_t = 0 before. Subtracting the equation for t - 1
+    gives w_t = Σ_{j≥1} (c_{j-1} - c_j)/c_0 · w_{t-j} for t ≥ 1: weights that are not negative and
+    sum to 1, hence 0 ≤ w_t ≤ w_0 = 1/c_0 and |g_t| = |w_t - w_{t-1}| ≤ 1/c_0 = g_0. Otherwise C^-1
+    is computed, in O(n·bands).
+
+    Args:
+        owner: what the message calls the strategy.
+        coefficients: c, shape (bands,), c_0 > 0.
+        steps: n.
+
+    Raises:
+        ValueError: as :func:`check_stable`.
+    """
+    c = np.asarray(coefficients, dtype=np.float64)
+    if np.all(np.diff(c, append=0.0) <= 0):
+        return
+    check_stable(owner, lfilter([1.0], c, np.eye(1, steps)[0]))
