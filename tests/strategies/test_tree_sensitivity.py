@@ -130,3 +130,11 @@ def test_more_participations_or_closer_ones_cost_no_less():
     )
     assert np.all(np.diff(table, axis=0) >= 0)
     assert np.all(np.diff(table, axis=1) <= 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "height", "m", "b"), [(48, 6, 7, 5), (60, 6, 9, 6), (50, 4, 12, 3), (63, 6, 6, 9)]
+)
+def test_search_against_integer_programming(steps, height, m, b):
+    expected = oracle.worst_square(oracle.restart_matrix(steps, height), m, b)
+    assert worst_square(steps, height, m, b) == (expected, True)
