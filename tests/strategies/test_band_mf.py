@@ -14,11 +14,6 @@ from dptrain.testing.strategy_contract import StrategyContract
 N = 10
 
 
-class TestMomentum(StrategyContract):
-    def make_strategy(self):
-        return BandMF(bands=4, workload=MomentumSGD())
-
-
 class TestScheduleMax(StrategyContract):
     def make_strategy(self):
         rates = linear_decay(N)
@@ -28,14 +23,6 @@ class TestScheduleMax(StrategyContract):
 class TestDenseWorkload(StrategyContract):
     def make_strategy(self):
         return BandMF(bands=3, workload=DenseWorkload(entries=PREFIX_SUMS.matrix(N)))
-
-
-class TestRisingCoefficients(StrategyContract):
-    def make_strategy(self):
-        return BandMF(bands=4, coefficients=(1.0, 0.2, 0.9, 1.1))
-
-    def expect_exact(self, max_participations, min_sep):
-        return max_participations == 1 or min_sep >= 4
 
 
 def test_the_workload_decides_the_coefficients():

@@ -199,7 +199,7 @@ def test_two_steps_two_bands_by_hand():
 
 
 def test_long_runs():
-    # The settled sums against whole ones, where whole ones still are affordable.
+    # Found from shorter runs with settled sums: stationary for the whole sums too.
     n = 200_000
     for workload in (PREFIX_SUMS, MomentumSGD()):
         c = optimal_coefficients(n, 8, "mean", workload)
