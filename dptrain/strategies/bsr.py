@@ -5,35 +5,46 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-import numpy as np
-
 from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.square_root_series import checked_decay, square_root_coefficients
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
-
-def square_root_coefficients(count: int) -> Array:
-    """First ``count`` coefficients of A^{1/2} for prefix sums A: 1, 1/2, 3/8, 5/16, …
-
-    They are those of (1 - x)^{-1/2}: f_0 = 1, f_k = f_{k-1} (1 - 1/(2k)).
-    """
-    return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, count)]))
+__all__ = ["BSR", "square_root_coefficients"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BSR(BandedToeplitz):
-    """Toeplitz C with the first ``bands`` coefficients of A^{1/2} (Kalinin & Lampert 2024).
+    """Toeplitz C with the first ``bands`` coefficients of A_{α,β}^{1/2} (Kalinin & Lampert 2024).
+
+    A_{α,β} is the workload of SGD with momentum β and weight decay factor α: Toeplitz, with
+    generating function 1/((1 - αx)(1 - βx)). The defaults are prefix sums.
+
+    The coefficients are positive and non-increasing, being α^k times the moments of a law on
+    [0, 1], so that the sensitivity is exact for any schedule. They fall strictly, so by the
+    Eneström-Kakeya theorem C^-1 does not grow with n either.
 
     Args:
         bands: number of coefficients; ``bands = steps`` is the full square root.
+        alpha: weight decay factor α in (0, 1].
+        beta: momentum β in [0, α).
 
     Raises:
-        ValueError: if ``bands`` is not a positive integer.
+        ValueError: if ``bands`` is not a positive integer, or α or β is out of range.
+
+    Example:
+        >>> BSR(bands=3).first_column(10).tolist()
+        [1.0, 0.5, 0.375]
     """
 
     bands: int
+    alpha: float = 1.0
+    beta: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", positive_int("bands", self.bands))
+        alpha, beta = checked_decay(self.alpha, self.beta)
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "beta", beta)
 
     def bind(self, steps: int) -> Self:
         """Itself: the coefficients do not depend on n.
@@ -49,5 +60,6 @@ class BSR(BandedToeplitz):
         return self
 
     def first_column(self, steps: int) -> Array:
-        """The first min(bands, n) coefficients of A^{1/2}."""
-        return square_root_coefficients(min(self.bands, positive_int("steps", steps)))
+        """The first min(bands, n) coefficients of A_{α,β}^{1/2}."""
+        count = min(self.bands, positive_int("steps", steps))
+        return square_root_coefficients(count, self.alpha, self.beta)
