@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from abc import ABC
 from typing import Any, ClassVar, Self
 
 
@@ -22,7 +23,8 @@ class JsonValue:
     """Base of frozen dataclasses that are stored by type name and fields.
 
     A direct base such as ``Scheme`` calls ``class Scheme(JsonValue, family="scheme")``; its
-    concrete subclasses register themselves under their class name.
+    concrete subclasses (those that do not name ABC as a base) register themselves under their class
+    name.
     """
 
     _families: ClassVar[dict[str, dict[str, type]]] = {}
@@ -35,7 +37,7 @@ class JsonValue:
             cls._family = family
             JsonValue._families.setdefault(family, {})
             JsonValue._bases[family] = cls
-        elif cls._family and not cls.__name__.startswith("_"):
+        elif cls._family and ABC not in cls.__bases__ and not cls.__name__.startswith("_"):
             JsonValue._families[cls._family][cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:

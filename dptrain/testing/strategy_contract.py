@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -16,12 +18,29 @@ import pytest
 
 from dptrain.strategies.strategy import Strategy
 
-_PRINT_HASH = """
+_PRINT_HASHES = """
 import importlib, json, sys
-importlib.import_module(sys.argv[1])
 from dptrain.strategies.strategy import Strategy
-print(Strategy.from_dict(json.loads(sys.argv[2])).coefficient_hash)
+for line in sys.stdin:
+    module, value = json.loads(line)
+    importlib.import_module(module)
+    print(Strategy.from_dict(value).coefficient_hash, flush=True)
 """
+
+
+@functools.cache
+def _another_process() -> subprocess.Popen[str]:
+    """A Python of its own that answers every [module, value] with a hash; starting it is slow."""
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONHASHSEED="7")
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PRINT_HASHES],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(process.kill)
+    return process
 
 
 class StrategyContract(ABC):
@@ -71,15 +90,12 @@ class StrategyContract(ABC):
 
     def test_hash_is_the_same_in_another_process(self) -> None:
         strategy = self.bound()
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path), PYTHONHASHSEED="7")
-        arguments = [type(strategy).__module__, json.dumps(strategy.to_dict())]
-        printed = subprocess.run(
-            [sys.executable, "-c", _PRINT_HASH, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+        process = _another_process()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([type(strategy).__module__, strategy.to_dict()]) + "\n")
+        process.stdin.flush()
+        printed = process.stdout.readline()
         assert printed.strip() == strategy.coefficient_hash
 
     def test_is_immutable(self) -> None:

@@ -20,44 +20,38 @@ class TestRestartCut(StrategyContract):
         return TreeRestart(height=3)
 
 
-class _Variant(StrategyContract):
-    """Another n or height; the hash in another process, which is slow to start, is known by now."""
-
-    test_hash_is_the_same_in_another_process = None
-
-
-class TestTreeFull(_Variant):
+class TestTreeFull(StrategyContract):
     steps = 8
 
     def make_strategy(self):
         return Tree()
 
 
-class TestTreeOneStepShort(_Variant):
+class TestTreeOneStepShort(StrategyContract):
     steps = 7
 
     def make_strategy(self):
         return Tree()
 
 
-class TestTreeOfOneStep(_Variant):
+class TestTreeOfOneStep(StrategyContract):
     steps = 1
 
     def make_strategy(self):
         return Tree()
 
 
-class TestRestartOnce(_Variant):
+class TestRestartOnce(StrategyContract):
     def make_strategy(self):
         return TreeRestart(height=4)
 
 
-class TestRestartPairs(_Variant):
+class TestRestartPairs(StrategyContract):
     def make_strategy(self):
         return TreeRestart(height=2)
 
 
-class TestRestartLeavesOnly(_Variant):
+class TestRestartLeavesOnly(StrategyContract):
     def make_strategy(self):
         return TreeRestart(height=1)
 

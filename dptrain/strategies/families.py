@@ -1,0 +1,87 @@
+"""One strategy of every family, for tables and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from dptrain.strategies.band_inv_mf import BandInvMF
+from dptrain.strategies.band_mf import BandMF
+from dptrain.strategies.bisr import BISR
+from dptrain.strategies.blt import BLT
+from dptrain.strategies.bsr import BSR
+from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
+from dptrain.strategies.dense import Dense
+from dptrain.strategies.identity import Identity
+from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.square_root import SquareRoot
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.strategies.workload import PREFIX_SUMS, Workload
+
+_COLUMN_NORMALIZED_UP_TO = 4096  # steps; it stays possible beyond, but not in a quick table
+_DENSE_UP_TO = 2000
+
+
+def families(
+    *,
+    steps: int,
+    bands: Iterable[int],
+    max_participations: int = 1,
+    min_sep: int | None = None,
+    workload: Workload = PREFIX_SUMS,
+    dense: bool = False,
+) -> list[Strategy]:
+    """One strategy of every family (per number of bands where it has one), not bound.
+
+    Args:
+        steps: n.
+        bands: numbers of bands; 1 stands for :class:`Identity`.
+        max_participations: what the optimised families are optimised for.
+        min_sep: likewise; ``steps`` if ``None``.
+        workload: likewise.
+        dense: include the optimal dense matrix (tens of seconds at n = 1,000).
+
+    Raises:
+        ValueError: for bands that do not fit the steps, or ``dense`` with too many steps.
+    """
+    b = steps if min_sep is None else min_sep
+    run: dict[str, Any] = {"max_participations": max_participations, "min_sep": b}
+    found: list[Strategy] = [Identity()]
+    for count in sorted({positive_int("bands", value) for value in bands} - {1}):
+        if count > steps:
+            raise ValueError(f"bands={count} exceeds steps={steps}: leave it out")
+        found += [
+            BandMF(bands=count, workload=workload),
+            BSR(bands=count),
+            BISR(inverse_bands=count),
+            BandInvMF(inverse_bands=count, workload=workload, **run),
+        ]
+        if steps <= _COLUMN_NORMALIZED_UP_TO:
+            found.append(ColumnNormalizedBandMF(bands=count, workload=workload))
+        height = (count - 1).bit_length() + 1
+        if 1 << (height - 1) == count:
+            found.append(TreeRestart(height=height))
+    found += [BLT(buffers=3, workload=workload, **run), Tree(), SquareRoot()]
+    if dense:
+        if steps > _DENSE_UP_TO:
+            raise ValueError(f"dense=True with steps={steps}: at most {_DENSE_UP_TO}")
+        # Banded where examples come back: participations are then orthogonal.
+        once = max_participations == 1
+        found.append(
+            Dense(workload=workload, epochs=1) if once else Dense(workload=workload, bands=b)
+        )
+    return found
+
+
+def describe(strategy: Strategy) -> str:
+    """The constructor call, fields at their defaults and long ones left out."""
+    shown = []
+    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+        value = getattr(strategy, field.name)
+        if value != field.default and isinstance(value, int | float):
+            shown.append(f"{field.name}={value}")
+        elif value != field.default and isinstance(value, str) and len(value) < 20:
+            shown.append(f"{field.name}={value!r}")
+    return f"{type(strategy).__name__}({', '.join(shown)})"

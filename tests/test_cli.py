@@ -1,0 +1,63 @@
+"""The command line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dptrain.cli import main
+
+SMALL = ["strategies", "--steps", "24", "--bands", "1", "4", "--parameters", "1000"]
+
+
+def test_table_with_files(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    figures, plot = tmp_path / "a" / "t.json", tmp_path / "b" / "t.png"
+    assert main([*SMALL, "--epochs", "2", "--json", str(figures), "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert "BandMF(bands=4)" in out
+    assert "24 steps" in out
+    value = json.loads(figures.read_text())
+    assert value["max_participations"] == 2
+    assert value["min_sep"] == 12
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_momentum_changes_the_errors(capsys):
+    main([*SMALL, "--no-time"])
+    plain = capsys.readouterr().out
+    main([*SMALL, "--no-time", "--momentum", "0.9"])
+    assert "MomentumSGD" in (momentum := capsys.readouterr().out)
+    assert momentum != plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["--steps", "0"], "steps=0"),
+        (["--steps", "8", "--epochs", "9"], "epochs=9"),
+        (["--steps", "8", "--bands", "16"], "bands=16"),
+        (["--steps", "8", "--momentum", "1.5"], "momentum=1.5"),
+        (["--steps", "3000", "--bands", "1", "--dense"], "dense=True"),
+    ],
+)
+def test_mistakes_are_named_and_exit_with_2(arguments, match, capsys):
+    assert main(["strategies", *arguments]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_unknown_command():
+    with pytest.raises(SystemExit) as error:
+        main(["startegies"])
+    assert error.value.code == 2
+
+
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "dptrain", *SMALL, "--no-time"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Identity()" in done.stdout
