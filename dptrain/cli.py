@@ -40,7 +40,9 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bands", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
-    parser.add_argument("--dense", action="store_true", help="add the optimal dense matrix (slow)")
+    parser.add_argument(
+        "--dense", action="store_true", help="add the families optimised entry by entry (slow)"
+    )
     parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw errors and correlations to a PNG")

@@ -102,40 +102,43 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     _save(figure, path)
 
 
-def plot_strategies(
-    table: StrategyTable, path: str | pathlib.Path, *, lags: int = 32, most: int = 8
-) -> None:
+def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int = 64) -> None:
     """Draw the error of every step and the noise's autocorrelation of a table's strategies.
 
     Args:
-        table: what :func:`dptrain.strategies.table` returned; its first ``most`` rows are drawn,
-            and independent noise.
+        table: what :func:`dptrain.strategies.table` returned; of every family the strategy of the
+            least error is drawn.
         path: image file; its suffix chooses the format.
         lags: distance of steps up to which correlations are shown.
-        most: number of strategies in the picture.
 
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
     """
     figure, (left, right) = _figure(2)
-    rows = [r for i, r in enumerate(table.rows) if i < most or r.strategy.bands == 1]
+    best = {type(row.strategy): row for row in reversed(table.rows)}
+    rows = sorted(best.values(), key=lambda row: row.error)
     steps = np.arange(1, table.steps + 1)
     for i, row in enumerate(rows):
         errors = row.strategy.errors(table.steps, table.workload) * row.sensitivity
         style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3]}
         left.plot(steps, errors, label=row.name, linewidth=1.4, **style)
         correlation = noise_autocorrelation(row.strategy, table.steps, lags)
-        right.plot(np.arange(1, len(correlation)), correlation[1:], marker=".", **style)
+        right.plot(np.arange(1, len(correlation)), correlation[1:], linewidth=1.4, **style)
     left.set_xscale("log")
     left.set_yscale("log")
     left.set_xlabel("step")
     left.set_ylabel("error of the query × sensitivity")
     right.axhline(0.0, color="black", linewidth=0.8)
+    right.set_xscale("log")
+    right.set_yscale("symlog", linthresh=1e-3)
     right.set_xlabel("steps apart")
-    right.set_ylabel("correlation of the noise")
+    right.set_ylabel("correlation of the noise (linear below 0.001)")
     for ax in (left, right):
         ax.grid(visible=True, alpha=0.3)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    figure.set_figheight(5.2)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=4
+    )
     figure.suptitle(
         f"Noise of {table.steps} steps, {table.max_participations} participation(s) at least "
         f"{table.min_sep} steps apart ({type(table.workload).__name__})",

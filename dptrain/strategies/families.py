@@ -20,7 +20,6 @@ from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.tree import Tree, TreeRestart
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
-_COLUMN_NORMALIZED_UP_TO = 4096  # steps; it stays possible beyond, but not in a quick table
 _DENSE_UP_TO = 2000
 
 
@@ -41,7 +40,8 @@ def families(
         max_participations: what the optimised families are optimised for.
         min_sep: likewise; ``steps`` if ``None``.
         workload: likewise.
-        dense: include the optimal dense matrix (tens of seconds at n = 1,000).
+        dense: include those that are optimised entry by entry, :class:`ColumnNormalizedBandMF` and
+            :class:`Dense` (tens of seconds at n = 1,000).
 
     Raises:
         ValueError: for bands that do not fit the steps, or ``dense`` with too many steps.
@@ -58,7 +58,7 @@ def families(
             BISR(inverse_bands=count),
             BandInvMF(inverse_bands=count, workload=workload, **run),
         ]
-        if steps <= _COLUMN_NORMALIZED_UP_TO:
+        if dense:
             found.append(ColumnNormalizedBandMF(bands=count, workload=workload))
         height = (count - 1).bit_length() + 1
         if 1 << (height - 1) == count:
@@ -76,11 +76,13 @@ def families(
 
 
 def describe(strategy: Strategy) -> str:
-    """The constructor call, fields at their defaults and long ones left out."""
+    """The constructor call without defaults, long values and what describes the run."""
     shown = []
     for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
         value = getattr(strategy, field.name)
-        if value != field.default and isinstance(value, int | float):
+        if field.name in ("max_participations", "min_sep", "steps"):
+            continue
+        if field.name == "buffers" or (value != field.default and isinstance(value, int | float)):
             shown.append(f"{field.name}={value}")
         elif value != field.default and isinstance(value, str) and len(value) < 20:
             shown.append(f"{field.name}={value!r}")

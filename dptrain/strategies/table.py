@@ -146,7 +146,7 @@ def table(
         workload: which queries count; prefix sums by default.
         parameters: size of the model, for memory and time.
         timed: measure the time of a step of noise.
-        dense: include the optimal dense matrix.
+        dense: include the families that are optimised entry by entry, which takes much longer.
         progress: show a progress bar.
 
     Returns:
