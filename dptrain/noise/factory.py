@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dptrain.noise.blt import BLTStream
 from dptrain.noise.convolution import ConvolutionStream
 from dptrain.noise.flat import FlatStream
 from dptrain.noise.regeneration import RegenerationStream
@@ -14,6 +15,7 @@ from dptrain.noise.ring_buffer import RingBufferStream
 from dptrain.noise.stream import NoiseStream
 from dptrain.noise.tree import TreeStream
 from dptrain.strategies.binary_trees import BinaryTrees
+from dptrain.strategies.blt import BLT
 from dptrain.strategies.lower_triangular import LowerTriangular
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
@@ -22,6 +24,7 @@ _STREAMS: tuple[tuple[type[Strategy], type[FlatStream]], ...] = (
     (BandedToeplitz, RingBufferStream),
     (LowerTriangular, RingBufferStream),
     (BinaryTrees, TreeStream),
+    (BLT, BLTStream),
     (Toeplitz, ConvolutionStream),
 )
 """What a strategy is (a class or mixin) and the stream that serves it; the first match wins."""

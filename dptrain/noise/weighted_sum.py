@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-_WIDENED_ENTRIES = 1 << 17  # of float32 at a time, so that the widened copy stays in cache
+# bfloat16 entries that are widened at a time, so that the float32 copy stays in cache.
+_WIDENED_ROWS = 64
+_WIDENED_COLUMNS = 1 << 13
 
 
 def add_weighted_rows(
@@ -21,7 +23,11 @@ def add_weighted_rows(
     if buffer.dtype is torch.float32 or buffer.device.type != "cpu":
         out.addmv_(buffer.t().to(torch.float32), weights, beta=scale)
         return
-    width = max(1024, _WIDENED_ENTRIES // max(1, len(buffer)))
-    for start in range(0, len(out), width):
-        widened = buffer[:, start : start + width].float()
-        out[start : start + width].addmv_(widened.t(), weights, beta=scale)
+    widened = torch.empty(min(_WIDENED_ROWS, len(buffer)), min(_WIDENED_COLUMNS, len(out)))
+    for start in range(0, len(out), _WIDENED_COLUMNS):
+        piece = out[start : start + _WIDENED_COLUMNS]
+        for first in range(0, len(buffer), _WIDENED_ROWS):
+            rows = slice(first, first + _WIDENED_ROWS)
+            part = buffer[rows, start : start + _WIDENED_COLUMNS]
+            copy = widened[: len(part), : len(piece)].copy_(part)
+            piece.addmv_(copy.t(), weights[rows], beta=1.0 if first else scale)

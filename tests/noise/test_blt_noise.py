@@ -5,22 +5,16 @@ import torch
 
 from dptrain.noise.blt import BLTStream
 from dptrain.noise.regeneration import RegenerationStream
+from dptrain.strategies.blt import BLT
 from dptrain.testing import NoiseStreamContract
 from dptrain.testing.noise_checks import SEED
-from tests.noise.stand_ins import Buffers
 
 
 class _Buffered(NoiseStreamContract):
-    """The stream itself, on coefficients given by hand."""
-
-    def open(self, seed=SEED, *, steps=None, like=None, strategy=None, regenerate=False, **options):
-        chosen = {"steps": steps or self.steps, "like": self.like() if like is None else like}
-        stream = RegenerationStream if regenerate else BLTStream
-        strategy = strategy or self.make_strategy()
-        return stream(strategy, seed=seed, **chosen, **options)
-
-    def other_lengths(self):
-        return [self.steps - 1, self.steps + 1]
+    def open(self, seed=SEED, *, regenerate=False, **options):
+        stream = super().open(seed, regenerate=regenerate, **options)
+        assert isinstance(stream, RegenerationStream if regenerate else BLTStream)
+        return stream
 
     def rounding_bound(self, noise, z):
         """|e_{j,t}| ≤ 2^-7 |s_j|, with s_j of the noise handed out and the errors so far."""
@@ -40,14 +34,13 @@ class TestThreeBuffers(_Buffered):
     samples = 60_000
 
     def make_strategy(self):
-        return Buffers(theta=(0.95, 0.6, 0.1), omega=(0.2, 0.15, 0.3))
+        return BLT(buffers=3, theta=(0.95, 0.6, 0.1), omega=(0.2, 0.15, 0.3))
 
     def foreign_strategy(self):
-        return Buffers(theta=(0.95, 0.6, 0.2), omega=(0.2, 0.15, 0.3))
+        return BLT(buffers=3, theta=(0.95, 0.6, 0.2), omega=(0.2, 0.15, 0.3))
 
     def test_keeps_a_row_a_buffer(self):
         stream = self.open(like=[torch.zeros(50)])
-        assert isinstance(stream, BLTStream)
         assert stream.buffer_bytes == 3 * 50 * 4
 
 
@@ -56,7 +49,17 @@ class TestOneBuffer(_Buffered):
     steps = 9
 
     def make_strategy(self):
-        return Buffers(theta=(0.5,), omega=(0.5,))
+        return BLT(buffers=1, theta=(0.5,), omega=(0.5,))
 
     def foreign_strategy(self):
-        return Buffers(theta=(0.5,), omega=(0.25,))
+        return BLT(buffers=1, theta=(0.5,), omega=(0.25,))
+
+
+class TestOptimisedBuffers(_Buffered):
+    samples = 30_000
+
+    def make_strategy(self):
+        return BLT(buffers=2, max_participations=2, min_sep=5)
+
+    def foreign_strategy(self):
+        return BLT(buffers=2, max_participations=3, min_sep=5)

@@ -1,0 +1,200 @@
+"""Time and memory of a step of noise, against what the memory and the generator allow.
+
+The floor is the time to read (bands - 1) buffers once, as a sum over them, plus the time to draw
+the normals. Streams and floor take turns within a round, each with an untimed run first; printed
+are medians over the rounds, and the median over rounds of the ratio within a round. Peak memory is
+that of a process of its own per stream, above what it had before the stream was opened.
+
+    PYTHONPATH=. python scripts/bench/noise.py [--params 10000000] [--bands 16 64] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dptrain.noise import NoiseStream, noise_stream
+from dptrain.noise.gaussian import fill_normal
+from dptrain.strategies import BSR, Identity, Strategy
+from dptrain.strategies.bisr import BISR
+from dptrain.strategies.blt import BLT
+from dptrain.strategies.tree import TreeRestart
+
+STEPS = 4096
+_LEVELS_OF_TREE = 5  # 16 leaves: the min-sep of 16 bands
+
+
+def strategies(bands: list[int]) -> dict[str, tuple[Strategy, dict[str, Any]]]:
+    """What is timed: (strategy, options) by name."""
+    blt = BLT(buffers=3, theta=(0.9998, 0.98, 0.6), omega=(0.02, 0.08, 0.3))
+    half: dict[str, Any] = {"dtype": torch.bfloat16}
+    timed: dict[str, tuple[Strategy, dict[str, Any]]] = {"identity": (Identity(), {})}
+    for count in bands:
+        timed[f"ring, {count} bands"] = (BSR(bands=count), {})
+        timed[f"ring, {count} bands, bfloat16"] = (BSR(bands=count), half)
+    for count in bands[:1]:
+        timed[f"ring, {count} bands, secure"] = (BSR(bands=count), {"secure": True})
+        timed[f"convolution, {count} bands"] = (BISR(inverse_bands=count), {})
+        timed[f"regenerated, {count} bands"] = (BISR(inverse_bands=count), {"regenerate": True})
+    timed["BLT, 3 buffers"] = (blt, {})
+    timed["BLT, 3 buffers, bfloat16"] = (blt, half)
+    timed[f"tree, {_LEVELS_OF_TREE} levels"] = (TreeRestart(height=_LEVELS_OF_TREE), {})
+    return timed
+
+
+def open_stream(name: str, bands: list[int], like: list[torch.Tensor]) -> NoiseStream:
+    """A new stream; its ring is not filled yet."""
+    strategy, options = strategies(bands)[name]
+    return noise_stream(strategy, steps=STEPS, like=like, seed=1 << 100, **options)
+
+
+def steps_to_fill(name: str, stream: NoiseStream, options: argparse.Namespace) -> int:
+    """Steps after which every row of the buffers has been written; two at least."""
+    width = 2 if "dtype" in strategies(options.bands)[name][1] else 4
+    return max(2, math.ceil(stream.buffer_bytes / (width * options.params)) + 1)
+
+
+def seconds(run: Callable[[], object], device: str) -> float:
+    """Of one call, the device's queue included."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Medians over the rounds, in ms, and the ratio to the floor."""
+    stream = open_stream(name, options.bands, [torch.zeros(options.params, device=options.device)])
+    row = torch.empty(options.params, device=options.device)
+    # As many bytes as the buffers have, in float32 pieces that do not depend on their layout.
+    count = max(1, stream.buffer_bytes // 4)
+    buffer = torch.ones(count, device=options.device)
+    sides: dict[str, Callable[[], object]] = {
+        "step": lambda: next(stream),
+        "read": lambda: buffer.sum() if stream.buffer_bytes else None,
+        "draw": lambda: fill_normal(row, seed=3, group=0, step=4),
+        "torch normal_": row.normal_,
+    }
+    slow = strategies(options.bands)[name][1].keys() & {"regenerate", "secure"}
+    rounds = max(3, options.rounds // 3) if slow else options.rounds
+    for _ in range(steps_to_fill(name, stream, options)):
+        next(stream)
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(rounds + 1):
+        for side, run in sides.items():
+            took = 1e3 * seconds(run, options.device)
+            if turn:
+                times[side].append(took)
+    floor = [r + d for r, d in zip(times["read"], times["draw"], strict=True)]
+    result = {side: statistics.median(took) for side, took in times.items()}
+    result["floor"] = statistics.median(floor)
+    result["ratio"] = statistics.median(s / f for s, f in zip(times["step"], floor, strict=True))
+    result["buffer MB"] = stream.buffer_bytes / 1e6
+    return result
+
+
+def peak_memory(name: str, options: argparse.Namespace) -> float:
+    """MB above those of before, of a stream that has filled its ring."""
+    if options.device != "cpu":
+        like = [torch.zeros(options.params, device=options.device)]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        stream = open_stream(name, options.bands, like)
+        for _ in range(steps_to_fill(name, stream, options)):
+            next(stream)
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
+    arguments = [f"--params={options.params}", "--bands", *map(str, options.bands)]
+    command = [sys.executable, __file__, *arguments, "--peak", name]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(printed.split()[-1])
+
+
+def print_peak(name: str, options: argparse.Namespace) -> None:
+    """The same, in this process."""
+    # Shapes alone are needed, so the parameters themselves take no memory here.
+    like = [torch.zeros(1).expand(options.params)]
+    for _ in range(2):  # threads and libraries are loaded before the count begins
+        next(noise_stream(Identity(), steps=1, like=[torch.zeros(1 << 20)], seed=0))
+    before = _status("VmRSS")
+    stream = open_stream(name, options.bands, like)
+    for _ in range(steps_to_fill(name, stream, options)):
+        next(stream)
+    print(_status("VmHWM") - before)
+
+
+def _status(field: str) -> float:
+    """A field of this process's status, in MB. (``getrusage`` would count the parent's peak.)"""
+    path = pathlib.Path("/proc/self/status")
+    if not path.exists():
+        return float("nan")
+    line = next(line for line in path.read_text().splitlines() if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    facts: dict[str, Any] = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "unset"),
+        "torch": torch.__version__,
+        "load before": round(os.getloadavg()[0], 2),
+    }
+    if device != "cpu":
+        facts["device"] = torch.cuda.get_device_name()
+    return facts
+
+
+def main() -> None:
+    """Print a line a stream; write all figures if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--params", type=int, default=10_000_000)
+    parser.add_argument("--bands", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", nargs="+", help="names of streams, all unless given")
+    parser.add_argument("--json", type=pathlib.Path, help="file to write the figures to")
+    parser.add_argument("--peak", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(options.peak, options)
+        return
+    facts = machine(options.device)
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print(f"{options.params:,} parameters, float32; times in ms, memory in MB")
+    figures: dict[str, Any] = {}
+    for name in options.only or strategies(options.bands):
+        figures[name] = {**measure(name, options), "peak MB": peak_memory(name, options)}
+        f = figures[name]
+        print(
+            f"{name:30} {f['step']:8.1f}   floor {f['floor']:6.1f} = read {f['read']:6.1f} + draw "
+            f"{f['draw']:5.1f}   ratio {f['ratio']:5.2f}   buffers {f['buffer MB']:7.1f}   peak "
+            f"{f['peak MB']:7.1f}   (torch normal_ {f['torch normal_']:.1f})",
+            flush=True,
+        )
+    if options.json:
+        report = {"machine": facts, "params": options.params, "streams": figures}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
