@@ -6,13 +6,30 @@ from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
 from dptrain.private import PrivateTraining
 from dptrain.sampling import BallsInBins, MinSep, Poisson, PrivateLoader
-from dptrain.strategies import BSR, BandMF, Identity
+from dptrain.strategies import (
+    BISR,
+    BLT,
+    BSR,
+    BandInvMF,
+    BandMF,
+    ColumnNormalizedBandMF,
+    Dense,
+    Identity,
+    SquareRoot,
+    Tree,
+    TreeRestart,
+)
 
 __all__ = [
+    "BISR",
+    "BLT",
     "BSR",
     "Adjacency",
     "BallsInBins",
+    "BandInvMF",
     "BandMF",
+    "ColumnNormalizedBandMF",
+    "Dense",
     "Guarantee",
     "Identity",
     "Kind",
@@ -22,6 +39,9 @@ __all__ = [
     "PrivacyEngine",
     "PrivateLoader",
     "PrivateTraining",
+    "SquareRoot",
+    "Tree",
+    "TreeRestart",
     "Unit",
     "account",
     "accountants_for",

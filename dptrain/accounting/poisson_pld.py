@@ -62,7 +62,7 @@ class PoissonPLD(DeterministicAccountant):
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes and correlated noise."""
+        """Refuses other schemes, correlated noise and noise that varies from step to step."""
         scheme = mechanism.scheme
         if not (
             isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
@@ -73,6 +73,9 @@ class PoissonPLD(DeterministicAccountant):
                 f"it needs independent noise (bands=1), the strategy has "
                 f"bands={mechanism.strategy.bands}"
             )
+        norms = mechanism.strategy.column_norms(scheme.steps)
+        if norms.min() < norms.max():
+            return "it needs the same noise at every step, the diagonal of the strategy varies"
         return None
 
     def curve(self, mechanism: MatrixMechanism) -> SubsampledGaussianCurve:

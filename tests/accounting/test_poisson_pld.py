@@ -15,7 +15,7 @@ from dptrain.accounting.poisson_pld import PoissonPLD, SubsampledGaussianCurve
 from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
-from dptrain.strategies import BandMF, Identity
+from dptrain.strategies import BandMF, Dense, Identity
 
 
 def compose(probability, sigma, count, remove):
@@ -154,3 +154,12 @@ def test_refuses_other_pairs_by_reason():
     bins = BallsInBins(bins=10, epochs=2, dataset_size=100)
     refused = MatrixMechanism(scheme=bins, strategy=Identity(), noise_multiplier=1.0)
     assert "Poisson" in (PoissonPLD().refusal(refused) or "")
+
+
+def test_refuses_noise_that_varies_from_step_to_step():
+    # Its own composition would be tighter; calling the largest column's "exact" would be wrong.
+    poisson = Poisson(probability=0.1, dataset_size=100, steps=2)
+    for diagonal, refused in ((np.diag([1.0, 0.5]), True), (np.diag([0.5, 0.5]), False)):
+        strategy = Dense(matrix=diagonal)
+        mechanism = MatrixMechanism(scheme=poisson, strategy=strategy, noise_multiplier=1.0)
+        assert ("diagonal" in (PoissonPLD().refusal(mechanism) or "")) == refused
