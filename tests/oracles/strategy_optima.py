@@ -51,8 +51,7 @@ def banded_toeplitz(workload: Array, bands: int, error: str = "mean") -> tuple[f
             np.hypot(1, np.linalg.norm(tail))
         )
 
-    root = matrices.square_root(workload)
-    starts = [root[1:bands, 0] / root[0, 0], np.full(bands - 1, 0.1)]
+    starts = [matrices.bsr(steps, bands)[1:bands, 0], np.full(bands - 1, 0.1)]
     tail = descend(loss, starts, low=0.0)
     return loss(tail), np.array([1.0, *tail])
 
@@ -64,12 +63,12 @@ def inverse_banded(
     min_sep: int,
     error: str = "mean",
     *,
-    monotone: bool = False,
+    negative_tail: bool = False,
 ) -> tuple[float, Array]:
     """The least error × sensitivity over g_0 = 1, g_1.., the first column of C^-1, and that g.
 
-    Participations may have signs where C has a negative entry. With ``monotone`` only matrices
-    with a non-negative and non-increasing first column are looked at.
+    Participations may have signs where C has a negative entry. With ``negative_tail`` only
+    g_1, g_2, … ≤ 0 are looked at, which is enough for C ≥ 0 but not all there is.
     """
     steps = len(workload)
     plain = patterns(steps, max_participations, min_sep)
@@ -79,21 +78,19 @@ def inverse_banded(
         noise = matrices.toeplitz([1.0, *tail], steps)
         matrix = matrices.inverse(noise)
         column = matrix[:, 0]
-        if monotone and (column.min() < 0 or np.diff(column).max() > 0):
-            return INFEASIBLE
         rows = plain if column.min() >= 0 else signed
         return ERRORS[error](workload, noise) * largest_norm(matrix, rows)
 
-    root = matrices.inverse(matrices.square_root(workload))
-    start = root[1:inverse_bands, 0] / root[0, 0]
-    tail = descend(loss, [start, 0.5 * start, 1.3 * start])
+    start = matrices.inverse(matrices.bsr(steps, steps))[1:inverse_bands, 0]
+    high = 0.0 if negative_tail else np.inf
+    tail = descend(loss, [np.minimum(scale * start, high) for scale in (1.0, 0.5, 1.3)], high=high)
     return loss(tail), np.array([1.0, *tail])
 
 
 def blt(
     workload: Array, buffers: int, max_participations: int, min_sep: int, error: str = "mean"
 ) -> tuple[float, Array, Array]:
-    """The least error × sensitivity over 0 < θ < 1 and ω ≥ 0 with non-increasing c, and (θ, ω)."""
+    """The least error × sensitivity over 0 < θ < 1, ω ≥ 0 and Σω ≤ 1 (c falls), and (θ, ω)."""
     steps = len(workload)
     rows = patterns(steps, max_participations, min_sep)
     inside = 1e-6
@@ -136,32 +133,35 @@ def dense_single(workload: Array, seed: int = 0) -> tuple[float, Array]:
         return rmse(workload, matrices.inverse(matrix))
 
     rng = np.random.default_rng(seed)
-    root = matrices.square_root(workload)
+    root = matrices.bsr(steps, steps)
     noisy = root + 0.1 * np.tril(rng.standard_normal((steps, steps)))
     runs = [minimize(loss, start[lower], method="BFGS").x for start in (root, noisy)]
     best = min(runs, key=loss)
     return loss(best), matrix_of(best)
 
 
-def dense_multiple(
+def dense_gram(
     workload: Array,
-    max_participations: int,
-    min_sep: int,
+    rows: Array,
     *,
-    bands: int | None = None,
+    zero: npt.NDArray[np.bool_] | None = None,
     equal_norms: bool = False,
 ) -> tuple[float, Array]:
-    """The least ‖A C^-1‖_F / √n × sensitivity over all lower-triangular C, and X = CᵀC of norm 1.
+    """The least ‖A C^-1‖_F / √n over C with ‖C x‖ ≤ 1 for all ``rows`` x, and X = CᵀC.
 
-    Convex in X: minimise tr(A X^-1 Aᵀ) with xᵀ X x ≤ 1 for every pattern x with signs. With
-    ``bands`` only X with that many bands, as those of banded C; with ``equal_norms`` only X with
-    one value on its diagonal.
+    Convex in X: minimise tr(A X^-1 Aᵀ) with xᵀ X x ≤ 1. C may have negative entries.
+
+    Args:
+        workload: A.
+        rows: the patterns, with signs where contributions can have signs.
+        zero: symmetric, which entries of X must be zero.
+        equal_norms: only X with one value on its diagonal.
     """
     steps = len(workload)
-    rows = patterns(steps, max_participations, min_sep, signs=True)
     i, j = np.tril_indices(steps)
-    if bands is not None:
-        i, j = i[np.abs(i - j) < bands], j[np.abs(i - j) < bands]
+    if zero is not None:
+        i, j = i[~zero[i, j]], j[~zero[i, j]]
+    twice = np.where(i == j, 1.0, 2.0)
     target = workload.T @ workload
 
     def gram_of(x: Array) -> Array:
@@ -179,19 +179,18 @@ def dense_multiple(
     def gradient(x: Array) -> Array:
         inverse = np.linalg.inv(gram_of(x))
         slope = -(inverse @ target @ inverse) / steps
-        return np.where(i == j, 1.0, 2.0) * slope[i, j]
+        return twice * slope[i, j]
 
-    terms = np.where(i == j, 1.0, 2.0) * rows[:, i] * rows[:, j]  # xᵀ X x is linear in X
-    root = matrices.truncate(matrices.square_root(workload), bands or steps)
+    terms = twice * rows[:, i] * rows[:, j]  # xᵀ X x is linear in X
     constraints = [{"type": "ineq", "fun": lambda x: 1 - terms @ x, "jac": lambda x: -terms}]
     if equal_norms:
         unit = np.eye(len(i))[i == j]
         equal = unit[1:] - unit[:1]
         constraints.append({"type": "eq", "fun": lambda x: equal @ x, "jac": lambda x: equal})
     options = {"maxiter": 300, "ftol": 1e-13}
+    identity, decaying = np.eye(steps), 0.3 ** np.abs(np.subtract.outer(range(steps), range(steps)))
     best, bound = np.zeros(len(i)), np.inf
-    norms = np.linalg.norm(root, axis=0)
-    for start in (np.eye(steps), root.T @ root / np.outer(norms, norms), np.eye(steps)):
+    for start in (identity, decaying, identity):
         x = 0.5 * (best + start[i, j] / (terms @ start[i, j]).max())  # inside, from either side
         x = minimize(
             loss, x, jac=gradient, method="SLSQP", constraints=constraints, options=options
@@ -200,3 +199,52 @@ def dense_multiple(
         if loss(x) < bound:
             best, bound = x, loss(x)
     return float(np.sqrt(bound)), gram_of(best)
+
+
+def dense_multiple(
+    workload: Array, max_participations: int, min_sep: int, *, bands: int | None = None
+) -> tuple[float, Array]:
+    """The least ‖A C^-1‖_F / √n × sensitivity over all C, or those with X of that many bands."""
+    steps = len(workload)
+    lag = np.abs(np.subtract.outer(np.arange(steps), np.arange(steps)))
+    rows = patterns(steps, max_participations, min_sep, signs=True)
+    return dense_gram(workload, rows, zero=None if bands is None else lag >= bands)
+
+
+def dense_epochs(workload: Array, epochs: int) -> tuple[float, Array]:
+    """The least ‖A C^-1‖_F / √n × √e with columns of one norm, orthogonal n/e, 2n/e, … apart."""
+    steps = len(workload)
+    lag = np.abs(np.subtract.outer(np.arange(steps), np.arange(steps)))
+    zero = (lag > 0) & (lag % (steps // epochs) == 0)
+    value, gram = dense_gram(workload, np.eye(steps), zero=zero, equal_norms=True)
+    return value * float(np.sqrt(epochs)), gram
+
+
+def banded_columns(workload: Array, bands: int) -> tuple[float, Array]:
+    """The least ‖A C^-1‖_F / √n over banded C ≥ 0 with columns of norm 1, and that C."""
+    steps = len(workload)
+    lag = np.subtract.outer(np.arange(steps), np.arange(steps))
+    inside = (lag >= 0) & (lag < bands)
+
+    def matrix_of(x: Array) -> Array:
+        matrix = np.zeros((steps, steps))
+        matrix[inside] = x
+        return matrices.normalise_columns(matrix)
+
+    def loss(x: Array) -> float:
+        matrix = matrix_of(x)
+        if np.diag(matrix).min() < 1e-5:
+            return INFEASIBLE
+        return rmse(workload, matrices.inverse(matrix))
+
+    bounds = Bounds(np.where(lag[inside] == 0, 1e-3, 0.0), np.inf)
+    found = []
+    for start in (0.6 ** lag[inside], np.where(lag[inside] == 0, 1.0, 0.1)):
+        x = start
+        for _ in range(3):  # finite differences end early: from there once more
+            options = {"maxfun": 10**5, "ftol": 1e-13, "gtol": 1e-9}
+            x = minimize(loss, x, method="L-BFGS-B", bounds=bounds, options=options).x
+            x = matrix_of(x)[inside]
+        found.append(x)
+    best = min(found, key=loss)
+    return loss(best), matrix_of(best)

@@ -53,25 +53,42 @@ def signed_sensitivity(matrix: Array, max_participations: int, min_sep: int) -> 
     return largest_norm(matrix, patterns(matrix.shape[1], max_participations, min_sep, signs=True))
 
 
-def vector_sensitivity(
-    matrix: Array, max_participations: int, min_sep: int, seed: int = 0
-) -> float:
+def whole_epochs(steps: int, epochs: int) -> list[tuple[int, ...]]:
+    """The patterns of an example that is at the same place of every epoch."""
+    period = steps // epochs
+    return [tuple(range(start, steps, period)) for start in range(period)]
+
+
+def vector_sensitivity(matrix: Array, max_participations: int, min_sep: int) -> float:
+    """The worst contributions in any directions: see :func:`sensitivity_of_supports`."""
+    allowed = supports(matrix.shape[1], max_participations, min_sep)
+    return sensitivity_of_supports(matrix, allowed)
+
+
+def sensitivity_of_supports(matrix: Array, allowed: list[tuple[int, ...]], seed: int = 0) -> float:
     """A lower bound, in practice the value, for contributions in any directions.
 
-    Σ_{i,j} G_ij u_i·u_j with G = CᵀC is convex in each u_i, so that u_i ← Σ_j G_ij u_j / ‖·‖ with
-    itself counted in never lowers it; unit vectors of as many dimensions as steps lose nothing.
+    Σ_{i,j} G_ij u_i·u_j with G = CᵀC is convex in all u together, so that the step to the unit
+    vectors along Σ_j G_ij u_j never lowers it. As many dimensions as members lose nothing.
     """
     rng = np.random.default_rng(seed)
     gram = matrix.T @ matrix
-    best = signed_sensitivity(matrix, max_participations, min_sep) ** 2
-    for chosen in supports(len(gram), max_participations, min_sep):
+    best = 0.0
+    for chosen in allowed:
         g = gram[np.ix_(chosen, chosen)]
-        if len(chosen) < 3 or (g >= 0).all():
+        signs = np.array(
+            [(1.0, *rest) for rest in itertools.product((1.0, -1.0), repeat=len(g) - 1)]
+        )
+        if len(g) < 3 or (g >= 0).all():
+            signs = signs[:1] if (g >= 0).all() else signs
+            best = max(best, float(((signs @ g) * signs).sum(axis=1).max()))
             continue  # two directions, or none that disagree: a line is enough
-        u = rng.standard_normal((len(chosen), len(chosen)))
-        u /= np.linalg.norm(u, axis=1, keepdims=True)
-        for _ in range(60):
-            u = g @ u
+        line = signs[((signs @ g) * signs).sum(axis=1).argmax()]
+        for start in (np.outer(line, np.eye(len(g))[0]), np.zeros((len(g), len(g)))):
+            u = start + 0.1 * rng.standard_normal((len(g), len(g)))
             u /= np.linalg.norm(u, axis=1, keepdims=True)
-        best = max(best, float(np.sum(g * (u @ u.T))))
+            for _ in range(60):
+                u = g @ u
+                u /= np.linalg.norm(u, axis=1, keepdims=True)
+            best = max(best, float(line @ g @ line), float(np.sum(g * (u @ u.T))))
     return float(np.sqrt(best))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 Array = npt.NDArray[np.float64]
 
@@ -104,3 +105,32 @@ def restart_matrix(steps: int, height: int) -> Array:
 def restart_left_inverse(steps: int, height: int) -> Array:
     """Its W: every tree's estimates by themselves."""
     return _block_diagonal(steps, height, columns=False)
+
+
+def worst_square(matrix: Array, max_participations: int, min_sep: int) -> int:
+    """max ‖C x‖² over patterns by integer programming, for matrices of zeros and ones.
+
+    A count k is the sum of k binaries, of which the i-th (from 0) is worth 2 i + 1: k² in all.
+    """
+    rows, steps = matrix.shape
+    owner = [v for v in range(rows) for _ in range(int(min(matrix[v].sum(), max_participations)))]
+    unit = np.eye(steps + len(owner))
+    worth = np.zeros(steps + len(owner))
+    at_most = []  # (weights of the variables, bound)
+    for v in range(rows):
+        mine = [steps + k for k, node in enumerate(owner) if node == v]
+        worth[mine] = 2 * np.arange(len(mine)) + 1
+        at_most.append((unit[mine].sum(axis=0) - matrix[v] @ unit[:steps], 0))
+        at_most += [(unit[i + 1] - unit[i], 0) for i in mine[:-1]]
+    at_most.append((unit[:steps].sum(axis=0), max_participations))
+    for first in range(steps):
+        at_most.append((unit[first : min(first + min_sep, steps)].sum(axis=0), 1))
+    weights, bounds = zip(*at_most, strict=True)
+    result = milp(
+        -worth,
+        constraints=LinearConstraint(np.array(weights), -np.inf, np.array(bounds)),
+        integrality=np.ones(len(worth)),
+        bounds=Bounds(0, 1),
+    )
+    assert result.success, result.message
+    return round(-result.fun)

@@ -16,15 +16,19 @@ def prefix_sums(steps: int) -> Array:
     return np.tril(np.ones((steps, steps)))
 
 
-def heavy_ball(steps: int, momentum: float, learning_rates: npt.ArrayLike | None = None) -> Array:
-    """v ← β v + g, w ← w + η_t v, run once for a unit gradient at every step."""
-    rates = np.ones(steps) if learning_rates is None else np.asarray(learning_rates, float)
-    assert rates.shape == (steps,)
+def heavy_ball(
+    steps: int,
+    momentum: float,
+    learning_rates: float | npt.ArrayLike = 1.0,
+    weight_decay: float = 0.0,
+) -> Array:
+    """v ← β v + g - λ w, w ← w + η_t v, run once for a unit gradient at every step."""
+    rates = np.broadcast_to(np.asarray(learning_rates, dtype=np.float64), (steps,))
     matrix = np.zeros((steps, steps))
     for unit in range(steps):
         velocity = weight = 0.0
         for t in range(steps):
-            velocity = momentum * velocity + (t == unit)
+            velocity = momentum * velocity + (t == unit) - weight_decay * weight
             weight += rates[t] * velocity
             matrix[t, unit] = weight
     return matrix

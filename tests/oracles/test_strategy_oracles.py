@@ -37,12 +37,13 @@ def test_constant_heavy_ball_is_the_workload_without_decay(momentum: float) -> N
     np.testing.assert_allclose(ours, workloads.momentum_and_decay(8, 1.0, momentum), rtol=1e-12)
 
 
-def test_heavy_ball_is_what_sgd_of_torch_does() -> None:
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_heavy_ball_is_what_sgd_of_torch_does(decay: float) -> None:
     rates = [0.5, 1.0, 2.0, 0.0, 0.25]
     columns = []
     for unit in range(5):
         weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9)
+        optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9, weight_decay=decay)
         column = []
         for t in range(5):
             optimizer.param_groups[0]["lr"] = rates[t]
@@ -50,7 +51,7 @@ def test_heavy_ball_is_what_sgd_of_torch_does() -> None:
             optimizer.step()
             column.append(weight.item())
         columns.append(column)
-    ours = workloads.heavy_ball(5, 0.9, rates)
+    ours = workloads.heavy_ball(5, 0.9, rates, decay)
     np.testing.assert_allclose(ours, np.array(columns).T, rtol=1e-13)
 
 
