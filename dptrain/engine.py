@@ -106,7 +106,7 @@ class PrivacyEngine:
             ledger: file that records released steps, so that a resumed run cannot release a step
                 in two versions; see :class:`~dptrain.ledger.StepLedger`.
             accountant: one by name or value, instead of the tightest that applies.
-            secure: draw noise from a cryptographic generator, about ten times slower; see
+            secure: draw noise so that floating-point sampling gives nothing away, slower; see
                 :class:`~dptrain.noise.secure.SecureNormals`. Excludes ``seed``.
             noise_dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the
                 noise is not the one that was accounted for and the guarantee is an estimate.

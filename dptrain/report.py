@@ -89,9 +89,9 @@ def _randomness(generator: str | None) -> str:
             f"not covered. {_BATCHES}"
         )
     return (
-        f"{_IDEAL} The noise was drawn by {generator}, a pseudorandom generator that is good for "
-        "statistics and not cryptographic, in floating-point numbers, which are open to attacks on "
-        f"their last bits; secure=True defends against more. {_BATCHES}"
+        f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator on the CPU, one "
+        "that is good for statistics on CUDA, each normal a single draw in floating-point numbers, "
+        f"which is open to attacks on its last bits; secure=True defends against more. {_BATCHES}"
     )
 
 

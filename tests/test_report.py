@@ -12,6 +12,7 @@ import pytest
 
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.noise.normals import FastNormals
 from dptrain.noise.secure import SecureNormals
 from dptrain.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Poisson
@@ -112,7 +113,11 @@ def test_an_estimate_says_why_it_is_one():
     ("generator", "words", "absent"),
     [
         (None, ["exactly Gaussian", "pseudorandom generator"], ["PCG64-DXSM", "secure"]),
-        ("Philox", ["drawn by Philox", "not cryptographic", "PCG64-DXSM"], ["sum of several"]),
+        (
+            FastNormals.name,
+            ["Philox on CUDA", "single draw", "last bits", "PCG64-DXSM"],
+            ["sum of several"],
+        ),
         (
             SecureNormals.name,
             [

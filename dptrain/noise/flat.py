@@ -175,7 +175,7 @@ class FlatStream(NoiseStream):
             return ()
         return (
             "the noise buffers are bfloat16: C·noise is only approximately Gaussian, with an error "
-            "of mean 0 (rounding at random, by secret bits of Philox) and of less than 2^-7, in "
+            "of mean 0 (rounding at random, by secret bits) and of less than 2^-7, in "
             "standard deviation at most 2^-8, of every stored entry, which the analysis leaves out",
         )
 

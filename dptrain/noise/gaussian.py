@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dptrain.noise.keystream import derive_key, key_stream
 from dptrain.noise.threads import for_each
 
 CHUNK = 1 << 17
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
 _CUDA_CHUNK = 1 << 22  # likewise; large enough to hide the launch of a kernel
+_CHUNK_WORDS = CHUNK // 2  # of 64 bits: one for the two normals of a Box-Muller pair
+_TAG = b"dptrain.noise"
 _SEED_BITS = 128
 
 
@@ -56,14 +58,15 @@ def fill_normal(
 ) -> None:
     """Overwrite ``out`` with a slice of row ``step`` of Z, a pure function of the other arguments.
 
-    On the CPU: Philox with a 128-bit key hashed from (seed, group) and the step and the chunk in
-    its counter, so that no two rows share a counter, turned into normals by the Box-Muller
+    On the CPU: AES-256 in counter mode, a key for every row and chunk k from word k·CHUNK/2 of its
+    stream on, so that no two normals share a counter; turned into normals by the Box-Muller
     transform in blocks that a few threads share (their number does not change the result). 32 bits
     decide the radius, 32 the angle: |z| ≤ 6.77, and an ideal normal exceeds that once in 7·10^10
-    draws. torch's own CPU generator is not used: it keeps 32 bits of its seed, few enough to try
-    them all and subtract the noise. On CUDA: torch's Philox, seeded for every chunk with a 64-bit
-    hash of (seed, group, step, chunk); its values also depend on the model of the GPU. The
-    analysis assumes ideal Gaussians; these are float32.
+    draws. A cipher, because processors make its stream faster than numpy makes Philox's, and
+    nobody can compute noise from other noise. torch's own CPU generator keeps 32 bits of its seed,
+    few enough to try them all and subtract the noise. On CUDA: torch's Philox, seeded for every
+    chunk with a 64-bit hash of (seed, group, step, chunk); its values also depend on the model of
+    the GPU. The analysis assumes ideal Gaussians; these are float32.
 
     A chunk is drawn whole, for Box-Muller pairs lie half a chunk apart, so a slice that starts or
     ends within one costs as much as the whole chunk there.
@@ -89,18 +92,18 @@ def fill_normal(
         )
     length = chunk_length(out.device)
     if out.device.type == "cpu":
-        key = np.frombuffer(_hash(seed, group, size=16), dtype="<u8").astype(np.uint64)
+        key = derive_key(seed, group, step, tag=_TAG)
 
         def fill(whole: torch.Tensor, chunk: int) -> None:
-            philox = np.random.Philox(key=key, counter=[0, 0, chunk, step])
-            _box_muller(philox, whole.numpy())
+            half = -(-len(whole) // 2)
+            _box_muller(key_stream(key, chunk * _CHUNK_WORDS, half), whole.numpy())
 
     else:
         generator = torch.Generator(out.device)
 
         def fill(whole: torch.Tensor, chunk: int) -> None:
-            words = _hash(seed, group, step, chunk, size=8)
-            generator.manual_seed(int.from_bytes(words, "little"))
+            word = derive_key(seed, group, step, chunk, tag=_TAG)[:8]
+            generator.manual_seed(int.from_bytes(word, "little"))
             whole.normal_(generator=generator)
 
     _in_chunks(out.detach(), start, size, length, fill)
@@ -131,16 +134,14 @@ def _in_chunks(
     for_each(part, chunks, entries=len(out) if out.device.type == "cpu" else 0)
 
 
-def _hash(*numbers: int, size: int) -> bytes:
-    """``size`` bytes that depend on all numbers; the tag keeps other users of the seed apart."""
-    data = b"".join(number.to_bytes(_SEED_BITS // 8, "little") for number in numbers)
-    return hashlib.blake2b(data, digest_size=size, person=b"dptrain.noise").digest()
+def _box_muller(bits: npt.NDArray[np.uint64], out: npt.NDArray[np.float32]) -> None:
+    """``out`` ← normals, of two an element of ``bits`` (the last may be left over).
 
-
-def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:
-    half = -(-out.size // 2)
+    Nothing is allocated: ``bits`` is overwritten.
+    """
+    half = bits.size
     rest = out.size - half
-    words = bits.random_raw(half).view(np.uint32)
+    words = bits.view(np.uint32)
     radius = out[:half]
     np.copyto(radius, words[:half], casting="unsafe")
     radius *= np.float32(2.0**-32)
@@ -148,7 +149,8 @@ def _box_muller(bits: np.random.Philox, out: npt.NDArray[np.float32]) -> None:
     np.log(radius, out=radius)
     radius *= np.float32(-2.0)
     np.sqrt(radius, out=radius)
-    angle = words[half:].view(np.int32).astype(np.float32)
+    angle = words[:half].view(np.float32)  # the bits that were there are used up
+    np.copyto(angle, words[half:].view(np.int32), casting="unsafe")
     angle *= np.float32(np.pi * 2.0**-31)
     np.sin(angle[:rest], out=out[half:])
     out[half:] *= radius[:rest]

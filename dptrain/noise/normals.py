@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from dptrain.noise.gaussian import checked_seed, fill_normal
+from dptrain.noise.secure import SecureNormals
 
 
 class Normals(Protocol):
@@ -34,10 +35,10 @@ class Normals(Protocol):
         """
 
 
-class PhiloxNormals:
-    """Philox, keyed by the seed: fast; predictable to nobody who does not know the seed."""
+class FastNormals:
+    """One float32 Box-Muller draw each: see :func:`fill_normal`."""
 
-    name = "Philox"
+    name = "AES-256-CTR (Philox on CUDA), one draw"
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)
@@ -54,13 +55,12 @@ def open_normals(seed: int, *, secure: bool = False) -> Normals:
 
     Args:
         seed: integer in [0, 2^128).
-        secure: a cryptographic generator (``dptrain.noise.secure``) in place of Philox.
+        secure: four float64 draws each (``dptrain.noise.secure``), which defends the sampling
+            against floating-point attacks, and a cipher on every device.
 
     Raises:
         ValueError: if the seed is not an integer in [0, 2^128).
     """
     if secure:
-        from dptrain.noise.secure import SecureNormals  # only then needs its library
-
         return SecureNormals(seed)
-    return PhiloxNormals(seed)
+    return FastNormals(seed)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import torch
 
 from dptrain.noise.blocks import Block
 from dptrain.noise.gaussian import chunk_length
+from dptrain.noise.keystream import derive_key, key_stream
 
 _DROPPED = 16  # bits of a float32 that bfloat16 has no room for
 
@@ -22,7 +21,7 @@ def round_randomly(
     E[out] = values exactly: a uniform 16-bit number is added to the bits of the float32 below its
     last 16, which are then cut off. The error is less than 2^-7 of the value and its standard
     deviation at most 2^-8 of it. The bits are a function of (seed, group, step, index, entry), in a
-    domain of their own beside the normals'; they are Philox's also where the normals are not.
+    domain of their own beside the normals'; they come from the same cipher (CUDA: Philox).
 
     Args:
         values: float32, shape (len,), the entries of ``block``.
@@ -36,12 +35,10 @@ def round_randomly(
     chunk = block.start // length
     inside = slice(block.start - chunk * length, block.stop - chunk * length)
     whole = min(length, block.size - chunk * length)
-    numbers = (seed, block.group, step, index, chunk)
-    data = b"".join(number.to_bytes(16, "little") for number in numbers)
-    key = hashlib.blake2b(data, digest_size=16, person=b"dptrain.rounding").digest()
+    numbers = (block.group, step, index, chunk)
+    key = derive_key(seed, *numbers, tag=b"dptrain.rounding")
     if values.device.type == "cpu":
-        philox = np.random.Philox(key=np.frombuffer(key, dtype="<u8").astype(np.uint64))
-        words = philox.random_raw(-(-inside.stop // 4)).view(np.uint16)[inside]
+        words = key_stream(key, 0, -(-inside.stop // 4)).view(np.uint16)[inside]
         bits = torch.from_numpy(words.astype(np.int32))
     else:
         generator = torch.Generator(values.device)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from functools import lru_cache
-from types import ModuleType
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dptrain.noise.gaussian import checked_seed
+from dptrain.noise.keystream import derive_key, key_stream
 from dptrain.noise.threads import for_each
 
 BLOCK = 1 << 13
@@ -19,8 +16,6 @@ BLOCK = 1 << 13
 _HALF = BLOCK // 2
 _DRAWS = 4  # independent Box-Muller draws that are summed into one normal
 _WORDS = 2 * _DRAWS * _HALF  # 64-bit words a block: a radius and an angle for each pair of draws
-_ZEROS = bytes(8 * _WORDS)  # the "plaintext": encrypting zeros leaves the key stream itself
-_AES_BLOCK = 16  # bytes of key stream per value of the counter
 _COST = 8  # of a normal, in units of what the fast generator takes: when threads are worth it
 
 
@@ -43,12 +38,12 @@ class SecureNormals:
     once to float32. An entry is a pure function of (seed, group, t, its index): it depends neither
     on the length of the row nor on the slice that is asked for nor on the number of threads.
 
-    **What this defends.** (1) Prediction: the noise cannot be computed from other noise, which a
-    statistical generator such as Philox does not promise. (2) The holes of floating-point sampling
-    (Mironov 2012; Jin et al. 2022): a single Box-Muller draw reaches few of the numbers around
-    it, so that a released value can rule out a neighbouring data set. The sum of four draws
-    (Holohan & Braghin 2021, "Secure random sampling in differential privacy") is reached in so many
-    ways that trying whether a value can be reached takes about 2^159 operations.
+    **What this defends.** (1) Prediction: the noise cannot be computed from other noise. The fast
+    generator of the CPU promises that too, the one of CUDA, Philox, does not. (2) The holes of
+    floating-point sampling (Mironov 2012; Jin et al. 2022): a single Box-Muller draw reaches few of
+    the numbers around it, so that a released value can rule out a neighbouring data set. The sum of
+    four draws (Holohan & Braghin 2021, "Secure random sampling in differential privacy") is reached
+    in so many ways that trying whether a value can be reached takes about 2^159 operations.
 
     **What it does not.** The noise is rounded to float32, correlated, scaled and added to the
     gradients in floating-point numbers. Which sums can be reached then depends on the last bits of
@@ -68,14 +63,12 @@ class SecureNormals:
 
     Raises:
         ValueError: if the seed is not such an integer.
-        ModuleNotFoundError: if the ``cryptography`` package is missing; there is no fallback.
     """
 
     name = "AES-256-CTR, sum of four draws"
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)
-        _ciphers()
 
     def fill(
         self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
@@ -110,13 +103,8 @@ class SecureNormals:
 
 
 def row_key(seed: int, *, group: int, step: int) -> bytes:
-    """The AES-256 key of a row: keyed BLAKE2b of (group, step), 16 little-endian bytes each."""
-    return hashlib.blake2b(
-        group.to_bytes(16, "little") + step.to_bytes(16, "little"),
-        key=seed.to_bytes(16, "little"),
-        digest_size=32,
-        person=b"dptrain.secure",
-    ).digest()
+    """The AES-256 key of a row."""
+    return derive_key(seed, group, step, tag=b"dptrain.secure")
 
 
 def _fill(out: npt.NDArray[np.float32], key: bytes, start: int) -> None:
@@ -133,11 +121,7 @@ def _fill(out: npt.NDArray[np.float32], key: bytes, start: int) -> None:
 
 def _words(key: bytes, block: int) -> npt.NDArray[np.uint64]:
     """The key stream of a block, shape (8, BLOCK/2): radii in the first four rows, then angles."""
-    ciphers = _ciphers()
-    counter = (block * (8 * _WORDS // _AES_BLOCK)).to_bytes(_AES_BLOCK, "big")
-    encryptor = ciphers.Cipher(ciphers.algorithms.AES(key), ciphers.modes.CTR(counter)).encryptor()
-    stream = np.frombuffer(encryptor.update(_ZEROS), dtype="<u8")
-    return stream.astype(np.uint64, copy=False).reshape(2 * _DRAWS, _HALF)
+    return key_stream(key, block * _WORDS, _WORDS).reshape(2 * _DRAWS, _HALF)
 
 
 def _normals(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
@@ -159,16 +143,3 @@ def _normals(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
         np.sum(draws, axis=0, out=half)
         half *= 0.5
     return out
-
-
-@lru_cache(maxsize=1)
-def _ciphers() -> ModuleType:
-    try:
-        from cryptography.hazmat.primitives import ciphers
-        from cryptography.hazmat.primitives.ciphers import algorithms, modes  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "secure noise needs the package 'cryptography': pip install 'dptrain[secure]', or use "
-            "secure=False"
-        ) from error
-    return ciphers

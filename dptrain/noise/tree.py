@@ -58,7 +58,7 @@ class TreeStream(FlatStream):
         deviation = 2.0 ** ((self._height - 1) / 2 - 8)
         return (
             "the noise buffers are bfloat16: the noise of a tree's nodes is only approximately "
-            "Gaussian, with an error of mean 0 (rounding at random, by secret bits of Philox) that "
+            "Gaussian, with an error of mean 0 (rounding at random, by secret bits) that "
             f"adds up within a node, in standard deviation at most {deviation:.2g} of the noise of "
             "the largest node, which the analysis leaves out",
         )

@@ -1,11 +1,14 @@
 """The normals themselves: their law, and what they depend on."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from dptrain.noise.gaussian import CHUNK, fill_normal
+from dptrain.noise.gaussian import CHUNK, _box_muller, fill_normal
 
 
 def draw(size, *, seed=1, group=0, step=0):
@@ -82,21 +85,34 @@ def test_the_number_of_threads_changes_nothing():
     assert torch.equal(rows[0], rows[2])
 
 
-def test_small_uniforms_reach_the_tail_and_stay_finite(monkeypatch):
+def test_small_uniforms_reach_the_tail_and_stay_finite():
     # The extreme words: radius at its largest (word 0) and smallest (all ones), angle at ±π.
     words = np.array([0, 2**32 - 1, 0, 2**31], dtype=np.uint32)
-
-    class Extreme:
-        def __init__(self, **kwargs):
-            pass
-
-        def random_raw(self, count):
-            return words.view(np.uint64)
-
-    monkeypatch.setattr(np.random, "Philox", Extreme)
-    out = draw(4)
+    out = np.empty(4, dtype=np.float32)
+    _box_muller(words.view(np.uint64), out)
     largest = np.sqrt(2 * 33 * np.log(2))
-    np.testing.assert_allclose(out.numpy(), [largest, 0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(out, [largest, 0, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize(("size", "chunk"), [(7, 0), (10, 0), (CHUNK + 5, 1)])
+def test_against_a_slow_reference(size, chunk):
+    # Block by block through AES itself, the transform in float64.
+    numbers = b"".join(number.to_bytes(16, "little") for number in (2, 3))
+    key = hashlib.blake2b(
+        numbers, key=(1 << 90).to_bytes(16, "little"), digest_size=32, person=b"dptrain.noise"
+    ).digest()
+    length = min(CHUNK, size - chunk * CHUNK)
+    half = (length + 1) // 2
+    aes = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    first = chunk * CHUNK // 4
+    blocks = (half + 1) // 2
+    stream = b"".join(aes.update((first + i).to_bytes(16, "big")) for i in range(blocks))
+    words = np.frombuffer(stream[: 8 * half], dtype="<u4")
+    radius = np.sqrt(-2 * np.log(words[:half] * 2.0**-32 + 2.0**-33))
+    angle = np.pi * words[half:].astype(np.int32) * 2.0**-31
+    expected = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:length]
+    drawn = draw(size, seed=1 << 90, group=2, step=3).numpy()[chunk * CHUNK :][:length]
+    np.testing.assert_allclose(drawn, expected, atol=3e-6)
 
 
 def test_refuses_other_devices():

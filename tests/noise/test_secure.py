@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -74,7 +73,7 @@ def test_known_answer_of_the_standard():
 def test_no_block_of_the_key_stream_repeats():
     """Two counters alike under one key, or two keys alike, would show as equal 128-bit words."""
     rows = [
-        secure._words(row_key(seed, group=group, step=step), block).view(np.uint64).reshape(-1, 2)
+        secure._words(row_key(seed, group=group, step=step), block).reshape(-1, 2).copy()
         for seed in (0, 1, 1 << 127)
         for group in (0, 1)
         for step in (0, 1, 1 << 64)
@@ -158,16 +157,6 @@ def test_refuses_other_devices_and_slices_that_leave_the_row():
         draw(3, start=8, size=10)
     with pytest.raises(ValueError, match="start=-1"):
         draw(3, start=-1)
-
-
-def test_a_missing_package_names_the_extra(monkeypatch):
-    secure._ciphers.cache_clear()
-    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
-    try:
-        with pytest.raises(ModuleNotFoundError, match=r"dptrain\[secure\].*secure=False"):
-            SecureNormals(0)
-    finally:
-        secure._ciphers.cache_clear()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
