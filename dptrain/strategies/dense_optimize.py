@@ -16,8 +16,11 @@ Array = npt.NDArray[np.float64]
 _TOLERANCE = 1e-6  # of the duality gap, relative; half of it in the error itself
 _ACCEPTED = 1e-4  # gap that is still returned when the iterations run out
 _ITERATIONS = 300
+_SHORT = 500  # steps, up to which an iteration takes a fraction of a second, so that there may be:
+_ITERATIONS_SHORT = 1000
 _NEAR = 0.03  # of the blocks of X to identities, from where on the gap is worth computing
-_EXPONENT = 3.0  # over-relaxation; 1 is the plain fixed point
+_EXPONENT = 3.0  # over-relaxation at the start; 1 is the plain fixed point
+_LARGEST_EXPONENT = 8.0
 _LEAST_DIAGONAL = 1e-4  # of A, relative to its largest; below, A counts as singular
 _RIDGE = 1e-6  # of the mean diagonal of AᵀA, added where A is singular
 
@@ -66,8 +69,10 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
     and is 2 tr S - tr N: a lower bound for every feasible X, whatever N. N is optimal where the
     blocks of X(N) are identities, that is N = blocks(S), whose fixed-point iteration is that of
     Denisov et al. 2022 for e = 1 (diagonal N). Here the step N ← N^{1/2} blocks(X)^ω N^{1/2} is
-    over-relaxed (ω = 1 is the plain one). Scaling X(N) by the inverse roots of its blocks makes it
-    feasible, which gives an upper bound to set against the lower one.
+    over-relaxed: ω grows while the blocks come closer to identities and falls when they do not
+    (ω = 1 is the plain iteration, which takes thousands of steps where a learning rate of zero
+    leaves M nearly singular). Scaling X(N) by the inverse roots of its blocks makes it feasible,
+    which gives an upper bound to set against the lower one.
 
     Args:
         factor: F, shape (n, n), with M = FᵀF ≻ 0.
@@ -81,10 +86,11 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
     gram = factor[:, blocks.order].T @ factor[:, blocks.order]
     values, vectors = eigh(gram, driver="evd", check_finite=False)
     multipliers = blocks.of_product(vectors, np.sqrt(np.maximum(values, 0)))
+    iterations = _ITERATIONS_SHORT if n <= _SHORT else _ITERATIONS
     exponent, last = _EXPONENT, np.inf
     loss, gap, best = np.inf, np.inf, gram
     with tqdm(desc=f"Dense strategy, {n} steps", unit="iteration", delay=2, mininterval=1) as bar:
-        for left in range(_ITERATIONS - 1, -1, -1):
+        for left in range(iterations - 1, -1, -1):
             root, inverse_root = _power(multipliers, 0.5), _power(multipliers, -0.5)
             scaled = blocks.left(root, blocks.left(root, gram).T)
             values, vectors = eigh(scaled, driver="evd", check_finite=False)
@@ -102,14 +108,15 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
             bar.update()
             if gap <= _TOLERANCE:
                 break
-            if distance > 0.999 * last:
-                exponent = max(1.0, 0.8 * exponent)
+            closer = distance <= 0.999 * last
+            exponent = min(_LARGEST_EXPONENT, 1.1 * exponent) if closer else 0.6 * exponent
+            exponent = max(1.0, exponent)
             last = distance
             multipliers = root @ _power(inner, exponent) @ root
     if not gap <= _ACCEPTED:
         raise RuntimeError(
             f"no optimum found for steps={n}, epochs={epochs}: the duality gap is still {gap:.1e} "
-            f"after {_ITERATIONS} iterations; use fewer epochs, or a workload with less spread"
+            f"after {iterations} iterations; use fewer epochs, or a workload with less spread"
         )
     product = best @ best.T
     blocks.set_identity(product)  # which they are to rounding
