@@ -123,8 +123,12 @@ class PrivateTraining:
             self._guarantees[delta] = account(
                 self.mechanism, delta=delta, accountant=self._accountant
             )
+        return self._as_run(self._guarantees[delta])
+
+    def _as_run(self, guarantee: Guarantee) -> Guarantee:
+        """What the accountant said of the mechanism, as a statement about this run."""
         noise = self.optimizer.noise
-        drawn = self._guarantees[delta].drawn_by(noise.normals.name, caveats=noise.notes)
+        drawn = guarantee.drawn_by(noise.normals.name, caveats=noise.notes)
         return drawn.after(self.steps_executed).with_notes(*self._notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:
@@ -171,7 +175,8 @@ class PrivateTraining:
             "mechanism_hash": self.mechanism.hash,
             "settings": self._settings(),
             "steps_executed": self.steps_executed,
-            "guarantees": [g.to_json() for g in self._guarantees.values()],
+            # As stated: whoever reads them from the file must not find more than the run proves.
+            "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
             "notes": list(self._notes),
             "module": copy.deepcopy(self.module.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),

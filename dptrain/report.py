@@ -25,6 +25,8 @@ __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_rep
 
 FORMAT = 1
 
+_LONGEST_CELL = 1000  # characters of a text in a table
+
 _COMMON = (
     "It covers the training examples only. Whatever else was learned from them (choice of "
     "hyperparameters, of the model or of the number of steps, preprocessing fitted to them) is not "
@@ -217,7 +219,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _inline(value: Any) -> str:
-    """One table cell: short values as they are, mappings by field, long lists cut."""
+    """One table cell: short values as they are, mappings by field, long lists and texts cut."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} = {_inline(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -229,6 +231,8 @@ def _inline(value: Any) -> str:
         )
     if isinstance(value, float):
         return f"{value:.6g}"
+    if isinstance(value, str) and len(value) > _LONGEST_CELL:  # such as a packed matrix
+        value = f"{value[:24]}… {len(value)} characters in all; see the JSON"
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 

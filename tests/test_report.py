@@ -16,6 +16,7 @@ from dptrain.noise.normals import FastNormals
 from dptrain.noise.secure import SecureNormals
 from dptrain.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Poisson
+from dptrain.strategies import BandMF, Dense, DenseWorkload
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -94,6 +95,20 @@ def test_markdown_states_every_field_and_condition(tmp_path):
     for block in re.findall(r"(?:^\|.*\|$\n?)+", text, flags=re.MULTILINE):
         cells = {len(re.split(r"(?<!\\)\|", row)) for row in block.strip().splitlines()}
         assert len(cells) == 1, block
+
+
+def test_a_packed_matrix_stays_out_of_the_markdown(tmp_path):
+    matrix = np.tril(np.full((60, 60), 0.1), -1) + np.eye(60)
+    strategies = (
+        Dense(matrix=matrix),
+        BandMF(bands=1, coefficients=(1.0,), workload=DenseWorkload(entries=matrix)).bind(60),
+    )
+    for strategy in strategies:
+        value = strategy.to_dict()
+        as_json, as_text = privacy_report(_guarantee(strategy=value), tmp_path)
+        assert len(as_text.read_text(encoding="utf-8")) < 6000
+        assert "characters in all; see the JSON" in as_text.read_text(encoding="utf-8")
+        assert json.loads(as_json.read_text(encoding="utf-8"))["guarantee"]["strategy"] == value
 
 
 def test_an_estimate_is_called_one():

@@ -21,7 +21,7 @@ ACCOUNTANTS: list[Accountant] = [PoissonPLD(), BallsInBinsRenyi(), MinSepMonteCa
 BY_NAME: list[Accountant] = [UnsampledGaussian()]
 
 SUPPORTED = (
-    "Poisson with bands=1",
+    "Poisson with independent noise, the same at every step (bands=1)",
     "BallsInBins with any strategy",
     "MinSep with a banded Toeplitz strategy, bands <= min_sep (by simulation)",
     "any pair with accountant='gaussian', without amplification by sampling",

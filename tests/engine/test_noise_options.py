@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain import BSR, BallsInBins, Kind, MatrixMechanism
+from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism
 from dptrain.noise.normals import FastNormals
 from dptrain.noise.secure import SecureNormals
 from dptrain.private import SEED_NOTE
@@ -138,6 +138,31 @@ def test_bfloat16_buffers_leave_an_estimate():
         small_net(), images(), scheme=scheme, noise_dtype=torch.bfloat16, target_delta=1e-2
     ).guarantee()
     assert exact.kind is not Kind.ESTIMATE
+
+
+def test_a_checkpoint_of_a_bfloat16_run_states_an_estimate():
+    """Its guarantees are plain JSON that anybody may read; a calibrated target is one of them."""
+    options = {
+        "scheme": BallsInBins(bins=4, epochs=2, dataset_size=24),
+        "strategy": BSR(bands=3),
+        "noise_multiplier": None,
+        "target_epsilon": 4.0,
+        "target_delta": 1e-2,
+        "noise_dtype": torch.bfloat16,
+    }
+    private = make(small_net(), images(), **options)
+    train(private, batches=3)
+    state = through_disk(private.state_dict())
+    (written,) = (Guarantee.from_json(text) for text in state["guarantees"])
+    assert written == private.guarantee()
+    assert written.kind is Kind.ESTIMATE
+    assert written.noise_generator == FastNormals.name
+    other = make(small_net(), images(), **options)
+    other.load_state_dict(state)
+    train(other, batches=1)
+    assert other.guarantee().steps_executed == 4
+    assert other.guarantee().kind is Kind.ESTIMATE
+    assert set(written.notes) <= set(other.guarantee().notes)
 
 
 def test_noise_drawn_again_is_the_noise_that_was_kept():
