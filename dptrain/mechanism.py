@@ -7,11 +7,17 @@ import json
 import math
 from typing import Any
 
+import numpy as np
+
 from dptrain.registry import digest
 from dptrain.sampling.scheme import Scheme
 from dptrain.strategies.strategy import Strategy
 
 FORMAT = 1
+
+# Column norms of C outside have squares that float64 cannot hold well: sensitivities would come out
+# as 0 or ∞, and float32 noise as neither.
+_SMALLEST_NORM, _LARGEST_NORM = 1e-30, 1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,7 +34,8 @@ class MatrixMechanism:
 
     Raises:
         TypeError: if scheme or strategy is of another type.
-        ValueError: if σ is negative or not finite, or the strategy does not fit n steps.
+        ValueError: if σ is negative or not finite, the strategy does not fit n steps, or its
+            coefficients are out of the range of floating-point numbers.
     """
 
     scheme: Scheme
@@ -44,7 +51,9 @@ class MatrixMechanism:
         if not math.isfinite(sigma) or sigma < 0:
             raise ValueError(f"noise_multiplier={sigma}: must be finite and not negative")
         object.__setattr__(self, "noise_multiplier", sigma)
-        object.__setattr__(self, "strategy", self.strategy.bind(self.scheme.steps))
+        bound = self.strategy.bind(self.scheme.steps)
+        _check_scale(bound, self.scheme.steps)
+        object.__setattr__(self, "strategy", bound)
 
     @property
     def steps(self) -> int:
@@ -103,3 +112,17 @@ class MatrixMechanism:
         if not isinstance(other, MatrixMechanism):
             return NotImplemented
         return self.to_dict() == other.to_dict()
+
+
+def _check_scale(strategy: Strategy, steps: int) -> None:
+    with np.errstate(over="ignore", under="ignore"):
+        norms = strategy.column_norms(steps)
+    # The negation also catches NaN, which compares false with everything.
+    wrong = np.flatnonzero(~((norms >= _SMALLEST_NORM) & (norms <= _LARGEST_NORM)))
+    if wrong.size:
+        t = int(wrong[0])
+        raise ValueError(
+            f"strategy={type(strategy).__name__}: column {t} of C has the norm {norms[t]:.3g}, "
+            f"outside {_SMALLEST_NORM:g}..{_LARGEST_NORM:g}, where privacy and noise cannot be "
+            "computed; scale its coefficients to about 1 (a common factor of C and σ cancels)"
+        )

@@ -105,6 +105,16 @@ def test_bad_types_and_fields():
         MatrixMechanism.from_dict({**value, "scheme": {**value["scheme"], "prob": 0.1}})
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e-31, 1e31, 1e160])
+def test_coefficients_whose_squares_underflow_or_overflow_are_refused(scale):
+    # ‖1e-170‖ computes as 0: every noise multiplier would seem to give ε = 0.
+    strategy = BandMF(bands=2, coefficients=(scale, scale / 2))
+    with pytest.raises(ValueError, match=r"BandMF: column 0 .* scale its coefficients"):
+        dataclasses.replace(MECHANISMS[0], strategy=strategy)
+    fine = BandMF(bands=2, coefficients=(1e20, 1e-200))
+    assert dataclasses.replace(MECHANISMS[0], strategy=fine).steps == 7
+
+
 def test_bands_beyond_the_run_are_refused():
     with pytest.raises(ValueError, match="bands"):
         dataclasses.replace(MECHANISMS[0], strategy=BandMF(bands=8))

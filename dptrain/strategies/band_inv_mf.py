@@ -12,7 +12,7 @@ from dptrain.strategies.binding import check_bound
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.inverse_banded import InverseBandedToeplitz, check_bounded
 from dptrain.strategies.inverse_optimize import optimal_inverse_coefficients
-from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.toeplitz import Array
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
@@ -83,7 +83,7 @@ class BandInvMF(InverseBandedToeplitz):
             check_bounded("BandInvMF", self.filter(), self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
-        g = tuple(float(value) + 0.0 for value in coefficients)  # -0.0 becomes 0.0
+        g = tuple(value + 0.0 for value in numbers("coefficients", coefficients))  # no -0.0
         if len(g) != self.inverse_bands:
             raise ValueError(
                 f"coefficients has {len(g)} entries, inverse_bands={self.inverse_bands}: make equal"

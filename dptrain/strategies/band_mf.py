@@ -10,7 +10,7 @@ import numpy as np
 
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.optimize import optimal_coefficients
-from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.stability import check_stable_filter
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
@@ -70,7 +70,7 @@ class BandMF(BandedToeplitz):
             check_stable_filter(owner, self.coefficients, self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
-        c = tuple(float(value) for value in coefficients)
+        c = numbers("coefficients", coefficients)
         if len(c) != self.bands:
             raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
         for k, value in enumerate(c):

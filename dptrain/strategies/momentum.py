@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.linalg.lapack import dtbtrs
 from scipy.signal import lfilter
 
-from dptrain.strategies.patterns import positive_int
+from dptrain.strategies.patterns import number, positive_int
 from dptrain.strategies.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -50,14 +50,20 @@ class MomentumSGD(Workload):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        beta, decay = float(self.momentum), float(self.weight_decay)
+        beta = number("momentum", self.momentum)
+        decay = number("weight_decay", self.weight_decay)
         if not 0 <= beta < 1:
             raise ValueError(f"momentum={self.momentum!r}: must be at least 0 and less than 1")
         if not 0 <= decay < math.inf:
             raise ValueError(f"weight_decay={self.weight_decay!r}: must be finite and at least 0")
         rates = self.learning_rates
         single = not isinstance(rates, Sequence | np.ndarray)
-        values = np.atleast_1d(np.asarray(rates, dtype=np.float64))
+        try:
+            values = np.atleast_1d(np.asarray(rates, dtype=np.float64))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"learning_rates={rates!r}: must be one number, or one a step"
+            ) from error
         if values.ndim != 1 or not values.size:
             raise ValueError(
                 f"learning_rates has the shape {values.shape}: must be one number, or one a step"

@@ -23,9 +23,17 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
         name: what the error messages call it.
 
     Raises:
-        ValueError: if it is not square, not finite, or has entries above the diagonal.
+        ValueError: if it is not real, square and finite, or has entries above the diagonal.
     """
-    dense = np.asarray(matrix, dtype=np.float64)
+    try:
+        given = np.asarray(matrix)
+        if np.iscomplexobj(given):  # numpy would only warn, and drop the imaginary parts
+            raise TypeError("complex entries")
+        dense = given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name}: not a matrix of real numbers ({error}); give an array (steps, steps)"
+        ) from error
     if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or dense.shape[0] < 1:
         raise ValueError(f"{name} has the shape {dense.shape}: must be square, (steps, steps)")
     if not np.all(np.isfinite(dense)):

@@ -26,6 +26,30 @@ def positive_int(name: str, value: Any) -> int:
     return number
 
 
+def number(name: str, value: Any) -> float:
+    """``value`` as a float.
+
+    Raises:
+        ValueError: if it is not a real number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r}: must be a number") from error
+
+
+def numbers(name: str, values: Any) -> tuple[float, ...]:
+    """``values`` as floats.
+
+    Raises:
+        ValueError: if it is not a sequence of real numbers.
+    """
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={values!r}: must be a sequence of numbers") from error
+
+
 def participations(steps: int, max_participations: int, min_sep: int) -> tuple[int, int]:
     """(m, b), with m cut to the ceil(n/b) participations that fit.
 
