@@ -25,6 +25,7 @@ from dptrain.strategies.workload import PrefixSums, Workload
 Array = npt.NDArray[np.float64]
 _ITERATIONS = 100  # of a descent that others compete with
 _LAST_ITERATIONS = 400
+_FAST_STARTS = (0.1, 0.9)  # 1 - θ of the slowest buffer
 
 PolesLoss = Callable[[Array, Array], tuple[float, Array, Array]]
 
@@ -105,6 +106,8 @@ def optimal_buffers(
     L-BFGS-B over the variables of :class:`Chain`. The loss has local minima, some with a buffer of
     no use, so that several descents compete: from equally spaced logarithms of 1 - θ and 1 - θ̂, as
     the poles of good rational approximations of a square root are, and adding buffer after buffer.
+    The slowest pole of such a start is as slow as participations are apart, or fast (0.1 and 0.9):
+    where they are few steps apart the optimum may have only fast buffers.
 
     Args:
         buffers: d.
@@ -127,8 +130,8 @@ def optimal_buffers(
     losses = [_product(error, cost) for error in poles_errors(workload, steps, objective)]
     apart = min_sep if max_participations > 1 else steps
     best = _greedy(losses[0], buffers, steps, min(0.5, 10 / apart))
-    for factor in (1, 10):
-        start = Chain(buffers=buffers, steps=steps).spaced(min(0.5, factor / apart))
+    for slowest in (min(0.5, 1 / apart), min(0.5, 10 / apart), *_FAST_STARTS):
+        start = Chain(buffers=buffers, steps=steps).spaced(slowest)
         best = min(best, _descend(losses[0], *start, steps), key=_by_loss)
     for loss in losses:
         best = _descend(loss, best.p, best.q, steps, iterations=_LAST_ITERATIONS)

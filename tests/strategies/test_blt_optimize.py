@@ -98,11 +98,12 @@ def test_workloads_that_are_not_toeplitz(objective):
     assert reached(blt, n, 2, 3) <= best * (1 + (1e-5 if objective == "mean" else 1e-3))
 
 
-def restarts(n, d, objective, m, b, seeds):
+def restarts(n, d, objective, m, b, seeds, momentum=0.0):
     """The best of generic runs on (θ, ω), with series instead of closed forms."""
     x = np.zeros(n)
     x[: m * b : b] = 1
     weights = np.arange(n, 0, -1.0) / n if objective == "mean" else np.ones(n)
+    column = lfilter([1.0], [1.0, -momentum], np.ones(n))  # of A
 
     def loss(variables):
         slow, omega = np.exp(variables[:d]), np.exp(variables[d:])
@@ -112,9 +113,10 @@ def restarts(n, d, objective, m, b, seeds):
         # C as a rational function in powers of the shift: den + Σ_j ω_j x Π_{i≠j} (1 - θ_i x).
         den = np.poly(theta)
         num = den + sum(
-            w * np.concatenate([[0.0], np.poly(np.delete(theta, j))]) for j, w in enumerate(omega)
+            w * np.concatenate([[0.0], np.atleast_1d(np.poly(np.delete(theta, j)))])
+            for j, w in enumerate(omega)
         )
-        w = lfilter(den, num, np.ones(n))
+        w = lfilter(den, num, column)
         y = lfilter(num, den, x)
         return np.log(weights @ (w * w)) / 2 + np.log(y @ y) / 2
 
@@ -138,11 +140,28 @@ def restarts(n, d, objective, m, b, seeds):
         (2000, 3, "max", 1, 1),
         (2000, 3, "mean", 4, 500),
         (2000, 5, "mean", 1, 1),
+        # Few steps apart: minima with no fast buffer, or too many.
+        (8, 1, "max", 3, 2),
+        (1000, 2, "mean", 50, 20),
+        (1000, 2, "mean", 20, 50),
+        (1000, 3, "max", 50, 20),
+        (2000, 3, "max", 100, 20),
     ],
 )
 def test_no_worse_than_the_best_of_five_random_restarts(n, d, objective, m, b):
     blt = BLT(buffers=d, objective=objective, max_participations=m, min_sep=b).bind(n)
     assert reached(blt, n, m, b) <= restarts(n, d, objective, m, b, seeds=5) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "objective", "m", "b"), [(1000, 4, "mean", 3, 2), (100, 2, "max", 5, 1)]
+)
+def test_no_worse_than_random_restarts_with_momentum(n, d, objective, m, b):
+    blt = BLT(
+        buffers=d, objective=objective, max_participations=m, min_sep=b, workload=MOMENTUM
+    ).bind(n)
+    best = restarts(n, d, objective, m, b, seeds=5, momentum=0.9)
+    assert reached(blt, n, m, b) <= best * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(("n", "objective", "m", "b"), [(2000, "mean", 1, 1), (500, "max", 4, 100)])
