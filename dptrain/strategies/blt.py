@@ -27,7 +27,7 @@ from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector
 from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload
 
 _SMALLEST = 2.0**-53  # θ below this counts as this: C ≥ 0 only grows, by less than its rounding
-_LARGEST_GROWTH = 1e6  # of C^-1, to name a step in the message for an unstable one
+_LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for other families
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class BLT(Toeplitz):
 
     Raises:
         ValueError: if one of them is out of range, ``theta`` and ``omega`` do not belong together,
-            or C^-1 of a bound value is unstable.
+            or C^-1 of a bound value blows up within ``steps``.
 
     Example:
         >>> BLT(buffers=1, theta=(0.5,), omega=(0.25,)).bind(4).first_column(4).tolist()
@@ -129,20 +129,35 @@ class BLT(Toeplitz):
         object.__setattr__(self, "omega", omega)
 
     def _check_stable(self) -> None:
-        """Refuse a pole θ̂ ≤ -1 of C^-1; the others lie between the θ (see ``blt_forms``)."""
+        """Refuse a C^-1 with |g_t| > 10^6 g_0 within the run, as ``check_stable`` of the others.
+
+        Only θ̂_d can be at -1 or below. The other θ̂_i lie in (-1, 1), so that |g_t| is within
+        Σ_{i<d} ω̂_i of ω̂_d |θ̂_d|^(t-1): only where that leaves it open are entries looked at.
+        """
+        assert self.steps is not None
         q, weights = self._inverse
-        if q.size == 0 or q[-1] < 2:
+        if q.size == 0 or q[-1] < 2:  # then |g_t| ≤ Σω̂ = Σω = Σ(q - p) < 2
             return
-        pole, weight = 1 - float(q[-1]), float(weights[-1])
-        growth = math.log(-pole)
-        when = "and they never decay"
-        if growth > 0:
-            step = 1 + max(0, math.ceil(math.log(_LARGEST_GROWTH / weight) / growth))
-            when = f"and at step {step} they are above {_LARGEST_GROWTH:.0e}"
-        raise ValueError(
-            f"omega={self.omega}: C^-1 blows up, its coefficients grow as ({pole:.6g})^t {when}; "
-            "lower omega: a sum of at most 1 is always stable"
-        )
+        weight, growth, rest = float(weights[-1]), math.log(q[-1] - 1), float(weights[:-1].sum())
+
+        def reaches(limit: float) -> float:
+            """The t from which on ω̂_d |θ̂_d|^(t-1) is above the limit."""
+            if limit <= weight:
+                return 1.0
+            return 1 + math.log(limit / weight) / growth if growth else math.inf
+
+        if self.steps - 1 < reaches(_LARGEST_GROWTH - rest):
+            return
+        count = math.ceil(min(self.steps, 2 + reaches(_LARGEST_GROWTH + rest)))
+        g = inverse_column(q, weights, count)
+        blown = np.flatnonzero(np.abs(g) > _LARGEST_GROWTH)
+        if blown.size:
+            t = int(blown[0])
+            raise ValueError(
+                f"omega={self.omega}: C^-1 blows up, its coefficients grow as ({1 - q[-1]:.6g})^t "
+                f"and at step {t} above {_LARGEST_GROWTH:.0e}; lower omega (a sum of at most 1 is "
+                "always stable) or use it for a run that ends before"
+            )
 
     @functools.cached_property
     def _distances(self) -> tuple[Array, Array]:
@@ -171,8 +186,9 @@ class BLT(Toeplitz):
         """The value for n = ``steps``, with explicit ``theta`` and ``omega``.
 
         Raises:
-            ValueError: if the value is bound to another n, C^-1 is unstable, or the workload is
-                made for another n or (not Toeplitz) too large to optimise for.
+            ValueError: if the value is bound to another n, C^-1 blows up within it (its
+                coefficients pass 10^6 times the first one), or the workload is made for another n or
+                (not Toeplitz) too large to optimise for.
         """
         steps = positive_int("steps", steps)
         if self.steps is not None:

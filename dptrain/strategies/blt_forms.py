@@ -57,7 +57,7 @@ def inverse_poles(p: Array, omega: Array) -> tuple[Array, Array]:
 
 
 def powers(q: float, count: int) -> Array:
-    """(1 - q)^t for t < ``count`` and q < 2: shape (count,)."""
+    """(1 - q)^t for t < ``count`` and q ≥ 0: shape (count,)."""
     if q == 1:
         return np.eye(1, count)[0]
     ratio = 1 - q
@@ -97,7 +97,7 @@ def powers_error(r: Array, a: Array, steps: int, objective: str) -> tuple[float,
 
     ``"mean"``: Σ_{t<n} (n-t) w_t² = ‖A C^-1‖_F²; ``"max"``: Σ_{t<n} w_t², its last row.
     """
-    ratio = r[:, None] + r[None, :] - np.outer(r, r)
+    ratio = r[:, None] + r[None, :] - np.outer(r, r)  # negative where both powers grow
     value, slope = (weighted_geometric if objective == "mean" else geometric)(ratio, steps)
     weighted = value @ a
     return float(a @ weighted), 2 * a * (slope @ (a * (1 - r))), 2 * weighted

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 
-# The Taylor series is used while n·q is below this bound. Its k-th term is below (n·q)^k/(k+1)!
+# The Taylor series is used while n·|q| is below this bound. Its k-th term is below (n·q)^k/(k+1)!
 # times the sum, so 16 terms leave less than 1e-18; above, no more than two digits cancel.
 _SERIES_BELOW = 0.5
 _TERMS = 16
@@ -24,7 +24,7 @@ def geometric(q: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array]:
     where 1 - q does not. For small n·q the sum is the polynomial Σ_k C(n, k+1) (-q)^k.
 
     Args:
-        q: 0 ≤ q < 2.
+        q: any, as long as (1-q)^n is in range.
         n: number of terms ≥ 0, whole numbers; broadcast with q.
 
     Returns:
@@ -113,7 +113,7 @@ def _moments(q: Array, k: npt.NDArray[np.int64]) -> Moments:
 
 def _broadcast(q: npt.ArrayLike, n: npt.ArrayLike) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
     q, n = np.broadcast_arrays(np.asarray(q, dtype=np.float64), np.asarray(n, dtype=np.float64))
-    return q, n, n * q < _SERIES_BELOW
+    return q, n, np.abs(n * q) < _SERIES_BELOW
 
 
 def _series(q: Array, n: Array, leading: Array, first: int) -> tuple[Array, Array]:

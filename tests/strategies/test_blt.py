@@ -267,20 +267,3 @@ def test_workload_of_another_length():
     schedule = MomentumSGD(learning_rates=(1.0, 0.5, 0.25))
     with pytest.raises(ValueError, match="learning_rates has 3 entries, the run 4"):
         BLT(workload=schedule).bind(4)
-
-
-@pytest.mark.parametrize("omega", [(1.2, 0.6), (2.0, 1.0), (30.0, 0.0)])
-def test_an_inverse_that_blows_up_names_the_step(omega):
-    theta = (0.5, 0.1)
-    unbound = BLT(buffers=2, theta=theta, omega=omega)
-    with pytest.raises(ValueError, match=r"omega=.*blows up.*lower omega") as caught:
-        unbound.bind(1000)
-    step = int(str(caught.value).split("at step ")[1].split()[0])
-    g = np.abs(matrices.inverse(matrices.blt(theta, omega, step + 2))[:, 0])
-    assert g[step + 1] > 1e6
-    assert g[step - 1] < 1e6 * 1.01
-
-
-def test_an_inverse_that_never_decays():
-    with pytest.raises(ValueError, match=r"blows up.*never decay"):
-        BLT(buffers=1, theta=(0.5,), omega=(1.5,)).bind(10)  # θ̂ = -1

@@ -54,6 +54,12 @@ def test_against_many_digits(q, n):
     check(q, n, exact_by_formula(q, n))
 
 
+@pytest.mark.parametrize("q", [-1e-12, -1e-3, -0.0083, -0.0084, -0.3, 2.0, 2.3])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 10, 60])
+def test_growing_terms(q, n):
+    check(q, n, exact_by_terms(q, n))
+
+
 def test_long_sums_of_equal_terms():
     n = 10**7
     check(0.0, n, (n, -n * (n - 1) // 2, n * (n + 1) // 2, -(n - 1) * n * (n + 1) // 6))
