@@ -19,7 +19,11 @@ from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandInvMF(InverseBandedToeplitz):
-    """Banded Toeplitz C^-1 of least error × sensitivity (Kalinin, McMahan & Upadhyay 2025).
+    """Banded Toeplitz C^-1 (Kalinin, McMahan & Upadhyay 2025), of least error × sensitivity.
+
+    Least among the coefficients with g_k ≤ 0 for k ≥ 1, which guarantee C ≥ 0, as the sensitivity
+    requires. Against free signs this costs nothing with two bands; with more, for n = 200 to 1000,
+    at most 0.06 % for prefix sums and up to 2.6 % with momentum were measured.
 
     ``BandInvMF(inverse_bands=4, max_participations=4, min_sep=500)`` is a declaration;
     ``bind(steps)`` optimises the coefficients for a run of that length and returns them in the

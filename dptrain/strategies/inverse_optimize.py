@@ -114,9 +114,10 @@ def optimal_inverse_coefficients(
     """Coefficients g of C^-1, ‖c‖₂ = 1, of least error(workload) × sensitivity.
 
     Quasi-Newton (L-BFGS-B) over g_0 = 1, g_k ≤ 0 and Σ_k |g_k| < 1, so that c stays in [0, 1] all
-    along. Nothing is lost by the last: a c that does not increase has it, since the series
-    g(x)/(1 - x) = 1/((1 - x) c(x)) is then one over 1 - (non-negative terms), and its coefficients
-    1 - Σ_{j≤k} |g_j| are not negative. It is imposed by optimising :func:`from_hazards`.
+    along. The signs are a restriction (:class:`BandInvMF` says what it costs). Given them, nothing
+    is lost by the sum: a c that does not increase has it, since g(x)/(1 - x) = 1/((1 - x) c(x)) is
+    then one over 1 - (non-negative terms), and its coefficients 1 - Σ_{j≤k} |g_j| are not negative.
+    It is imposed by optimising :func:`from_hazards`.
 
     The start is the optimum of a run a quarter as long, for prefix sums, or the banded inverse
     square root where that is better; so the result is no worse than BISR. The loss is smooth
