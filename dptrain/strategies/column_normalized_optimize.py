@@ -60,8 +60,10 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
     """Diagonals of the banded C ≥ 0 with columns of norm 1 and least ‖A C^-1‖_F².
 
     Quasi-Newton (L-BFGS-B) over the entries of the band, all at least 0, with the columns
-    normalised inside the loss. In X = CᵀC the problem is convex (tr(AᵀA X^-1) over banded X ≻ 0
-    with a diagonal of ones) and C ↔ X is smooth both ways, so there is no other local optimum.
+    normalised inside the loss. Without C ≥ 0 the problem is convex in X = CᵀC (tr(AᵀA X^-1) over
+    banded X ≻ 0 with a diagonal of ones) and C ↔ X is smooth both ways, so that a local optimum
+    with all entries positive is the optimum. The set of X with C ≥ 0 need not be convex: where
+    entries of the result are 0, it is a local optimum, and only that is known.
 
     Args:
         workload: A.
