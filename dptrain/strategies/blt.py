@@ -187,8 +187,8 @@ class BLT(Toeplitz):
 
         Raises:
             ValueError: if the value is bound to another n, C^-1 blows up within it (its
-                coefficients pass 10^6 times the first one), or the workload is made for another n or
-                (not Toeplitz) too large to optimise for.
+                coefficients pass 10^6 times the first one), or the workload is made for another
+                n or (not Toeplitz) too large to optimise for.
         """
         steps = positive_int("steps", steps)
         if self.steps is not None:
