@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         options.run(options)
-    except (ValueError, ModuleNotFoundError) as error:
+    except (ValueError, ModuleNotFoundError, OSError) as error:
         print(f"dptrain {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -37,7 +37,9 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
     parser.add_argument("--max-participations", type=int, help="instead of --epochs")
     parser.add_argument("--min-sep", type=int, help="with --max-participations: steps between two")
-    parser.add_argument("--bands", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument(
+        "--bands", type=int, nargs="+", help="default: those of 1 4 16 64 that fit the steps"
+    )
     parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
     parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
     parser.add_argument(
@@ -52,12 +54,16 @@ def _add_strategies(parser: argparse.ArgumentParser) -> None:
 def _strategies(options: argparse.Namespace) -> None:
     """Compare the strategy families: error at fixed privacy, memory and time of their noise."""
     workload = MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS
+    bands = options.bands or [count for count in (1, 4, 16, 64) if count <= options.steps]
+    for path in (options.json, options.plot):  # found out now rather than after the work
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
     found = table(
         steps=options.steps,
         epochs=options.epochs,
         max_participations=options.max_participations,
         min_sep=options.min_sep,
-        bands=options.bands,
+        bands=bands,
         workload=workload,
         parameters=options.parameters,
         timed=not options.no_time,
@@ -65,7 +71,6 @@ def _strategies(options: argparse.Namespace) -> None:
     )
     print(found)
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
         print(f"figures: {options.json}")
     if options.plot is not None:

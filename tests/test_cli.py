@@ -47,6 +47,21 @@ def test_mistakes_are_named_and_exit_with_2(arguments, match, capsys):
     assert match in capsys.readouterr().err
 
 
+def test_bands_that_nobody_asked_for_are_left_out_of_short_runs(capsys):
+    assert main(["strategies", "--steps", "5", "--parameters", "10", "--no-time"]) == 0
+    out = capsys.readouterr().out
+    assert "BandMF(bands=4)" in out
+    assert "bands=16" not in out
+
+
+def test_a_place_that_cannot_be_written_to_is_named(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    assert main([*SMALL, "--no-time", "--json", str(tmp_path / "file" / "t.json")]) == 2
+    said = capsys.readouterr()
+    assert str(tmp_path / "file") in said.err
+    assert "Identity" not in said.out  # found out before the work
+
+
 def test_unknown_command():
     with pytest.raises(SystemExit) as error:
         main(["startegies"])
