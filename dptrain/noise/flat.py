@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 
 from dptrain.noise.blocks import Block, Shard
+from dptrain.noise.growth import check_growth
 from dptrain.noise.layout import Layout
 from dptrain.noise.normals import open_normals
 from dptrain.noise.rounding import round_randomly
@@ -56,9 +57,9 @@ class FlatStream(NoiseStream):
         shard: the slice that the stream owns; see :meth:`shard`.
 
     Raises:
-        ValueError: if the strategy does not fit ``steps``, the seed or the dtype is out of range,
-            ``like`` is empty or holds a tensor that is not floating-point, or a device is neither
-            CPU nor CUDA.
+        ValueError: if the strategy does not fit ``steps`` or its noise grows too large for float32
+            (``check_growth``), the seed or the dtype is out of range, ``like`` is empty or holds a
+            tensor that is not floating-point, or a device is neither CPU nor CUDA.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class FlatStream(NoiseStream):
         self.steps = positive_int("steps", steps)
         self.step = 0
         self.strategy = strategy.bind(self.steps)
+        check_growth(self.strategy, self.steps)
         self.normals = open_normals(seed, secure=secure)
         if dtype not in _DTYPES:
             raise ValueError(f"dtype={dtype}: buffers are torch.float32 or torch.bfloat16")

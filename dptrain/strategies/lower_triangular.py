@@ -116,6 +116,19 @@ class LowerTriangular(Strategy, ABC):
             return super().errors(steps, workload)
         return np.sqrt(BandedError(len(diagonals), inverse).squared_rows(diagonals))
 
+    def noise_growth(self, steps: int) -> Array:
+        """Standard deviation of the noise of every step over the largest 1/C_{s,s} so far.
+
+        The latter is what C without correlation would add. Shape (steps,); not finite where C^-1
+        overflows.
+        """
+        diagonals = self.diagonals(steps)
+        scale = np.maximum.accumulate(1 / diagonals[0])
+        return (
+            np.sqrt(BandedError(len(diagonals), np.ones((1, steps))).squared_rows(diagonals))
+            / scale
+        )
+
     def check_stable(self, owner: str) -> None:
         """Refuse a C whose C^-1 blows up within the run, for ``bind``.
 
@@ -123,22 +136,19 @@ class LowerTriangular(Strategy, ABC):
             owner: what the message calls the strategy.
 
         Raises:
-            ValueError: naming the first step t (from 0) whose noise (the norm of row t of C^-1) is
-                not finite, or more than 10^6 times the largest 1/C_{s,s} up to t, which is what C
-                without correlation would add.
+            ValueError: naming the first step t (from 0) whose noise is not finite, or has grown to
+                more than 10^6 times that of uncorrelated noise (:meth:`noise_growth`).
         """
         assert self.steps is not None
-        diagonals = self.diagonals(self.steps)
-        scale = np.maximum.accumulate(1 / diagonals[0])
-        squared = BandedError(len(diagonals), np.ones((1, self.steps))).squared_rows(diagonals)
+        growth = self.noise_growth(self.steps)
         # The negation also catches NaN, which compares false with everything.
-        blown = np.flatnonzero(~(squared <= (_LARGEST_GROWTH * scale) ** 2))
+        blown = np.flatnonzero(~(growth <= _LARGEST_GROWTH))
         if blown.size:
             t = int(blown[0])
             raise ValueError(
-                f"C^-1 of {owner} blows up: at step {t} the noise has a standard deviation of "
-                f"{np.sqrt(squared[t]):.3g}, more than {_LARGEST_GROWTH:.0e} times 1/C_tt; give a "
-                "matrix whose columns fall from the diagonal on, or a run that ends before"
+                f"C^-1 of {owner} blows up: at step {t} the noise has {growth[t]:.3g} times the "
+                f"standard deviation of uncorrelated noise, more than {_LARGEST_GROWTH:.0e}; give "
+                "a matrix whose columns fall from the diagonal on, or a run that ends before"
             )
 
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:

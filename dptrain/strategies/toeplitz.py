@@ -117,6 +117,15 @@ class Toeplitz(Strategy, ABC):
         w = workload.apply(np.pad(g, (0, steps - g.size)))
         return np.sqrt(np.cumsum(w * w))
 
+    def noise_growth(self, steps: int) -> Array:
+        """Standard deviation of the noise of every step over that of uncorrelated noise, 1/c_0.
+
+        sqrt(Σ_{s≤t} g_s²)/g_0, shape (steps,).
+        """
+        g = self.inverse_column(steps)
+        growth = np.sqrt(np.cumsum((g / g[0]) ** 2))
+        return np.pad(growth, (0, steps - g.size), mode="edge")
+
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
         """Whether :meth:`sensitivity` is the maximum itself rather than an upper bound on it.
 
