@@ -11,7 +11,7 @@ import torch
 from dptrain.noise.keystream import derive_key, key_stream
 from dptrain.noise.threads import for_each
 
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
 _CUDA_CHUNK = 1 << 22  # likewise; large enough to hide the launch of a kernel

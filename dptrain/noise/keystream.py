@@ -10,7 +10,7 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 _BLOCK_WORDS = 2  # of 64 bits; what AES encrypts for one value of the counter
-_LARGEST = 1 << 19  # bytes that one call may ask for
+_LARGEST = 1 << 20  # bytes that one call may ask for
 _ZEROS = memoryview(bytes(_LARGEST))  # the "plaintext": what comes out is the key stream itself
 _memory = threading.local()
 
@@ -40,7 +40,7 @@ def key_stream(key: bytes, first: int, count: int) -> npt.NDArray[np.uint64]:
     Args:
         key: 32 bytes.
         first: even, since AES yields two words at a time.
-        count: at most 2^16.
+        count: at most 2^17.
 
     Returns:
         Memory of this thread, free to be written to, which its next call overwrites: pages that are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import os
 import threading
@@ -29,11 +30,23 @@ def for_each(task: Callable[[Any], None], items: Iterable[Any], *, entries: int)
     """
     workers = torch.get_num_threads()
     if workers > 1 and entries >= PARALLEL_FROM:
-        for _ in _pool(os.getpid(), workers).map(task, items):
+        # One task a thread, which takes the next item when it is done with one: less to hand over.
+        waiting = collections.deque(items)
+        work = functools.partial(_work_through, task)
+        for _ in _pool(os.getpid(), workers).map(work, [waiting] * workers):
             pass
     else:
         for item in items:
             task(item)
+
+
+def _work_through(task: Callable[[Any], None], waiting: collections.deque[Any]) -> None:
+    while True:
+        try:
+            item = waiting.popleft()  # atomic
+        except IndexError:
+            return
+        task(item)
 
 
 @functools.lru_cache(maxsize=4)
