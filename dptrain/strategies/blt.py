@@ -22,7 +22,7 @@ from dptrain.strategies.blt_forms import (
 )
 from dptrain.strategies.blt_optimize import optimal_buffers
 from dptrain.strategies.error_loss import checked_objective
-from dptrain.strategies.patterns import participations, positive_int
+from dptrain.strategies.patterns import numbers, participations, positive_int
 from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector
 from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload
 
@@ -109,8 +109,7 @@ class BLT(Toeplitz):
         if self.theta is None or self.omega is None:
             missing = "theta" if self.theta is None else "omega"
             raise ValueError(f"{missing} is missing: give both theta and omega, or neither")
-        theta = tuple(float(value) for value in self.theta)
-        omega = tuple(float(value) for value in self.omega)
+        theta, omega = numbers("theta", self.theta), numbers("omega", self.omega)
         for name, values in (("theta", theta), ("omega", omega)):
             if len(values) != self.buffers:
                 raise ValueError(
@@ -118,10 +117,10 @@ class BLT(Toeplitz):
                 )
         if not all(0 < value < 1 for value in theta):
             raise ValueError(f"theta={theta}: all must be between 0 and 1, without the ends")
-        if len(set(theta)) < len(theta):
+        if len({1 - value for value in theta}) < len(theta):
             raise ValueError(
-                f"theta={theta}: all must differ; merge equal ones into one buffer and add up "
-                "their omega"
+                f"theta={theta}: all must differ, 1 - theta as well after rounding; merge equal "
+                "ones into one buffer and add up their omega"
             )
         if not all(0 <= value < math.inf for value in omega):
             raise ValueError(f"omega={omega}: all must be finite and not negative")

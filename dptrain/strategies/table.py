@@ -168,6 +168,9 @@ def table(
             workload=workload,
             dense=dense,
         )
+    for strategy in strategies:
+        if not isinstance(strategy, Strategy):
+            raise ValueError(f"strategies has {strategy!r}: give values such as BandMF(bands=16)")
     rows = []
     bar = tqdm(strategies, disable=not progress, leave=False, unit="strategy")
     for strategy in bar:

@@ -195,6 +195,10 @@ def test_omega_outside_its_range(omega):
 def test_equal_theta_name_the_remedy():
     with pytest.raises(ValueError, match=r"theta=.*merge"):
         BLT(buffers=2, theta=(0.5, 0.5), omega=(0.1, 0.2))
+    with pytest.raises(ValueError, match=r"theta=.*after rounding"):
+        BLT(buffers=2, theta=(1e-17, 2e-17), omega=(0.1, 0.2))
+    with pytest.raises(ValueError, match=r"theta=0\.5: must be a sequence"):
+        BLT(buffers=1, theta=0.5, omega=(0.1,))
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,11 @@ def test_names_are_constructor_calls():
         assert describe(strategy).startswith(type(strategy).__name__ + "(")
 
 
+def test_refuses_what_is_no_strategy():
+    with pytest.raises(ValueError, match="strategies has 1"):
+        table([1], steps=10)
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
