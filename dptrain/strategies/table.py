@@ -84,7 +84,7 @@ class StrategyTable:
         ]
         for row in self.rows:
             mark = "" if row.exact else " (bound)"
-            took = "" if row.seconds is None else f"{row.seconds * 1e3:.3g} ms"
+            took = "" if row.seconds is None else _duration(row.seconds)
             lines.append(
                 f"| {row.name} | {row.rmse:.4g} | {row.sensitivity:.4g}{mark} | {row.error:.4g} "
                 f"| {row.max_error * row.sensitivity:.4g} | {_size(row.bytes)} | {took} |"
@@ -253,6 +253,10 @@ def _noise_cost(
         next(stream)
         times.append(time.perf_counter() - start)
     return size, statistics.median(times) * parameters / count, count
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _size(count: float) -> str:

@@ -61,7 +61,9 @@ def open_stream(name: str, bands: list[int], like: list[torch.Tensor]) -> NoiseS
 
 
 def steps_to_fill(name: str, stream: NoiseStream, options: argparse.Namespace) -> int:
-    """Steps after which every row of the buffers has been written; two at least."""
+    """Steps after which every row of the buffers has been written, or every draw is repeated."""
+    if "regenerate" in strategies(options.bands)[name][1]:
+        return options.bands[0]
     width = 2 if "dtype" in strategies(options.bands)[name][1] else 4
     return max(2, math.ceil(stream.buffer_bytes / (width * options.params)) + 1)
 

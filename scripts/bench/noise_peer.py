@@ -1,0 +1,128 @@
+"""A step of correlated noise added to a gradient: ours and jax_privacy's, in turn.
+
+Both add noise of the same strategy to one float32 gradient; medians over the rounds, and the
+median of the ratios within a round. jax_privacy's update is compiled and may reuse the memory of
+its state.
+
+Run: PYTHONPATH=. python scripts/bench/noise_peer.py [--params 10000000] [--json FILE]
+The peer: pip install -c constraints.txt -e ".[peer]"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from jax_privacy import noise_addition
+from jax_privacy.matrix_factorization import buffered_toeplitz, toeplitz
+
+from dptrain.noise import noise_stream
+from dptrain.strategies import BLT, BSR, Strategy
+
+THETA, OMEGA = (0.9998, 0.98, 0.6), (0.02, 0.08, 0.3)
+
+
+def peers() -> dict[str, tuple[Strategy, Any]]:
+    """Our strategy and the peer's C^-1 for it, by name."""
+    blt = buffered_toeplitz.BufferedToeplitz.build(THETA, OMEGA)
+    pairs: dict[str, tuple[Strategy, Any]] = {}
+    for bands in (16, 64):
+        strategy = BSR(bands=bands)
+        c = jnp.asarray(strategy.first_column(4096), dtype=jnp.float32)
+        pairs[f"{bands} bands"] = (strategy, toeplitz.inverse_as_streaming_matrix(c))
+    pairs["BLT, 3 buffers"] = (
+        BLT(buffers=3, theta=THETA, omega=OMEGA),
+        blt.inverse_as_streaming_matrix(),
+    )
+    return pairs
+
+
+def our_step(strategy: Strategy, params: int) -> Callable[[], None]:
+    """Adds the next row to a gradient."""
+    gradient = torch.zeros(params)
+    stream = noise_stream(strategy, steps=4096, like=[gradient], seed=1)
+
+    def step() -> None:
+        gradient.add_(next(stream)[0], alpha=0.1)
+
+    return step
+
+
+def their_step(noising: Any, params: int) -> Callable[[], None]:
+    """The same with a compiled update."""
+    privatizer = noise_addition.matrix_factorization_privatizer(
+        noising, stddev=0.1, prng_key=0, dtype=jnp.float32
+    )
+    gradient = jnp.zeros(params, dtype=jnp.float32)
+    update = jax.jit(privatizer.update, donate_argnums=1)
+    kept = [privatizer.init(gradient)]
+
+    def step() -> None:
+        noisy, kept[0] = update(gradient, kept[0])
+        jax.block_until_ready((noisy, kept[0]))
+
+    return step
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--params", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    jax.config.update("jax_enable_x64", True)
+    machine = (
+        f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+        f"jax {jax.__version__}, jax_privacy {version('jax_privacy')}, "
+        f"load before the run {os.getloadavg()[0]:.1f}"
+    )
+    print(machine)
+    results = []
+    for name, (strategy, noising) in peers().items():
+        ours, theirs = our_step(strategy, options.params), their_step(noising, options.params)
+        times: list[tuple[float, float]] = []
+        # The first rounds fill the ring (and compile).
+        for turn in range(options.rounds + 66):
+            if turn >= 66 or turn < 2:
+                pair = []
+                for step in (ours, theirs):
+                    start = time.perf_counter()
+                    step()
+                    pair.append(time.perf_counter() - start)
+                if turn >= 66:
+                    times.append((pair[0], pair[1]))
+            else:
+                ours()
+        result = {
+            "name": name,
+            "ours_ms": 1e3 * statistics.median(a for a, _ in times),
+            "peer_ms": 1e3 * statistics.median(b for _, b in times),
+            "ratio": statistics.median(b / a for a, b in times),
+        }
+        results.append(result)
+        print(
+            f"{name}: {result['ours_ms']:.1f} ms, peer {result['peer_ms']:.1f} ms, "
+            f"{result['ratio']:.1f} times our time",
+            flush=True,
+        )
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(
+            {"machine": machine, "params": options.params, "cases": results}, indent=2
+        )
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
