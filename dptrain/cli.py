@@ -12,6 +12,8 @@ from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.table import table
 from dptrain.strategies.workload import PREFIX_SUMS
 
+_IMAGES = (".png", ".pdf", ".svg")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (2 for a mistake in the arguments)."""
@@ -58,6 +60,9 @@ def _strategies(options: argparse.Namespace) -> None:
     for path in (options.json, options.plot):  # found out now rather than after the work
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+    if options.plot is not None and options.plot.suffix.lower() not in _IMAGES:
+        raise ValueError(f"--plot {options.plot}: end the name in one of {', '.join(_IMAGES)}")
     found = table(
         steps=options.steps,
         epochs=options.epochs,

@@ -62,6 +62,22 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path, capsys):
     assert "Identity" not in said.out  # found out before the work
 
 
+def test_files_that_cannot_be_written_are_found_before_the_work(tmp_path, capsys, monkeypatch):
+    def never(**_):
+        raise AssertionError("worked")
+
+    monkeypatch.setattr("dptrain.cli.table", never)
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    for option, name, match in (
+        ("--plot", "x.foo", ".png, .pdf, .svg"),
+        ("--plot", "folder.png", "folder.png"),
+        ("--json", "file/x.json", "file"),
+    ):
+        assert main([*SMALL, option, str(tmp_path / name)]) == 2
+        assert match in capsys.readouterr().err
+
+
 def test_unknown_command():
     with pytest.raises(SystemExit) as error:
         main(["startegies"])
