@@ -8,13 +8,13 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.strategies.binding import check_bound
+from dptrain.strategies.binding import check_bound, unoptimised
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.inverse_banded import InverseBandedToeplitz, check_bounded
 from dptrain.strategies.inverse_optimize import optimal_inverse_coefficients
 from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.toeplitz import Array
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,7 @@ class BandInvMF(InverseBandedToeplitz):
         for name in ("inverse_bands", "max_participations"):
             object.__setattr__(self, name, positive_int(name, getattr(self, name)))
         checked_objective(self.objective)
-        if not isinstance(self.workload, Workload):
-            raise ValueError(f"workload={self.workload!r}: must be a Workload, e.g. PrefixSums()")
+        checked_workload(self.workload)
         if self.min_sep is not None:
             object.__setattr__(self, "min_sep", positive_int("min_sep", self.min_sep))
         elif self.max_participations > 1:
@@ -80,10 +79,7 @@ class BandInvMF(InverseBandedToeplitz):
         if self.steps is not None:
             object.__setattr__(self, "steps", self.check_fits(self.steps))
             if self.coefficients is None:
-                raise ValueError(
-                    f"steps={self.steps} without coefficients: leave steps out and call "
-                    f"bind({self.steps}), which optimises them"
-                )
+                raise unoptimised(self.steps, "coefficients")
             check_bounded("BandInvMF", self.filter(), self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:

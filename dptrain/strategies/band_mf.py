@@ -8,12 +8,13 @@ from typing import Self
 
 import numpy as np
 
+from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.optimize import optimal_coefficients
 from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.stability import check_stable_filter
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,20 +52,13 @@ class BandMF(BandedToeplitz):
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", positive_int("bands", self.bands))
         checked_objective(self.objective)
-        if not isinstance(self.workload, Workload):
-            raise ValueError(
-                f"workload={self.workload!r}: must be a Workload, such as MomentumSGD() or "
-                "DenseWorkload(entries=matrix)"
-            )
+        checked_workload(self.workload)
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", self._checked(self.coefficients))
         if self.steps is not None:
             object.__setattr__(self, "steps", positive_int("steps", self.steps))
             if self.coefficients is None:
-                raise ValueError(
-                    f"steps={self.steps} without coefficients: leave steps out and call "
-                    f"bind({self.steps}), which optimises them"
-                )
+                raise unoptimised(self.steps, "coefficients")
             self._check_fits(self.steps)
             owner = f"BandMF(bands={self.bands})"
             check_stable_filter(owner, self.coefficients, self.steps)
@@ -83,11 +77,7 @@ class BandMF(BandedToeplitz):
         return c
 
     def _check_fits(self, steps: int) -> None:
-        if self.bands > steps:
-            raise ValueError(
-                f"bands={self.bands} exceeds the {steps} steps of the run: "
-                f"use at most bands={steps}"
-            )
+        check_bands_fit(self.bands, steps)
         self.workload.check(steps)
 
     def bind(self, steps: int) -> Self:

@@ -1,4 +1,4 @@
-"""Run lengths of closed-form strategies whose C is dense: nothing to store but n."""
+"""What families check of a declaration, and of the number of steps that they are bound to."""
 
 from __future__ import annotations
 
@@ -38,3 +38,32 @@ def check_bound(owner: str, bound_to: int | None, steps: int) -> int:
             f"declaration without steps and bind that to {steps}"
         )
     return steps
+
+
+def check_bands_fit(bands: int, steps: int, *, name: str = "bands") -> None:
+    """Refuse more bands than steps.
+
+    Args:
+        bands: of C, or of C^-1.
+        steps: n.
+        name: of the field, for the message.
+
+    Raises:
+        ValueError: if ``bands > steps``.
+    """
+    if bands > steps:
+        raise ValueError(
+            f"{name}={bands} exceeds the {steps} steps of the run: use at most {name}={steps}"
+        )
+
+
+def unoptimised(steps: int, missing: str) -> ValueError:
+    """The error for a declaration that states n but not what ``bind`` would find for it.
+
+    Args:
+        steps: the field.
+        missing: the fields that only a bound value has, such as "coefficients".
+    """
+    return ValueError(
+        f"steps={steps} without {missing}: leave steps out and call bind({steps}), which optimises"
+    )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.binding import check_bound, steps_of, unoptimised
 from dptrain.strategies.blt_forms import (
     inverse_column,
     inverse_poles,
@@ -24,7 +24,7 @@ from dptrain.strategies.blt_optimize import optimal_buffers
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.patterns import numbers, participations, positive_int
 from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector
-from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload, checked_workload
 
 _SMALLEST = 2.0**-53  # θ below this counts as this: C ≥ 0 only grows, by less than its rounding
 _LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for other families
@@ -79,10 +79,7 @@ class BLT(Toeplitz):
         checked_objective(self.objective)
         if self.workload is None:
             object.__setattr__(self, "workload", PREFIX_SUMS)
-        if not isinstance(self.workload, Workload):
-            raise ValueError(
-                f"workload={self.workload!r}: must be a Workload, such as MomentumSGD(momentum=0.9)"
-            )
+        checked_workload(self.workload)
         m = positive_int("max_participations", self.max_participations)
         object.__setattr__(self, "max_participations", m)
         if self.min_sep is not None:
@@ -97,10 +94,7 @@ class BLT(Toeplitz):
             return
         object.__setattr__(self, "steps", positive_int("steps", self.steps))
         if self.theta is None:
-            raise ValueError(
-                f"steps={self.steps} without theta and omega: leave steps out and call "
-                f"bind({self.steps}), which optimises them"
-            )
+            raise unoptimised(self.steps, "theta and omega")
         self._check_stable()
 
     def _check_coefficients(self) -> None:

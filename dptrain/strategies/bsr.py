@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
+from dptrain.strategies.binding import check_bands_fit
 from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.square_root_series import checked_decay, square_root_coefficients
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
@@ -52,11 +53,7 @@ class BSR(BandedToeplitz):
         Raises:
             ValueError: if ``bands > steps``.
         """
-        if self.bands > positive_int("steps", steps):
-            raise ValueError(
-                f"bands={self.bands} exceeds the {steps} steps of the run: "
-                f"use at most bands={steps}"
-            )
+        check_bands_fit(self.bands, positive_int("steps", steps))
         return self
 
     def first_column(self, steps: int) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import dataclasses
 import functools
 from typing import Self
@@ -12,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.strategies.band_mf import BandMF
+from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.column_normalized_optimize import optimal_columns
 from dptrain.strategies.lower_triangular import LowerTriangular
+from dptrain.strategies.packed import decode, encode
 from dptrain.strategies.patterns import positive_int
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 Array = npt.NDArray[np.float64]
 
@@ -58,16 +58,12 @@ class ColumnNormalizedBandMF(LowerTriangular):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", positive_int("bands", self.bands))
-        if not isinstance(self.workload, Workload):
-            raise ValueError(f"workload={self.workload!r}: must be a dptrain Workload")
+        checked_workload(self.workload)
         if self.steps is not None:
             object.__setattr__(self, "steps", positive_int("steps", self.steps))
         if self.coefficients is None:
             if self.steps is not None:
-                raise ValueError(
-                    f"steps={self.steps} without coefficients: leave steps out and call "
-                    f"bind({self.steps}), which optimises them"
-                )
+                raise unoptimised(self.steps, "coefficients")
             return
         given = self.coefficients
         diagonals = (
@@ -91,11 +87,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
         object.__setattr__(self, "coefficients", _packed(diagonals))
 
     def _check_fits(self, steps: int) -> None:
-        if self.bands > steps:
-            raise ValueError(
-                f"bands={self.bands} exceeds the {steps} steps of the run: "
-                f"use at most bands={steps}"
-            )
+        check_bands_fit(self.bands, steps)
         if steps > _LARGEST:
             raise ValueError(
                 f"steps={steps}: ColumnNormalizedBandMF holds every entry and is made for at most "
@@ -193,8 +185,7 @@ def _check_entries(diagonals: Array) -> None:
 
 def _packed(diagonals: Array) -> str:
     """Base64 of the entries of C, diagonal after diagonal, as little-endian float64."""
-    entries = diagonals[_inside(*diagonals.shape)] + 0.0  # -0.0 + 0.0 is 0.0
-    return base64.b64encode(entries.astype("<f8").tobytes()).decode("ascii")
+    return encode(diagonals[_inside(*diagonals.shape)])
 
 
 def _unpacked(text: str, bands: int) -> Array:
@@ -205,13 +196,13 @@ def _unpacked(text: str, bands: int) -> Array:
     """
     remedy = "coefficients: not the text of a packed band ({}); give an array (bands, steps)"
     try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
+        entries = decode(text)
+    except ValueError as error:
         raise ValueError(remedy.format(error)) from error
     missing = bands * (bands - 1) // 2  # entries past row n
-    steps, rest = divmod(len(raw) // 8 + missing, bands)
-    if len(raw) % 8 or rest or steps < bands:
-        raise ValueError(remedy.format(f"{len(raw)} bytes for bands={bands}"))
+    steps, rest = divmod(entries.size + missing, bands)
+    if rest or steps < bands:
+        raise ValueError(remedy.format(f"{8 * entries.size} bytes for bands={bands}"))
     diagonals = np.zeros((bands, steps))
-    diagonals[_inside(bands, steps)] = np.frombuffer(raw, dtype="<f8")
+    diagonals[_inside(bands, steps)] = entries
     return diagonals

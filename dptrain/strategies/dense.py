@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.strategies.band_mf import BandMF
+from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.column_normalized_optimize import optimal_columns
 from dptrain.strategies.dense_optimize import optimal_for_epochs, workload_factor
 from dptrain.strategies.lower_triangular import (
@@ -19,7 +20,7 @@ from dptrain.strategies.lower_triangular import (
 )
 from dptrain.strategies.packed import pack, unpack
 from dptrain.strategies.patterns import positive_int
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 Array = npt.NDArray[np.float64]
 
@@ -73,8 +74,7 @@ class Dense(LowerTriangular):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, positive_int(name, value))
-        if not isinstance(self.workload, Workload):
-            raise ValueError(f"workload={self.workload!r}: must be a dptrain Workload")
+        checked_workload(self.workload)
         if self.matrix is not None:
             text = self.matrix if isinstance(self.matrix, str) else pack(self.matrix)
             object.__setattr__(self, "matrix", text)
@@ -86,10 +86,7 @@ class Dense(LowerTriangular):
                 "bands for an optimal C (epochs=1 for a single participation)"
             )
         if self.steps is not None:
-            raise ValueError(
-                f"steps={self.steps} without a matrix: leave steps out and call "
-                f"bind({self.steps}), which optimises it"
-            )
+            raise unoptimised(self.steps, "a matrix")
 
     def _check_matrix(self) -> None:
         bands, n = self._diagonals.shape
@@ -137,11 +134,8 @@ class Dense(LowerTriangular):
             return self
         _check_size(steps)
         self.workload.check(steps)
-        if self.bands is not None and self.bands > steps:
-            raise ValueError(
-                f"bands={self.bands} exceeds the {steps} steps of the run: "
-                f"use at most bands={steps}"
-            )
+        if self.bands is not None:
+            check_bands_fit(self.bands, steps)
         if self.epochs is not None and steps % self.epochs:
             raise ValueError(
                 f"epochs={self.epochs} does not divide the {steps} steps of the run: use epochs "

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.binding import check_bands_fit, check_bound, steps_of
 from dptrain.strategies.patterns import positive_int
-from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector
+from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector, impulse_response
 
 _LARGEST_GROWTH = 1e6  # c_t / c_0 at which C counts as blown up; families of the paper stay ≤ 1
 
@@ -50,11 +50,7 @@ class InverseBandedToeplitz(Toeplitz, ABC):
             ValueError: if ``inverse_bands > steps`` or ``steps`` is not a positive integer.
         """
         steps = positive_int("steps", steps)
-        if self.inverse_bands > steps:
-            raise ValueError(
-                f"inverse_bands={self.inverse_bands} exceeds the {steps} steps of the run: "
-                f"use at most inverse_bands={steps}"
-            )
+        check_bands_fit(self.inverse_bands, steps, name="inverse_bands")
         return steps
 
     def first_column(self, steps: int) -> Array:
@@ -79,13 +75,6 @@ class InverseBandedToeplitz(Toeplitz, ABC):
         """``C @ x`` by the recursion 1/g, O(n·inverse_bands) per column of x."""
         x = checked_vector(x)
         return np.asarray(lfilter([1.0], self.inverse_column(x.shape[0]), x, axis=0))
-
-
-def impulse_response(g: Array, count: int) -> Array:
-    """First ``count`` coefficients of 1/g(x)."""
-    impulse = np.zeros(count)
-    impulse[0] = 1.0
-    return np.asarray(lfilter([1.0], g, impulse))
 
 
 def check_bounded(owner: str, g: Array, steps: int) -> None:

@@ -8,10 +8,9 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from dptrain.strategies.error_loss import Loss, error_loss, regular_cost
-from dptrain.strategies.inverse_banded import impulse_response
 from dptrain.strategies.patterns import participations
 from dptrain.strategies.square_root_series import inverse_square_root_coefficients
-from dptrain.strategies.toeplitz import envelope
+from dptrain.strategies.toeplitz import envelope, impulse_response
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
 Array = npt.NDArray[np.float64]

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+
+
+def encode(entries: Array) -> str:
+    """Numbers as base64 of little-endian float64; negative zeros become zeros."""
+    return base64.b64encode((entries + 0.0).astype("<f8").tobytes()).decode("ascii")
+
+
+def decode(text: str) -> Array:
+    """The numbers that :func:`encode` made the text of, bit for bit.
+
+    Raises:
+        ValueError: if it is not base64 of at least one number.
+    """
+    raw = base64.b64decode(text, validate=True)
+    if not raw or len(raw) % 8:
+        raise ValueError(f"{len(raw)} bytes")
+    return np.frombuffer(raw, dtype="<f8").astype(np.float64)
 
 
 def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
@@ -46,8 +62,7 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
             f"{name}[{t}, {j}]={dense[t, j]:.6g}: must be lower triangular, since step {t} cannot "
             "depend on a later one; is it transposed?"
         )
-    triangle = dense[np.tril_indices(dense.shape[0])] + 0.0  # -0.0 + 0.0 is 0.0
-    return base64.b64encode(triangle.astype("<f8").tobytes()).decode("ascii")
+    return encode(dense[np.tril_indices(dense.shape[0])])
 
 
 def unpack(text: str, name: str = "matrix") -> Array:
@@ -58,12 +73,9 @@ def unpack(text: str, name: str = "matrix") -> Array:
     """
     remedy = f"{name}: not a packed lower-triangular matrix ({{}}); use pack(matrix)"
     try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError, TypeError) as error:
+        triangle = decode(text)
+    except (ValueError, TypeError) as error:
         raise ValueError(remedy.format(error)) from error
-    if not raw or len(raw) % 8:
-        raise ValueError(remedy.format(f"{len(raw)} bytes"))
-    triangle = np.frombuffer(raw, dtype="<f8").astype(np.float64)
     n = (math.isqrt(8 * triangle.size + 1) - 1) // 2
     if n * (n + 1) // 2 != triangle.size:
         raise ValueError(remedy.format(f"{triangle.size} entries are no triangle"))

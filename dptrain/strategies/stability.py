@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from scipy.signal import lfilter
+
+from dptrain.strategies.toeplitz import impulse_response
 
 Array = npt.NDArray[np.float64]
 
@@ -55,4 +56,4 @@ def check_stable_filter(owner: str, coefficients: npt.ArrayLike, steps: int) -> 
     c = np.asarray(coefficients, dtype=np.float64)
     if np.all(np.diff(c, append=0.0) <= 0):
         return
-    check_stable(owner, lfilter([1.0], c, np.eye(1, steps)[0]))
+    check_stable(owner, impulse_response(c, steps))

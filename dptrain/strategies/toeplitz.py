@@ -39,6 +39,13 @@ def convolve(c: Array, x: Array) -> Array:
     return np.asarray(fftconvolve(kernel, x, axes=0)[: x.shape[0]])
 
 
+def impulse_response(c: Array, count: int) -> Array:
+    """First ``count`` coefficients of 1/c(x), in O(count·len(c))."""
+    impulse = np.zeros(count)
+    impulse[0] = 1.0
+    return np.asarray(lfilter([1.0], c, impulse))
+
+
 def autocorrelation(c: Array) -> Array:
     """r(d) = Σ_k c_k c_{k+d} for d = 0, …, len(c) - 1."""
     if c.size <= _DIRECT_UP_TO:
@@ -191,9 +198,7 @@ class BandedToeplitz(Toeplitz, ABC):
 
     def inverse_column(self, steps: int) -> Array:
         """Impulse response of 1/c(x): shape (steps,)."""
-        impulse = np.zeros(positive_int("steps", steps))
-        impulse[0] = 1.0
-        return self.solve(impulse)
+        return impulse_response(self.first_column(steps), positive_int("steps", steps))
 
     def apply(self, x: npt.ArrayLike) -> Array:
         """``C @ x`` by the filter c."""

@@ -59,3 +59,17 @@ class PrefixSums(Workload):
 
 
 PREFIX_SUMS = PrefixSums()
+
+
+def checked_workload(workload: Workload) -> Workload:
+    """``workload`` if it is one.
+
+    Raises:
+        ValueError: otherwise.
+    """
+    if not isinstance(workload, Workload):
+        raise ValueError(
+            f"workload={workload!r}: must be a Workload, such as MomentumSGD(momentum=0.9) or "
+            "DenseWorkload(entries=matrix)"
+        )
+    return workload
