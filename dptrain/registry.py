@@ -24,7 +24,7 @@ class JsonValue:
 
     A direct base such as ``Scheme`` calls ``class Scheme(JsonValue, family="scheme")``; its
     concrete subclasses (those that do not name ABC as a base) register themselves under their class
-    name.
+    name, and so does a base that is concrete.
     """
 
     _families: ClassVar[dict[str, dict[str, type]]] = {}
@@ -37,7 +37,7 @@ class JsonValue:
             cls._family = family
             JsonValue._families.setdefault(family, {})
             JsonValue._bases[family] = cls
-        elif cls._family and ABC not in cls.__bases__ and not cls.__name__.startswith("_"):
+        if cls._family and ABC not in cls.__bases__ and not cls.__name__.startswith("_"):
             JsonValue._families[cls._family][cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:

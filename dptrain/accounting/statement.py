@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from dptrain.accounting.accountant import Accountant
-from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 
@@ -21,11 +21,11 @@ def statement(
     kind: Kind | None = None,
     certificate: dict[str, Any] | None = None,
 ) -> Guarantee:
-    """The guarantee that ``accountant`` states for the mechanism, per example under zero-out."""
+    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit."""
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
-        unit=Unit(),
+        unit=mechanism.scheme.unit,
         adjacency=Adjacency.ZERO_OUT,
         scheme=mechanism.scheme.to_dict(),
         strategy=mechanism.strategy.to_dict(),

@@ -5,11 +5,12 @@ from dptrain.sampling.loader import PrivateLoader
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.min_sep import MinSep
 from dptrain.sampling.poisson import Poisson
-from dptrain.sampling.scheme import BatchStream, Scheme
+from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
 
 __all__ = [
     "BallsInBins",
     "BatchStream",
+    "ExchangeableScheme",
     "MicroBatch",
     "MinSep",
     "Poisson",

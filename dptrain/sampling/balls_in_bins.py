@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BallsInBins(Scheme):
+class BallsInBins(ExchangeableScheme):
     """Each example picks one of b bins uniformly; step t draws bin t mod b (Chua et al. 2024).
 
     An example in bin s takes part in steps s, s+b, s+2b, … and n = b·epochs, so it takes part

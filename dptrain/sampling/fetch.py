@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dptrain.sampling.microbatch import MicroBatch
-from dptrain.sampling.padding import blank
+from dptrain.sampling.padding import blank, blank_rows
 
 # Keeps the seeds of random augmentations apart from the batches drawn from the same seed.
 _DOMAIN = 0x6665746368
@@ -25,9 +25,9 @@ class Request(NamedTuple):
     seed: int
 
 
-def fetch_seed(seed: int, step: int, part: int) -> int:
-    """Seed of the random augmentations of one microbatch."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN, step, part))
+def fetch_seed(seed: int, step: int, part: int, rank: int = 0) -> int:
+    """Seed of the random augmentations of one microbatch of one rank."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN, step, part, rank))
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
@@ -50,8 +50,9 @@ def seeded_globals(seed: int) -> Iterator[None]:
 class Rows(Dataset[tuple[MicroBatch, Any]]):
     """A map-style dataset whose index is a :class:`Request` and whose item is a whole batch.
 
-    An empty microbatch is shown as one row: example 0 after collation with its numbers set to
-    zero, so that the shapes are right and nothing of the example is left in the tensors.
+    Padding rows are copies of the first row after collation with their numbers set to zero, so
+    that the shapes are right; an empty microbatch shows example 0 like that, and nothing of the
+    example is left in the tensors.
     """
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
@@ -59,10 +60,14 @@ class Rows(Dataset[tuple[MicroBatch, Any]]):
         self.collate_fn = collate_fn
 
     def __getitem__(self, request: Request) -> tuple[MicroBatch, Any]:
-        indices = request.micro.indices.tolist()
+        micro = request.micro
+        used, rows = len(micro.indices), micro.rows
         with seeded_globals(request.seed):
-            batch = self.collate_fn(self._samples(indices or [0]))
-        return request.micro, batch if indices else blank(batch)
+            samples = self._samples(micro.indices.tolist() or [0])
+            batch = self.collate_fn([*samples, *[samples[0]] * (rows - len(samples))])
+        if used == 0:
+            return micro, blank(batch)
+        return micro, batch if used == rows else blank_rows(batch, start=used, rows=rows)
 
     def _samples(self, indices: list[int]) -> list[Any]:
         if callable(many := getattr(self.dataset, "__getitems__", None)):

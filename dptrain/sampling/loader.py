@@ -44,6 +44,8 @@ class PrivateLoader:
         steps_per_epoch: logical steps after which an iteration ends; ``None``: with the plan.
         pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
             multiprocessing_context: as in ``torch.utils.data.DataLoader``.
+        rank, world_size: this process's place in a distributed run. All ranks are given the same
+            seed, draw the same logical batches, and each takes its own share of the rows.
 
     Attributes:
         current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
@@ -71,6 +73,8 @@ class PrivateLoader:
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: Any = None,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         check_length(dataset, scheme)
         seed = integer("PrivateLoader", "seed", seed, minimum=0)
@@ -80,6 +84,10 @@ class PrivateLoader:
             )
         if steps_per_epoch is not None:
             steps_per_epoch = integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
+        world_size = integer("PrivateLoader", "world_size", world_size)
+        rank = integer("PrivateLoader", "rank", rank, minimum=0)
+        if rank >= world_size:
+            raise ValueError(f"PrivateLoader: rank={rank} must be below world_size={world_size}")
         self.dataset = dataset
         self.scheme = scheme
         self.steps_per_epoch = steps_per_epoch
@@ -89,7 +97,7 @@ class PrivateLoader:
         self._reported = False
         self._iteration = 0
         self._running: range | None = None
-        self._plan = Plan(scheme, seed, max_physical_batch_size)
+        self._plan = Plan(scheme, seed, max_physical_batch_size, rank=rank, world_size=world_size)
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
         self._loader: DataLoader = DataLoader(

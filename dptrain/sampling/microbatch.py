@@ -22,7 +22,8 @@ class MicroBatch:
         part: from 0.
         parts: at least 1, also for an empty batch.
         indices: int64 rows of the dataset, ascending; empty if nothing was drawn.
-        weights: float32, one a row that the model sees: 1, or 0 for the padding row.
+        weights: float32, one a row that the model sees: 1 for each of ``indices``, then 0 for the
+            padding rows.
     """
 
     step: int
@@ -38,23 +39,52 @@ class MicroBatch:
 
     @property
     def rows(self) -> int:
-        """Rows that the model sees: an empty batch is shown as one padding row of weight 0."""
-        return max(1, len(self.indices))
+        """Rows that the model sees, padding included; at least one, also for an empty batch."""
+        return len(self.weights)
 
 
-def split(step: int, indices: Indices, max_physical_batch_size: int | None) -> list[MicroBatch]:
-    """Cut a logical batch into the fewest microbatches, of sizes that differ by at most one."""
+def split(
+    step: int,
+    indices: Indices,
+    max_physical_batch_size: int | None,
+    *,
+    physical_batch_size: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[MicroBatch]:
+    """This rank's share of a logical batch, in the fewest microbatches of about equal sizes.
+
+    Every rank gets the same number of parts, whatever its share, so that ranks stay in step. With
+    ``physical_batch_size`` all parts of all steps have the same number of rows.
+
+    Args:
+        step: logical step.
+        indices: the logical batch.
+        max_physical_batch_size: most rows of a part.
+        physical_batch_size: rows that the logical batch is padded to, at least ``len(indices)``.
+        rank, world_size: this process's share of the batch.
+    """
+    total = len(indices) if physical_batch_size is None else physical_batch_size
+    assert len(indices) <= total
+    most = -(-total // world_size)  # rows of the largest share
+    share = np.array_split(indices, world_size)[rank]
     parts = 1
     if max_physical_batch_size is not None:
-        parts = max(1, -(-len(indices) // max_physical_batch_size))
-    pieces = np.array_split(indices, parts)
+        parts = max(1, -(-most // max_physical_batch_size))
+    constant = None if physical_batch_size is None else -(-most // parts)
     return [
         MicroBatch(
             step=step,
             part=part,
             parts=parts,
             indices=piece,
-            weights=np.full(max(1, len(piece)), float(len(piece) > 0), dtype=np.float32),
+            weights=_weights(len(piece), constant or max(1, len(piece))),
         )
-        for part, piece in enumerate(pieces)
+        for part, piece in enumerate(np.array_split(share, parts))
     ]
+
+
+def _weights(used: int, rows: int) -> npt.NDArray[np.float32]:
+    weights = np.zeros(rows, dtype=np.float32)
+    weights[:used] = 1.0
+    return weights

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSep(Scheme):
+class MinSep(ExchangeableScheme):
     """An example that took no part in the last b-1 steps takes part with probability p.
 
     Dong & Ganesh 2026, Algorithm 1 (cold start) and Algorithm 2 (warm start). The gaps are

@@ -1,10 +1,10 @@
-"""The padding row: a collated batch with every number in it set to zero."""
+"""Padding rows: a collated batch with the numbers of some or all of its rows set to zero."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,52 @@ def blank(batch: Any) -> Any:
     Looks into dictionaries, lists, tuples, named tuples and dataclasses; shapes, dtypes and
     devices stay. The argument is not changed.
     """
-    if isinstance(batch, torch.Tensor):
-        return torch.zeros_like(batch)
+    return _map(batch, _zeros)
+
+
+def blank_rows(batch: Any, *, start: int, rows: int) -> Any:
+    """``batch`` with rows ``start`` to ``rows - 1`` zeroed in whatever has ``rows`` rows.
+
+    Leaves without a first dimension of that length (strings, packed sequences, shared tables) are
+    kept: padding rows have weight 0, whatever they hold.
+    """
+
+    def zero_tail(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence) or np.ndim(leaf) == 0 or len(leaf) != rows:
+            return leaf
+        clone = leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy()
+        clone[start:] = 0
+        return clone
+
+    return _map(batch, zero_tail)
+
+
+def _zeros(leaf: Any) -> Any:
+    if isinstance(leaf, PackedSequence):  # its other fields are structure, not numbers
+        return leaf._replace(data=torch.zeros_like(leaf.data))
+    if isinstance(leaf, torch.Tensor):
+        return torch.zeros_like(leaf)
+    return np.zeros_like(leaf)[()]
+
+
+def _map(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """``change`` applied to the numeric leaves."""
+    if isinstance(batch, torch.Tensor | PackedSequence):
+        return change(batch)
     if isinstance(batch, np.ndarray | np.generic):
-        return np.zeros_like(batch)[()] if batch.dtype.kind in "biufc" else batch
-    if isinstance(batch, PackedSequence):  # its other fields are structure, not numbers
-        return batch._replace(data=torch.zeros_like(batch.data))
+        return change(batch) if batch.dtype.kind in "biufc" else batch
     if isinstance(batch, MutableMapping):
         clone = copy.copy(batch)
-        clone.update({key: blank(value) for key, value in batch.items()})
+        clone.update({key: _map(value, change) for key, value in batch.items()})
         return clone
     if isinstance(batch, tuple):
-        items = [blank(item) for item in batch]
+        items = [_map(item, change) for item in batch]
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
     if isinstance(batch, list):
-        return [blank(item) for item in batch]
+        return [_map(item, change) for item in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         record: Any = copy.copy(batch)
         for field in dataclasses.fields(batch):  # replace() would refuse init=False fields
-            object.__setattr__(record, field.name, blank(getattr(batch, field.name)))
+            object.__setattr__(record, field.name, _map(getattr(batch, field.name), change))
         return record
     return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 
 from dptrain.sampling.fetch import Request, fetch_seed
@@ -20,11 +21,26 @@ class Plan:
         stop: logical step at which the next iteration ends.
     """
 
-    def __init__(self, scheme: Scheme, seed: int, max_physical_batch_size: int | None) -> None:
+    def __init__(
+        self,
+        scheme: Scheme,
+        seed: int,
+        max_physical_batch_size: int | None,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         self.stream = scheme.stream(seed)
         self.seed = seed
         self.stop = scheme.steps
-        self._max_physical_batch_size = max_physical_batch_size
+        self.rank = rank
+        self._split = functools.partial(
+            split,
+            max_physical_batch_size=max_physical_batch_size,
+            physical_batch_size=scheme.physical_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
 
     @property
     def position(self) -> int:
@@ -41,5 +57,6 @@ class Plan:
 
     def _requests(self, stream: Iterator, stop: int) -> Iterator[Request]:
         for step in range(self.position, stop):
-            for micro in split(step, next(stream), self._max_physical_batch_size):
-                yield Request(micro=micro, seed=fetch_seed(self.seed, step, micro.part))
+            for micro in self._split(step, next(stream)):
+                seed = fetch_seed(self.seed, step, micro.part, self.rank)
+                yield Request(micro=micro, seed=seed)

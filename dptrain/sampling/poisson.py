@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(Scheme):
+class Poisson(ExchangeableScheme):
     """Each example takes part in each step with probability p, independently of all else.
 
     >>> Poisson.for_batch_size(batch_size=50, dataset_size=1000, steps=10).probability

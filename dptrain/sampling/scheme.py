@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.guarantee import Unit
 from dptrain.registry import JsonValue
 
 Indices = npt.NDArray[np.int64]
@@ -51,12 +52,15 @@ class Scheme(JsonValue, ABC, family="scheme"):
     their fields on construction with ``ValueError`` naming the field, the value and the remedy.
     """
 
-    dataset_size: int
-
-    # A scheme may declare these two as a field (Poisson.steps) or derive them (BallsInBins.steps).
+    # A scheme may declare these as a field (Poisson.steps) or derive them (BallsInBins.steps).
     # A property here at run time would become the default of such a field, so the base only
     # declares them read-only to the type checker; SchemeContract checks that they exist.
     if TYPE_CHECKING:
+
+        @property
+        @abstractmethod
+        def dataset_size(self) -> int:
+            """N: rows of the data set."""
 
         @property
         @abstractmethod
@@ -66,7 +70,7 @@ class Scheme(JsonValue, ABC, family="scheme"):
         @property
         @abstractmethod
         def min_sep(self) -> int:
-            """b ≥ 1: no example takes part twice within b consecutive steps."""
+            """b ≥ 1: no unit takes part twice within b consecutive steps."""
 
     @property
     @abstractmethod
@@ -81,11 +85,35 @@ class Scheme(JsonValue, ABC, family="scheme"):
     @property
     @abstractmethod
     def max_participations(self) -> int:
-        """Most steps that one example can take part in, whatever is drawn."""
+        """Most steps that one unit can take part in, whatever is drawn."""
+
+    @property
+    def unit(self) -> Unit:
+        """Who is protected: one example, unless the scheme knows users."""
+        return Unit()
+
+    @property
+    def population(self) -> int:
+        """Number of units that are protected: N, or the number of users."""
+        return self.dataset_size
+
+    @property
+    def max_per_batch(self) -> int:
+        """Most examples of one unit in one batch: the sum moves by at most so many R."""
+        return 1
+
+    @property
+    def physical_batch_size(self) -> int | None:
+        """Constant number of rows that every batch is padded to; ``None``: no padding."""
+        return None
 
     @abstractmethod
     def stream(self, seed: int) -> BatchStream:
         """A stream of batches drawn from this law; ``seed`` is any non-negative integer."""
+
+
+class ExchangeableScheme(Scheme, ABC):
+    """A scheme under which all examples follow the same law."""
 
     @abstractmethod
     def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:

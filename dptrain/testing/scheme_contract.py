@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dptrain.sampling import BatchStream, Scheme
+from dptrain.guarantee import Unit
+from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
 
 # A comparison of frequencies fails by chance with probability at most 2·exp(-21) < 2e-9, that of
 # 6 standard deviations, by Bernstein's inequality (no normal approximation). A scheme with n steps
@@ -47,13 +48,9 @@ def joint_counts(taken: Bools) -> Floats:
 
 
 class SchemeContract(ABC):
-    """Subclass, name it ``Test…`` and say what :meth:`scheme` to test: some 20 checks follow.
+    """Subclass, name it ``Test…`` and say what :meth:`scheme` to test: some 20 checks follow."""
 
-    A stream's examples have to be independent of each other for the frequency checks to hold at
-    their stated error probability.
-    """
-
-    examples = 20_000  # size of the dataset of the frequency checks
+    examples = 20_000  # size of the dataset of the checks that want a large one
     seed = 20_261_120
 
     @abstractmethod
@@ -63,14 +60,6 @@ class SchemeContract(ABC):
     def large_scheme(self) -> Scheme:
         """The same law over :attr:`examples` examples."""
         return dataclasses.replace(self.scheme(), dataset_size=self.examples)  # type: ignore[type-var]
-
-    def stationary_scheme(self) -> Scheme:
-        """A large scheme whose *last* step is in the stationary regime (see a cold start)."""
-        return self.large_scheme()
-
-    def joint_probabilities(self) -> Floats | None:
-        """Closed form of P(in step t and in step u), shape (steps, steps); ``None`` if unknown."""
-        return None
 
     def test_json_round_trip(self) -> None:
         scheme = self.scheme()
@@ -102,19 +91,23 @@ class SchemeContract(ABC):
 
     def test_public_constants(self) -> None:
         scheme = self.scheme()
-        for value in (scheme.steps, scheme.min_sep, scheme.max_participations):
+        values = (scheme.steps, scheme.min_sep, scheme.max_participations, scheme.max_per_batch)
+        for value in (*values, scheme.population):
             assert type(value) is int
             assert value >= 1
         assert 0 < scheme.rate <= 1
         assert scheme.expected_batch_size == pytest.approx(scheme.rate * scheme.dataset_size)
         fit = -(-scheme.steps // scheme.min_sep)  # more cannot be min_sep apart
         assert scheme.max_participations <= fit
+        if scheme.unit == Unit():  # one example
+            assert scheme.max_per_batch == 1
+            assert scheme.population == scheme.dataset_size
 
     @pytest.mark.parametrize("value", [0, -1, True, "7", math.nan, None])
     def test_bad_number_is_refused(self, value: object) -> None:
         scheme = self.scheme()
         numbers = [key for key, v in scheme.to_dict().items() if type(v) in (int, float)]
-        assert "dataset_size" in numbers
+        assert numbers
         for name in numbers:
             with pytest.raises(ValueError, match=name):
                 dataclasses.replace(scheme, **{name: value})  # type: ignore[type-var]
@@ -127,6 +120,7 @@ class SchemeContract(ABC):
             assert batch.ndim == 1
             assert (np.diff(batch) > 0).all()  # ascending and no example twice
             assert ((batch >= 0) & (batch < scheme.dataset_size)).all()
+            assert len(batch) <= (scheme.physical_batch_size or scheme.dataset_size)
             drawn += len(batch)
         assert drawn > 0
 
@@ -212,6 +206,31 @@ class SchemeContract(ABC):
             self.scheme().stream(self.seed).load_state_dict(state)
         with pytest.raises(ValueError, match="no state"):
             self.scheme().stream(self.seed).load_state_dict({"step": 0})
+
+
+class ExchangeableSchemeContract(SchemeContract):
+    """The same for an :class:`ExchangeableScheme`, with its law checked by frequencies.
+
+    The frequency checks of a stream hold at their stated error probability if its examples are
+    independent of each other, or negatively associated (truncation, fixed batch sizes): Bernstein's
+    inequality holds for both.
+    """
+
+    @abstractmethod
+    def scheme(self) -> ExchangeableScheme:
+        """As in :class:`SchemeContract`."""
+
+    def large_scheme(self) -> ExchangeableScheme:
+        """As in :class:`SchemeContract`."""
+        return dataclasses.replace(self.scheme(), dataset_size=self.examples)  # type: ignore[type-var]
+
+    def stationary_scheme(self) -> ExchangeableScheme:
+        """A large scheme whose *last* step is in the stationary regime (see a cold start)."""
+        return self.large_scheme()
+
+    def joint_probabilities(self) -> Floats | None:
+        """Closed form of P(in step t and in step u), shape (steps, steps); ``None`` if unknown."""
+        return None
 
     def test_gaps_and_participations(self) -> None:
         scheme = self.large_scheme()

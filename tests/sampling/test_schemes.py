@@ -11,7 +11,7 @@ import pytest
 
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.testing.scheme_contract import (
-    SchemeContract,
+    ExchangeableSchemeContract,
     bernstein_tolerance,
     participation,
 )
@@ -72,7 +72,7 @@ def assert_follows(taken: np.ndarray, law: dict[tuple[int, ...], float]) -> None
             assert abs(found.get(pattern, 0) - expected) <= tolerance, pattern
 
 
-class TestPoisson(SchemeContract):
+class TestPoisson(ExchangeableSchemeContract):
     def scheme(self):
         return Poisson(probability=0.15, dataset_size=60, steps=12)
 
@@ -80,7 +80,7 @@ class TestPoisson(SchemeContract):
         return np.full((12, 12), 0.15**2) + np.eye(12) * (0.15 - 0.15**2)
 
 
-class TestPoissonDense(SchemeContract):
+class TestPoissonDense(ExchangeableSchemeContract):
     """Above p = 1/3 numpy draws geometric variates by another algorithm."""
 
     def scheme(self):
@@ -90,7 +90,7 @@ class TestPoissonDense(SchemeContract):
         return np.full((8, 8), 0.36) + np.eye(8) * 0.24
 
 
-class TestBallsInBins(SchemeContract):
+class TestBallsInBins(ExchangeableSchemeContract):
     def scheme(self):
         return BallsInBins(bins=5, epochs=3, dataset_size=40)
 
@@ -99,7 +99,7 @@ class TestBallsInBins(SchemeContract):
         return same_bin / 5
 
 
-class TestMinSepWarm(SchemeContract):
+class TestMinSepWarm(ExchangeableSchemeContract):
     def scheme(self):
         return MinSep(probability=0.25, min_sep=4, dataset_size=60, steps=18)
 
@@ -111,7 +111,7 @@ class TestMinSepWarm(SchemeContract):
         np.testing.assert_allclose(marginals, self.scheme().rate, rtol=1e-12)
 
 
-class TestMinSepCold(SchemeContract):
+class TestMinSepCold(ExchangeableSchemeContract):
     def scheme(self):
         return MinSep(probability=0.25, min_sep=4, dataset_size=60, steps=18, warm_start=False)
 
@@ -124,7 +124,7 @@ class TestMinSepCold(SchemeContract):
         return dataclasses.replace(self.large_scheme(), steps=60)
 
 
-class TestMinSepLongerThanTheRun(SchemeContract):
+class TestMinSepLongerThanTheRun(ExchangeableSchemeContract):
     def scheme(self):
         return MinSep(probability=0.1, min_sep=30, dataset_size=100, steps=8)
 
