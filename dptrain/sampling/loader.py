@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -12,10 +13,12 @@ from torch.utils.data import DataLoader, default_collate
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
 from dptrain.sampling.fields import integer
+from dptrain.sampling.fingerprint import fingerprint
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.plan import Plan
+from dptrain.sampling.resume import check_state
 from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.takeover import check_length, check_sampler
+from dptrain.sampling.takeover import check_length, check_sampler, fetching_options
 
 _log = logging.getLogger(__name__)
 
@@ -145,16 +148,9 @@ class PrivateLoader:
             dataset=data_loader.dataset,
             scheme=scheme,
             seed=seed,
-            collate_fn=data_loader.collate_fn,
-            num_workers=data_loader.num_workers,
             max_physical_batch_size=max_physical_batch_size,
             steps_per_epoch=steps_per_epoch,
-            pin_memory=data_loader.pin_memory,
-            persistent_workers=data_loader.persistent_workers,
-            prefetch_factor=data_loader.prefetch_factor,
-            timeout=data_loader.timeout,
-            worker_init_fn=data_loader.worker_init_fn,
-            multiprocessing_context=data_loader.multiprocessing_context,
+            **fetching_options(data_loader),
         )
 
     @property
@@ -276,11 +272,16 @@ class PrivateLoader:
             raise RuntimeError(f"step {micro.step} is completed already")
         self._plan.complete()
 
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return fingerprint(self.dataset)
+
     def state_dict(self) -> dict[str, Any]:
         """State at the completed position, readable with ``weights_only=True``; private data."""
         return {
             "scheme": digest(self.scheme.to_dict()),
             "dataset_size": len(self.dataset),
+            "fingerprint": self._fingerprint,
             "seed": hex(self._plan.seed),
             "stream": self._plan.stream.state_dict(),
         }
@@ -289,20 +290,13 @@ class PrivateLoader:
         """Continue at the saved position with the saved seed; ends an iteration under way.
 
         Raises:
-            ValueError: if the state belongs to another scheme or a dataset of another length.
+            ValueError: if the state belongs to another scheme or another dataset (by its length
+                and :func:`~dptrain.sampling.fingerprint.fingerprint`).
         """
-        if missing := sorted({"scheme", "dataset_size", "seed", "stream"} - set(state)):
-            raise ValueError(f"the state lacks {missing}; it is no state of a PrivateLoader")
-        if state["dataset_size"] != len(self.dataset):
-            raise ValueError(
-                f"the state was saved for a dataset of {state['dataset_size']} examples, this one "
-                f"has {len(self.dataset)}; resume with the same data"
-            )
-        if state["scheme"] != digest(self.scheme.to_dict()):
-            raise ValueError(
-                "the state was saved for another scheme or other parameters; resume with the "
-                f"scheme of the checkpoint, this one is {self.scheme}"
-            )
+        size = len(self.dataset)
+        check_state(
+            state, scheme=self.scheme, dataset_size=size, known_by=lambda: self._fingerprint
+        )
         self._plan.stream.load_state_dict(state["stream"])
         self._plan.seed = int(state["seed"], 16)
         self._end_iteration()

@@ -54,3 +54,18 @@ def check_sampler(data_loader: DataLoader) -> None:
             f"the data loader's sampler ({type(data_loader.sampler).__name__}) chooses rows in its "
             f"own way, which the scheme would replace; {remedy}, or a Subset of the dataset"
         )
+
+
+def fetching_options(data_loader: DataLoader) -> dict[str, Any]:
+    """How a data loader fetches: its collate function, workers and pinning."""
+    names = (
+        "collate_fn",
+        "num_workers",
+        "pin_memory",
+        "persistent_workers",
+        "prefetch_factor",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+    )
+    return {name: getattr(data_loader, name) for name in names}
