@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.registry import JsonValue
-from dptrain.sampling import fields
-
-Users = npt.NDArray[np.int32]
-Offsets = npt.NDArray[np.int64]
+from dptrain.sampling import fields, graph_build
+from dptrain.sampling.graph_build import Offsets, Users
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,24 +59,43 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             ValueError: if there is no example, an example has no user or one twice, or a user
                 number below the largest has no example.
         """
-        raise NotImplementedError
+        return cls._of(*graph_build.edges_from_csr(offsets, members))
 
     @classmethod
     def from_lists(cls, column: Iterable[Iterable[Hashable]]) -> Self:
         """The graph of a column of user lists, one list an example; users are any hashable ids."""
-        raise NotImplementedError
+        return cls._of(*graph_build.edges_from_lists(column))
 
     @classmethod
     def from_pairs(
         cls, examples: Sequence[int], users: Sequence[Hashable], *, dataset_size: int | None = None
     ) -> Self:
         """The graph of (example number, user id) pairs, in any order."""
-        raise NotImplementedError
+        if dataset_size is not None:
+            dataset_size = fields.integer("AttributionGraph", "dataset_size", dataset_size)
+        return cls._of(*graph_build.edges_from_pairs(examples, users, dataset_size))
 
     @classmethod
     def from_dataset(cls, dataset: Any, column: str) -> Self:
         """The graph of a ``datasets.Dataset`` (or any columns by name) and its list column."""
-        raise NotImplementedError
+        return cls._of(*graph_build.edges_from_dataset(dataset, column))
+
+    @classmethod
+    def _of(cls, offsets: Offsets, members: Users) -> Self:
+        """The graph of canonical edges, which it keeps and makes read-only."""
+        offsets.setflags(write=False)
+        members.setflags(write=False)
+        per_user = np.bincount(members)
+        graph = cls(
+            examples=len(offsets) - 1,
+            users=len(per_user),
+            edges=len(members),
+            max_examples=int(per_user.max()),
+            fingerprint=_fingerprint(offsets, members),
+        )
+        object.__setattr__(graph, "_offsets", offsets)
+        object.__setattr__(graph, "_members", members)
+        return graph
 
     @property
     def attached(self) -> bool:
@@ -122,6 +139,8 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
 
 def _fingerprint(offsets: Offsets, members: Users) -> str:
-    sha = hashlib.sha256(np.ascontiguousarray(offsets).view(np.uint8))
-    sha.update(np.ascontiguousarray(members).view(np.uint8))
+    sha = hashlib.sha256(f"{len(offsets)} {len(members)} ".encode())
+    # Little-endian whatever the machine, so that a checkpoint moves between machines.
+    sha.update(memoryview(offsets.astype("<i8", copy=False)))
+    sha.update(memoryview(members.astype("<i4", copy=False)))
     return sha.hexdigest()
