@@ -1,4 +1,4 @@
-"""Plots of runs and of strategies. They need matplotlib."""
+"""Plots of runs, of strategies and of attribution graphs. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Guarantee, Kind
+from dptrain.sampling.graph_statistics import GraphStatistics
 from dptrain.strategies.correlation import noise_autocorrelation
 from dptrain.strategies.table import StrategyTable
 
@@ -142,6 +143,52 @@ def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int
     figure.suptitle(
         f"Noise of {table.steps} steps, {table.max_participations} participation(s) at least "
         f"{table.min_sep} steps apart ({type(table.workload).__name__})",
+        fontsize=10,
+    )
+    _save(figure, path)
+
+
+def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
+    """Draw examples per user before and after bounding, and neighbourhood sizes, to an image file.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+    """
+    figure, (left, right) = _figure(2)
+    before, after = statistics.examples_per_user_before, statistics.examples_per_user
+    left.plot(before.values, before.counts, ".", color="tab:gray", markersize=5, label="before")
+    left.vlines(after.values, 0.5, after.counts, color="tab:blue", linewidth=1.5)
+    left.plot(after.values, after.counts, "o", color="tab:blue", label="bounded, copies counted")
+    left.axvline(statistics.k, color="black", linestyle=":", label=f"bound k = {statistics.k}")
+    left.set_xlabel("examples of a user")
+    left.set_ylabel("users")
+    sizes = statistics.neighbours
+    right.vlines(sizes.values, 0.5, sizes.counts, color="tab:orange", linewidth=1.5)
+    right.plot(sizes.values, sizes.counts, "o", color="tab:orange", markersize=4)
+    right.axvline(
+        sizes.mean, color="black", linestyle="--", linewidth=1, label=f"mean {sizes.mean:.4g}"
+    )
+    if statistics.max_neighbours is not None:
+        right.axvline(
+            statistics.max_neighbours,
+            color="black",
+            linestyle=":",
+            label=f"bound {statistics.max_neighbours}",
+        )
+    right.set_xlabel("neighbourhood |N(e)| of a kept example (itself included)")
+    right.set_ylabel("examples, copies counted")
+    for ax in (left, right):
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_ylim(bottom=0.5)
+        ax.grid(visible=True, which="major", alpha=0.3)
+        ax.legend()
+    share = statistics.examples_distinct / statistics.examples_before
+    figure.suptitle(
+        f"Contribution bounding: {statistics.examples_distinct:,} of "
+        f"{statistics.examples_before:,} examples kept ({share:.1%}), "
+        f"{statistics.examples:,} with copies; {statistics.users:,} of "
+        f"{statistics.users_before:,} users",
         fontsize=10,
     )
     _save(figure, path)

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.registry import JsonValue
-from dptrain.sampling import fields, graph_build
-from dptrain.sampling.graph_build import Offsets, Users
+from dptrain.sampling import bounding, fields, neighbours
+from dptrain.sampling.graph_arrow import edges_from_dataset
+from dptrain.sampling.graph_build import edges_from_lists, edges_from_pairs
+from dptrain.sampling.graph_edges import Offsets, Users, edges_from_csr, gather
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,15 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         for name in ("examples", "users", "edges", "max_examples"):
             value = fields.integer("AttributionGraph", name, getattr(self, name))
             object.__setattr__(self, name, value)
+        if not (
+            max(self.examples, self.users) <= self.edges <= self.users * self.max_examples
+            and self.max_examples <= self.examples
+        ):
+            raise ValueError(
+                f"AttributionGraph: edges={self.edges} and max_examples={self.max_examples} are "
+                f"impossible with {self.examples} examples and {self.users} users, each with at "
+                "least one edge; build the graph from the data"
+            )
         if not isinstance(self.fingerprint, str):
             raise ValueError(f"AttributionGraph: fingerprint={self.fingerprint!r} must be text")
 
@@ -59,26 +70,56 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             ValueError: if there is no example, an example has no user or one twice, or a user
                 number below the largest has no example.
         """
-        return cls._of(*graph_build.edges_from_csr(offsets, members))
+        return cls._of(*edges_from_csr(offsets, members))
 
     @classmethod
     def from_lists(cls, column: Iterable[Iterable[Hashable]]) -> Self:
-        """The graph of a column of user lists, one list an example; users are any hashable ids."""
-        return cls._of(*graph_build.edges_from_lists(column))
+        """The graph of a column of user lists, one list an example, read once and in chunks.
+
+        Users are numbered in order of first appearance; one named twice in an example counts once.
+
+        Args:
+            column: an iterable of iterables of ids that are hashable and equal for equal users:
+                text, integers, tuples of them.
+
+        Raises:
+            ValueError: if the column is empty, an example has no user, or an id cannot be one.
+        """
+        return cls._of(*edges_from_lists(column))
 
     @classmethod
     def from_pairs(
         cls, examples: Sequence[int], users: Sequence[Hashable], *, dataset_size: int | None = None
     ) -> Self:
-        """The graph of (example number, user id) pairs, in any order."""
+        """The graph of (example number, user id) pairs, in any order.
+
+        Args:
+            examples: example numbers from 0 up, shape (pairs,).
+            users: integer ids, or any hashable ones as in :meth:`from_lists`, shape (pairs,).
+            dataset_size: number of examples; one more than the largest number unless given.
+
+        Raises:
+            ValueError: if the lengths differ, a number is out of range, or an example has no user.
+        """
         if dataset_size is not None:
             dataset_size = fields.integer("AttributionGraph", "dataset_size", dataset_size)
-        return cls._of(*graph_build.edges_from_pairs(examples, users, dataset_size))
+        return cls._of(*edges_from_pairs(examples, users, dataset_size))
 
     @classmethod
     def from_dataset(cls, dataset: Any, column: str) -> Self:
-        """The graph of a ``datasets.Dataset`` (or any columns by name) and its list column."""
-        return cls._of(*graph_build.edges_from_dataset(dataset, column))
+        """The graph of the list column of a ``datasets.Dataset``, or of any columns by name.
+
+        The ids of an arrow data set never become Python objects, also after ``select``, ``shuffle``
+        or ``filter``. The graph is the one that :meth:`from_lists` builds from the same lists.
+
+        Args:
+            dataset: a ``datasets.Dataset``, or anything that gives lists as ``dataset[column]``.
+            column: the name of a column of lists of text or integers.
+
+        Raises:
+            ValueError: if there is no such column, an example has no user, or an id cannot be one.
+        """
+        return cls._of(*edges_from_dataset(dataset, column))
 
     @classmethod
     def _of(cls, offsets: Offsets, members: Users) -> Self:
@@ -112,13 +153,88 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         """The users of example after example, int32, shape (edges,); read-only."""
         return self._edges()[1]
 
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether every example has one user, as the theorems on single attribution need."""
+        return self.edges == self.examples
+
+    def users_per_example(self) -> Offsets:
+        """Number of users of every example, shape (examples,)."""
+        return np.diff(self.offsets)
+
+    def examples_per_user(self) -> Offsets:
+        """Number of examples of every user, shape (users,)."""
+        return np.bincount(self.members, minlength=self.users)
+
+    def by_user(self) -> tuple[Offsets, npt.NDArray[np.int64]]:
+        """The same edges from users to examples, computed anew at each call.
+
+        Returns:
+            (offsets, examples): user u has the examples ``examples[offsets[u]:offsets[u + 1]]``,
+            ascending; int64, shapes (users + 1,) and (edges,).
+        """
+        return neighbours.reverse(self.offsets, self.members, self.users)
+
+    def neighbourhood_sizes(self, *, progress: bool = True) -> Offsets:
+        """|N(e)|, the number of examples sharing a user with e, itself included; (examples,)."""
+        return neighbours.neighbourhood_sizes(
+            self.offsets, self.members, self.users, progress=progress
+        )
+
+    def select(self, rows: npt.ArrayLike) -> AttributionGraph:
+        """The graph of the examples ``rows``, in that order; users keep theirs, renumbered.
+
+        Args:
+            rows: example numbers, which may repeat: each is an example of its own in the result.
+
+        Raises:
+            ValueError: if there is none, or a number is out of range.
+        """
+        at = np.asarray(rows)
+        if at.ndim != 1 or at.size == 0 or at.dtype.kind not in "iu":
+            raise ValueError(
+                f"rows of type {at.dtype} and shape {at.shape}: give at least one example number"
+            )
+        low, high = int(at.min()), int(at.max())
+        if low < 0 or high >= self.examples:
+            raise ValueError(
+                f"rows hold example {low if low < 0 else high}, out of range: the graph has "
+                f"examples 0 to {self.examples - 1}"
+            )
+        offsets, members = gather(self.offsets, self.members, at.astype(np.int64))
+        used = np.bincount(members, minlength=self.users) > 0
+        number = np.cumsum(used, dtype=np.int32) - np.int32(1)
+        return AttributionGraph._of(offsets, number[members])
+
+    def bound(
+        self,
+        k: int,
+        *,
+        duplicates: bool = False,
+        max_neighbours: int | None = None,
+        seed: int,
+        progress: bool = True,
+    ) -> bounding.BoundedGraph:
+        """Examples such that no user has more than ``k``, kept greedily in a random order.
+
+        See :func:`dptrain.sampling.bounding.bound`.
+        """
+        return bounding.bound(
+            self,
+            k,
+            duplicates=duplicates,
+            max_neighbours=max_neighbours,
+            seed=seed,
+            progress=progress,
+        )
+
     def attach(self, graph: AttributionGraph) -> AttributionGraph:
         """``graph``, once it is seen to be the one that this value stands for.
 
         Raises:
             ValueError: if it has other edges.
         """
-        if graph.fingerprint != self.fingerprint:
+        if graph != self:  # the facts too: accountants read them, and a file may lie
             raise ValueError(
                 f"the attribution graph has changed: {graph.examples} examples, {graph.users} "
                 f"users (fingerprint {graph.fingerprint[:12]}…) instead of {self.examples}, "
@@ -141,6 +257,6 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 def _fingerprint(offsets: Offsets, members: Users) -> str:
     sha = hashlib.sha256(f"{len(offsets)} {len(members)} ".encode())
     # Little-endian whatever the machine, so that a checkpoint moves between machines.
-    sha.update(memoryview(offsets.astype("<i8", copy=False)))
-    sha.update(memoryview(members.astype("<i4", copy=False)))
+    sha.update(offsets.astype("<i8", copy=False).data)
+    sha.update(members.astype("<i4", copy=False).data)
     return sha.hexdigest()
