@@ -23,7 +23,8 @@ def load_config(
 
     A field of type ``dict[str, Any]`` is a value of one of several types, named by its ``type``:
     whoever builds it knows which other fields that type has. If the file, or an override, names
-    another type than the one so far, the fields stated before (for the old one) are dropped.
+    another type than the one so far, the fields stated before (for the old one) are dropped,
+    except those that every type has: the field's metadata lists them under ``common``.
 
     Args:
         schema: dataclass whose fields are typed values, further dataclasses, or such values.
@@ -38,7 +39,7 @@ def load_config(
     config = OmegaConf.structured(schema)
     known = _Known.of(schema)
     if path is not None:
-        config = _merge(config, _read(pathlib.Path(path)), known, source=str(path))
+        config = _merge(config, read_yaml(pathlib.Path(path)), known, source=str(path))
     types = tuple(f"{group}.type=" for group in known.groups)
     # A type first: the order of the arguments must not decide whether a field is its own.
     for override in sorted(overrides, key=lambda text: not text.startswith(types)):
@@ -77,7 +78,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     }
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def read_yaml(path: pathlib.Path) -> dict[str, Any]:
+    """The mapping in a YAML file; empty for an empty file.
+
+    Raises:
+        ValueError: if it is not YAML, or no mapping.
+        FileNotFoundError: if there is no such file.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no configuration file {path}")
     try:
@@ -103,13 +110,18 @@ class _Known:
     """What may be set: the dotted names of the leaves, and the groups that are typed values."""
 
     leaves: list[str]
-    groups: tuple[str, ...]
+    groups: dict[str, tuple[str, ...]]  # with the entries that survive a change of type
 
     @classmethod
     def of(cls, schema: type) -> _Known:
         leaves = sorted(flatten(dataclasses.asdict(schema())))
         types = get_type_hints(schema)
-        return cls(leaves, tuple(n for n, t in types.items() if get_origin(t) is dict))
+        groups = {
+            field.name: tuple(field.metadata.get("common", ()))
+            for field in dataclasses.fields(schema)
+            if get_origin(types[field.name]) is dict
+        }
+        return cls(leaves, groups)
 
 
 def _merge(config: DictConfig, tree: Any, known: _Known, *, source: str) -> DictConfig:
@@ -117,12 +129,12 @@ def _merge(config: DictConfig, tree: Any, known: _Known, *, source: str) -> Dict
         group, dot, _ = name.partition(".")
         if name not in known.leaves and not (dot and group in known.groups):
             raise ValueError(f"{source}: {_unknown(name, known.leaves)}")
-    for group in known.groups:
+    for group, common in known.groups.items():
         new = tree.get(group, {})
         if not isinstance(new, Mapping):
             raise ValueError(f"{source}: {_unknown(group, known.leaves)}")
         if new.get("type", config[group].get("type")) != config[group].get("type"):
-            config[group] = {}
+            config[group] = {name: config[group].get(name) for name in common}
     try:
         return OmegaConf.merge(config, tree)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

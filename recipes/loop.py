@@ -1,4 +1,4 @@
-"""The training loop of a classifier: the user's usual loop, with metrics and interruptions."""
+"""The training loop: the user's usual loop, with metrics and interruptions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from types import FrameType
 from typing import Any, Self
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from dptrain import PrivateTraining
 from recipes.runfolder import RunFolder
+from recipes.settings import RunSettings
+from recipes.task import Task, evaluate, to_device
 
 SMOOTHING = 0.9  # of what the progress bar shows
 
@@ -41,30 +40,32 @@ class Interruption:
         tqdm.write("stopping after this step (Ctrl-C again stops at once, without a checkpoint)")
 
 
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: Dataset[Any]) -> dict[str, float]:
-    """Mean loss and accuracy of ``model`` on ``dataset``, in evaluation mode."""
-    was_training = model.training
-    model.eval()
-    loss = correct = count = 0.0
-    for x, y in DataLoader(dataset, batch_size=256):
-        logits = model(x)
-        loss += cross_entropy(logits, y, reduction="sum").item()
-        correct += (logits.argmax(1) == y).sum().item()
-        count += len(y)
-    model.train(was_training)
-    return {"loss": loss / count, "accuracy": correct / count}
+class Means:
+    """Weighted means of the metrics of one logical step."""
+
+    def __init__(self) -> None:
+        self.count = 0.0
+        self._totals: dict[str, float] = {}
+
+    def add(self, values: dict[str, torch.Tensor], weights: torch.Tensor) -> None:
+        """Count a microbatch; padding rows have weight 0."""
+        for name, value in values.items():
+            counted = torch.where(weights > 0, value.detach() * weights, 0.0)
+            self._totals[name] = self._totals.get(name, 0.0) + float(counted.sum())
+        self.count += float(weights.sum())
+
+    def values(self) -> dict[str, float]:
+        """The means, if anything was counted."""
+        return {name: total / self.count for name, total in self._totals.items()}
 
 
 def train(
     private: PrivateTraining,
     *,
-    model: nn.Module,
+    task: Task,
+    settings: RunSettings,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
-    test: Dataset[Any],
     folder: RunFolder,
-    evaluate_every: int,
-    checkpoint_every: int,
     save: Callable[[], None],
 ) -> bool:
     """Run the steps that are left; returns whether the plan was completed.
@@ -74,58 +75,64 @@ def train(
 
     Args:
         private: the run.
-        model: the user's module inside it, for evaluation.
+        task: the problem that it learns.
+        settings: how often to evaluate and to save.
         scheduler: of the learning rate, registered with the run.
-        test: held-out examples.
         folder: where metrics go.
-        evaluate_every, checkpoint_every: in logical steps.
         save: writes a checkpoint.
     """
     module, optimizer, loader, *ghost = private
-    criterion = ghost[0] if ghost else nn.CrossEntropyLoss()
+    device = next(module.parameters()).device
     steps, saved_at = private.mechanism.steps, private.steps_executed
     if saved_at == steps:
         return True
-    total, correct, count = 0.0, 0.0, 0.0
+    means = Means()
     shown: dict[str, float] = {}
     module.train()
     with (
         Interruption() as interruption,
         tqdm(total=steps, initial=saved_at, desc="train", unit="step") as bar,
     ):
-        for x, y in loader:
-            batch = loader.current
+        for raw in loader:
+            part = loader.current
+            batch = to_device(raw, device)
             optimizer.zero_grad()
-            logits = module(x)
-            criterion(logits, y).backward()
+            outputs = task.forward(module, batch)
+            values = task.metrics(outputs, batch)
+            _loss(task, ghost, outputs, batch, values).backward()
             optimizer.step()
             scheduler.step()  # ticks once a logical step: it is registered with the run
-
-            weights = torch.from_numpy(batch.weights)  # 0 for the padding row of an empty batch
-            with torch.no_grad():
-                losses = cross_entropy(logits.detach(), y, reduction="none")
-                total += float((losses * weights).sum())
-                correct += float(((logits.argmax(1) == y) * weights).sum())
-                count += float(weights.sum())
-            if not batch.last:
+            means.add(values, torch.from_numpy(part.weights).to(device))
+            if not part.last:
                 continue
 
             step = private.steps_executed
-            if count:
-                record = {"loss": total / count, "accuracy": correct / count}
+            if means.count:
+                record = means.values()
                 folder.log({"step": step, "split": "train", **record}, private=True)
                 for name, value in record.items():
                     old = shown.get(name, value)
                     shown[name] = SMOOTHING * old + (1 - SMOOTHING) * value
-            total, correct, count = 0.0, 0.0, 0.0
-            if step % evaluate_every == 0 or step == steps:
-                result = evaluate(model, test)
+            means = Means()
+            if step % settings.evaluate_every == 0 or step == steps:
+                limit = None if step == steps else settings.evaluate_examples
+                result = evaluate(task, limit=limit)
                 folder.log({"step": step, "split": "test", **result}, private=False)
-                shown["test"] = result["accuracy"]
+                shown |= {f"test {name}": value for name, value in result.items()}
             bar.update()
             bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
-            if step % checkpoint_every == 0 or step == steps or interruption.requested:
+            if step % settings.checkpoint_every == 0 or step == steps or interruption.requested:
                 save()
             if interruption.requested and step < steps:
                 return False
     return True
+
+
+def _loss(
+    task: Task, ghost: list[Any], outputs: Any, batch: Any, values: dict[str, torch.Tensor]
+) -> Any:
+    """The mean loss over the rows; in ghost mode by the engine's own criterion."""
+    if ghost:
+        assert task.target is not None
+        return ghost[0](outputs, task.target(batch))
+    return values["loss"].mean()

@@ -18,6 +18,8 @@ CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "ledger.jsonl",
 )
 EVENTS = "tensorboard"
+SUMMARY = "summary.txt"  # written last: the run is finished
+NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
 OURS = (
     CONFIG,
     METRICS,
@@ -28,6 +30,8 @@ OURS = (
     "privacy_report.md",
     "curves.png",
     "privacy.png",
+    NOT_PRIVATE,
+    SUMMARY,
 )
 
 
@@ -51,11 +55,11 @@ class RunFolder:
         self._events = SummaryWriter(str(self.path / EVENTS), purge_step=completed_steps + 1)
 
     @staticmethod
-    def claim(path: str | pathlib.Path, *, overwrite: bool) -> None:
-        """Make way for a new run in ``path``.
+    def refuse(path: str | pathlib.Path, *, overwrite: bool) -> list[pathlib.Path]:
+        """What an earlier run left in ``path``, if it may be overwritten.
 
         Raises:
-            ValueError: if a run is already there and ``overwrite`` is not set.
+            ValueError: if it may not, or ``path`` is a file.
         """
         path = pathlib.Path(path)
         if path.exists() and not path.is_dir():
@@ -66,6 +70,16 @@ class RunFolder:
                 f"{path} already holds a run; continue it with --resume, start anew with "
                 "overwrite=true, or write elsewhere with --output DIR"
             )
+        return present
+
+    @staticmethod
+    def claim(path: str | pathlib.Path, *, overwrite: bool) -> None:
+        """Make way for a new run in ``path``.
+
+        Raises:
+            ValueError: as :meth:`refuse`.
+        """
+        present = RunFolder.refuse(path, overwrite=overwrite)
         for old in present:  # only what a run wrote: the folder may hold other things
             if old.is_dir():
                 shutil.rmtree(old)

@@ -1,67 +1,53 @@
-"""Every field of a vision run, with its type, default and meaning."""
+"""The fields that every run has, with their types, defaults and meaning."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Self
 
 import torch
 
-from dptrain.sampling import BallsInBins, MinSep, Poisson, Scheme
+from dptrain.accounting import Accountant
+from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.strategies import Strategy
+from recipes.schedule import SCHEDULES
+from recipes.scheme import SIZES, check_scheme, expected_batch_size
 from recipes.strategy import build_strategy
 
-DATA_SETS = ("digits",)
-SCHEMES = ("MinSep", "Poisson", "BallsInBins")
 NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SCHEDULES = ("constant", "linear", "cosine")
+OPTIMIZERS = ("sgd", "adam", "scaled_adam")
 
 # Fields that a resumed run may change: they decide neither the model nor its guarantee.
-FREE_ON_RESUME = ("output", "overwrite", "plots", "checkpoint_every", "evaluate_every")
-
-
-@dataclasses.dataclass
-class DataSettings:
-    """Which images, and how many of them are held out."""
-
-    name: str = "digits"
-    test_fraction: float = 0.2
-    split_seed: int = 0
-    image_size: int = 32
-
-
-@dataclasses.dataclass
-class ModelSettings:
-    """A VGG: channels per block, groups of its GroupNorm, width of its dense layer."""
-
-    channels: list[int] = dataclasses.field(default_factory=lambda: [32, 64, 128])
-    groups: int = 8
-    hidden: int = 128
-    seed: int = 0  # of the initial weights; public
-
-
-@dataclasses.dataclass
-class SchemeSettings:
-    """How batches are drawn; ``min_sep`` and ``warm_start`` are MinSep's."""
-
-    type: str = "MinSep"
-    batch_size: float = 128.0  # the expected one, a public constant
-    min_sep: int = 8
-    warm_start: bool = True
+FREE_ON_RESUME = (
+    "output",
+    "overwrite",
+    "plots",
+    "checkpoint_every",
+    "evaluate_every",
+    "evaluate_examples",
+    "num_workers",
+    "privacy.certificates",
+)
 
 
 @dataclasses.dataclass
 class PrivacySettings:
-    """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2N).
+    """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2 · population).
 
-    ``secure``, ``noise_dtype`` and ``regenerate_noise`` are those of ``make_private``.
+    The population is the number of training examples, or of users under a user-level scheme.
+    ``certificates`` is a folder in which the certificates of simulated accounting are kept, so that
+    the next run of the same mechanism need not simulate again.
+    ``accountant`` (null: the tightest), ``secure``, ``noise_dtype`` and ``regenerate_noise`` are
+    those of ``make_private``.
     """
 
     epsilon: float | None = 8.0
     delta: float | None = None
     noise_multiplier: float | None = None
     max_grad_norm: float = 1.0
+    accountant: str | None = None
+    certificates: str | None = None
     secure: bool = False
     noise_dtype: str = "float32"
     regenerate_noise: bool = False
@@ -69,23 +55,40 @@ class PrivacySettings:
 
 @dataclasses.dataclass
 class OptimizerSettings:
-    """SGD with momentum, and the learning rate's course over the run."""
+    """sgd (``momentum``), adam or scaled_adam (``betas``, ``eps``), and the learning rate.
 
+    scaled_adam scales each example's gradient before it is clipped (scale-then-privatise).
+    """
+
+    name: str = "sgd"
     lr: float = 0.5
     momentum: float = 0.9
+    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.999])
+    eps: float = 1e-8
     schedule: str = "constant"
+
+    def build(self, parameters: Any) -> torch.optim.Optimizer:
+        """The optimiser over ``parameters``."""
+        if self.name == "sgd":
+            return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
+        betas = (self.betas[0], self.betas[1])
+        return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps)
 
 
 @dataclasses.dataclass
-class VisionSettings:
+class RunSettings:
     """A whole run. Give ``steps`` or ``epochs`` (expected passes over the training set).
 
-    ``strategy`` is any strategy of dptrain: the name of its class as ``type``, and its fields.
+    ``scheme`` and ``strategy`` are any of dptrain's: the name of the class as ``type``, and its
+    fields. Every scheme takes ``batch_size`` (expected) or ``epoch_length`` (N / batch size).
+    ``simulate`` divides batch size and noise by this factor, for cheap tuning; such a run is not
+    private.
     """
 
-    data: DataSettings = dataclasses.field(default_factory=DataSettings)
-    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
-    scheme: SchemeSettings = dataclasses.field(default_factory=SchemeSettings)
+    scheme: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": "MinSep", "batch_size": 128.0, "min_sep": 8},
+        metadata={"common": SIZES},
+    )
     strategy: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"type": "BandMF", "bands": 8}
     )
@@ -93,14 +96,18 @@ class VisionSettings:
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
     steps: int | None = None
     epochs: float | None = None
+    simulate: float | None = None
     grad_sample_mode: str = "hooks"
     max_physical_batch_size: int | None = None
+    num_workers: int = 0
+    device: str = "cpu"
     seed: int | None = None  # null: fresh entropy for sampling and noise; a number is a secret
     threads: int | None = None  # null: torch's own choice; part of what makes a run repeatable
     evaluate_every: int = 50
+    evaluate_examples: int | None = None  # null: the whole test set; the last evaluation always is
     checkpoint_every: int = 50
     plots: bool = True
-    output: str = "runs/vision"
+    output: str = "runs/run"
     overwrite: bool = False
 
     def validate(self) -> None:
@@ -109,14 +116,13 @@ class VisionSettings:
         Raises:
             ValueError: naming the field, the value and the remedy.
         """
-        for field, value, choices in (
-            ("data.name", self.data.name, DATA_SETS),
-            ("scheme.type", self.scheme.type, SCHEMES),
-            ("privacy.noise_dtype", self.privacy.noise_dtype, tuple(NOISE_DTYPES)),
-            ("optimizer.schedule", self.optimizer.schedule, SCHEDULES),
-        ):
-            if value not in choices:
-                raise ValueError(f"{field}={value!r}: choose one of {', '.join(choices)}")
+        self.check_choices(
+            {
+                "privacy.noise_dtype": (self.privacy.noise_dtype, tuple(NOISE_DTYPES)),
+                "optimizer.name": (self.optimizer.name, OPTIMIZERS),
+                "optimizer.schedule": (self.optimizer.schedule, SCHEDULES),
+            }
+        )
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"steps={self.steps} and epochs={self.epochs}: give exactly one of them and set "
@@ -132,58 +138,72 @@ class VisionSettings:
                 f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "
                 "that others can find; set seed to null, or privacy.secure to false"
             )
+        named = self.privacy.accountant
+        if self.privacy.certificates is not None and named not in (None, MinSepMonteCarlo.name):
+            raise ValueError(
+                f"privacy.certificates={self.privacy.certificates!r} with privacy.accountant="
+                f"{named!r}, which makes none; set one of them to null"
+            )
         self.build_strategy()
+        check_scheme(self.scheme)
+        self._check_numbers()
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device={self.device!r} cannot be used here: {reason}") from error
+
+    @staticmethod
+    def check_choices(fields: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
+        """Refuse values outside of their choices; ``fields`` maps names to (value, choices)."""
+        for field, (value, choices) in fields.items():
+            if value not in choices:
+                raise ValueError(f"{field}={value!r}: choose one of {', '.join(map(str, choices))}")
+
+    def _check_numbers(self) -> None:
         for field, number in (
-            ("scheme.batch_size", self.scheme.batch_size),
             ("optimizer.lr", self.optimizer.lr),
+            ("optimizer.eps", self.optimizer.eps),
             ("steps", self.steps),
             ("epochs", self.epochs),
             ("threads", self.threads),
             ("evaluate_every", self.evaluate_every),
+            ("evaluate_examples", self.evaluate_examples),
             ("checkpoint_every", self.checkpoint_every),
         ):
             if number is not None and not (number > 0 and math.isfinite(number)):
                 raise ValueError(f"{field}={number}: must be positive")
         if not 0 <= self.optimizer.momentum < 1:
             raise ValueError(f"optimizer.momentum={self.optimizer.momentum}: must lie in [0, 1)")
+        betas = self.optimizer.betas
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"optimizer.betas={betas}: two numbers in [0, 1), e.g. [0.9, 0.999]")
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers={self.num_workers}: 0 or more")
+        if self.simulate is not None and not (self.simulate >= 1 and math.isfinite(self.simulate)):
+            raise ValueError(f"simulate={self.simulate}: a factor of at least 1, or null")
 
-    def resolved(self, dataset_size: int) -> VisionSettings:
-        """The same settings with δ and the number of steps worked out for N examples."""
+    def with_steps(self, dataset_size: int) -> Self:
+        """The same settings with the number of steps worked out for N examples."""
         self.validate()
-        delta = self.privacy.delta
-        if delta is None:
-            delta = 1 / (2 * dataset_size)
-        steps = self.steps
-        if steps is None:
-            assert self.epochs is not None
-            steps = max(1, round(self.epochs * dataset_size / self.scheme.batch_size))
-        return dataclasses.replace(
-            self, privacy=dataclasses.replace(self.privacy, delta=delta), steps=steps, epochs=None
-        )
+        if self.epochs is None:
+            return self
+        size = expected_batch_size(self.scheme, dataset_size)
+        steps = max(1, round(self.epochs * dataset_size / size))
+        return dataclasses.replace(self, steps=steps, epochs=None)
 
-    def build_scheme(self, dataset_size: int) -> Scheme:
-        """The sampling scheme of resolved settings."""
-        assert self.steps is not None
-        size = self.scheme.batch_size
-        if self.scheme.type == "Poisson":
-            return Poisson.for_batch_size(
-                batch_size=size, dataset_size=dataset_size, steps=self.steps
-            )
-        if self.scheme.type == "BallsInBins":
-            bins = round(dataset_size / size)
-            if bins < 1 or self.steps % bins:
-                raise ValueError(
-                    f"steps={self.steps}: BallsInBins with scheme.batch_size={size:g} has {bins} "
-                    f"bins, and a run is whole rounds of them; use steps={bins} times a number"
-                )
-            return BallsInBins(bins=bins, epochs=self.steps // bins, dataset_size=dataset_size)
-        return MinSep.for_batch_size(
-            batch_size=size,
-            dataset_size=dataset_size,
-            min_sep=self.scheme.min_sep,
-            steps=self.steps,
-            warm_start=self.scheme.warm_start,
-        )
+    def with_delta(self, population: int) -> Self:
+        """The same settings with δ worked out for so many protected units."""
+        if self.privacy.delta is not None:
+            return self
+        privacy = dataclasses.replace(self.privacy, delta=1 / (2 * population))
+        return dataclasses.replace(self, privacy=privacy)
+
+    def build_accountant(self) -> str | Accountant | None:
+        """The one asked for; where certificates are to be kept, the one that makes them."""
+        if self.privacy.certificates is None:
+            return self.privacy.accountant
+        return MinSepMonteCarlo(cache=self.privacy.certificates)
 
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""

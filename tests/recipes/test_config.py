@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 
 import pytest
 
-from dptrain.strategies import BSR, BandMF, Identity
+from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.strategies import BSR, BandMF, Identity, Strategy
 from recipes.config import differences, load_config, to_yaml
-from recipes.settings import VisionSettings
-from recipes.strategy import build_strategy, strategy_types
-
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+from recipes.scheme import build_scheme
+from recipes.strategy import build_strategy
+from recipes.typed import members_of
+from recipes.vision import VisionSettings
 
 
 def _write(tmp_path, text):
@@ -34,7 +34,7 @@ def test_file_then_overrides(tmp_path):
             "seed=3",
         ],
     )
-    assert settings.scheme.min_sep == 16
+    assert settings.scheme["min_sep"] == 16
     assert settings.steps == 10
     assert settings.optimizer.lr == 0.1
     assert settings.model.channels == [8, 16]
@@ -47,7 +47,6 @@ def test_file_then_overrides(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [
-        ("scheme.minsep=8", "scheme.min_sep"),
         ("min_sep=8", "scheme.min_sep"),
         ("privacy.epsilom=1", "privacy.epsilon"),
         ("optimiser.lr=1", "optimizer.lr"),
@@ -61,16 +60,14 @@ def test_an_unknown_field_names_the_nearest(wrong, right):
 
 
 def test_an_unknown_field_in_the_file_names_the_file(tmp_path):
-    path = _write(tmp_path, "scheme:\n  min_seb: 4\n")
-    with pytest.raises(ValueError, match=r"config\.yaml: unknown field 'scheme\.min_seb'.*min_sep"):
+    path = _write(tmp_path, "optimizer:\n  momentun: 4\n")
+    with pytest.raises(ValueError, match=r"config\.yaml: unknown field 'optimizer\.momentun'.*tum'"):
         load_config(VisionSettings, path)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        "scheme.min_sep=many",
-        "scheme.min_sep=2.5",
         "optimizer.lr=fast",
         "plots=perhaps",
         "model.channels=[a]",
@@ -115,28 +112,6 @@ def test_differences_name_the_fields():
     old = dataclasses.asdict(load_config(VisionSettings, None, ["steps=7"]))
     new = dataclasses.asdict(load_config(VisionSettings, None, ["steps=8", "privacy.epsilon=1"]))
     assert differences(old, new) == {"steps": (7, 8), "privacy.epsilon": (8.0, 1.0)}
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda p: p.name)
-def test_every_shipped_configuration_states_every_field_and_resolves(path):
-    import yaml
-
-    from recipes.config import flatten
-
-    def names(tree):
-        return {name for name in flatten(tree) if not name.startswith("strategy.")}
-
-    stated = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert names(stated) == names(dataclasses.asdict(VisionSettings()))
-    fields = {
-        field.name for field in dataclasses.fields(strategy_types()[stated["strategy"]["type"]])
-    }
-    assert {"type", "bands", "objective"} <= set(stated["strategy"]) <= {"type", *fields}
-    settings = load_config(VisionSettings, path).resolved(1437)
-    assert settings.privacy.delta == 1 / (2 * 1437)
-    scheme = settings.build_scheme(1437)
-    assert scheme.steps == settings.steps
-    assert settings.build_strategy().bind(scheme.steps).bands <= scheme.min_sep
 
 
 @pytest.mark.parametrize(
@@ -189,7 +164,7 @@ def test_another_type_drops_the_fields_of_the_old_one(tmp_path, order):
 
 def test_what_a_strategy_needs_is_named():
     """For every strategy there is: the classes say themselves what they cannot do without."""
-    types = strategy_types()
+    types = members_of(Strategy)
     assert {"Identity", "BSR", "BandMF"} <= set(types)
     for name, member in types.items():
         needed = [
@@ -237,17 +212,61 @@ def test_a_strategy_is_a_group_too(wrong):
 
 def test_epochs_are_expected_passes():
     settings = load_config(VisionSettings, None, ["epochs=2.5", "scheme.batch_size=100"])
-    assert settings.resolved(1000).steps == 25
+    assert settings.with_steps(1000).steps == 25
+    by_length = ["epochs=2.5", "scheme.batch_size=null", "scheme.epoch_length=10"]
+    assert load_config(VisionSettings, None, by_length).with_steps(1000).steps == 25
+
+
+def _scheme(*overrides, size=1000, steps=30, **options):
+    settings = load_config(VisionSettings, None, [f"steps={steps}", *overrides])
+    return build_scheme(settings.scheme, dataset_size=size, steps=steps, **options)
+
+
+def test_a_scheme_is_named_by_its_class_and_takes_its_own_fields():
+    common = {"dataset_size": 1000, "steps": 30}
+    assert _scheme("scheme.batch_size=100", "scheme.min_sep=4") == MinSep.for_batch_size(
+        batch_size=100, min_sep=4, **common
+    )
+    # The size survives a change of type, other fields do not.
+    assert _scheme("scheme.type=Poisson") == Poisson(probability=0.128, **common)
+    long = ["scheme.batch_size=null", "scheme.epoch_length=20", "scheme.warm_start=false"]
+    assert _scheme(*long) == MinSep.for_batch_size(
+        batch_size=50, min_sep=8, warm_start=False, **common
+    )
+
+
+def test_a_simulated_scheme_has_smaller_batches():
+    scheme = _scheme("scheme.type=Poisson", divisor=4)
+    assert scheme.expected_batch_size == pytest.approx(32)
+    cut = ["scheme.type=TruncatedPoisson", "scheme.batch_size=100", "scheme.max_batch_size=130"]
+    assert _scheme(*cut, divisor=4).physical_batch_size == 33
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scheme.epoch_length=10"], "scheme.batch_size=128.*give exactly one"),
+        (["scheme.batch_size=null"], "give exactly one"),
+        (["scheme.batch_size=-1"], "scheme.batch_size=-1"),
+        (["scheme.batch_size=.inf"], "scheme.batch_size=inf"),
+        (["scheme.batch_size=many"], "scheme.batch_size='many'"),
+        (["scheme.batch_size=2000"], "scheme: .*largest possible"),
+        (["scheme.type=Poisson", "scheme.min_sep=2"], "Poisson has no field 'min_sep'"),
+        (["scheme.min_sep=0"], "scheme: .*min_sep=0"),
+        (["scheme.min_sep=many"], "scheme: .*min_sep='many'"),
+        (["scheme.min_sep=2.5"], "scheme: .*min_sep=2.5"),
+        (["scheme.minsep=8"], "did you mean 'scheme.min_sep'"),
+        (["scheme.min_sep=null"], r"MinSep needs scheme\.min_sep"),
+        (["scheme.type=UserMinSep", "scheme.min_sep=2"], "users of every example"),
+    ],
+)
+def test_impossible_schemes_are_named(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        _scheme(*overrides)
 
 
 def test_balls_in_bins_runs_whole_rounds():
     made = ["scheme.type=BallsInBins", "scheme.batch_size=100"]
-    scheme = load_config(VisionSettings, None, [*made, "steps=30"]).build_scheme(1000)
-    assert scheme.to_dict() == {
-        "type": "BallsInBins",
-        "bins": 10,
-        "epochs": 3,
-        "dataset_size": 1000,
-    }
+    assert _scheme(*made) == BallsInBins(bins=10, epochs=3, dataset_size=1000)
     with pytest.raises(ValueError, match="steps=10 times"):
-        load_config(VisionSettings, None, [*made, "steps=31"]).build_scheme(1000)
+        _scheme(*made, steps=31)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from recipes.data import digits
 from recipes.models import vgg
 from recipes.runfolder import RunFolder, load_checkpoint
-from recipes.vision import Schedule
+from recipes.schedule import Schedule
 
 
 def test_digits_are_split_by_class_and_scaled_by_public_constants():
@@ -82,6 +83,16 @@ def test_impossible_models_are_refused(changes, message):
 def test_schedules(name, factors):
     schedule = Schedule(name, 10)
     assert [schedule(step) for step in (0, 5, 10)] == pytest.approx(factors)
+
+
+def test_late_linear_falls_in_the_middle_half():
+    """From η to η/20 over steps n/4 to 3n/4, as in Dong & Ganesh 2026, section 7.2."""
+    factors = [Schedule("late_linear", 1500)(step) for step in range(1501)]
+    assert factors[:376] == [1.0] * 376
+    assert factors[1125:] == pytest.approx([1 / 20] * 376)
+    assert factors[750] == pytest.approx((1 + 1 / 20) / 2)
+    falls = [a - b for a, b in itertools.pairwise(factors[375:1126])]
+    assert falls == pytest.approx([0.95 / 750] * 750)
 
 
 def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):

@@ -14,8 +14,9 @@ import yaml
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.randomness import split_seed
+from recipes.run import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
-from recipes.vision import INTERRUPTED, main
+from recipes.vision import main
 
 SEED = 987654321
 TINY = [
@@ -24,7 +25,6 @@ TINY = [
     "model.groups=2",
     "model.hidden=4",
     "scheme.batch_size=40",
-    "scheme.min_sep=2",
     "steps=6",
     "evaluate_every=2",
     "checkpoint_every=2",
@@ -57,7 +57,7 @@ def _main(config, output, *arguments: str) -> int:
 def finished(config, tmp_path_factory):
     """A run with everything on: MinSep, BandMF, certified calibration, plots."""
     output = tmp_path_factory.mktemp("finished") / "run"
-    assert _main(config, output, *TINY, "strategy.bands=2", f"seed={SEED}") == 0
+    assert _main(config, output, *TINY, "scheme.min_sep=2", "strategy.bands=2", f"seed={SEED}") == 0
     return output
 
 
@@ -73,6 +73,7 @@ def test_every_file_is_written(finished):
         "privacy_report.md",
         "curves.png",
         "privacy.png",
+        "summary.txt",
     }
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["privacy"]["delta"] == 1 / (2 * 1437)
@@ -236,7 +237,7 @@ def test_free_settings_may_change_on_resume(config, uninterrupted):
     ("arguments", "message"),
     [
         ([], "overwrite=true"),
-        (["scheme.minsep=3"], "did you mean 'scheme.min_sep'"),
+        (["scheme.type=MinSep", "scheme.minsep=3"], "did you mean 'scheme.min_sep'"),
         (["privacy.epsilon=1"], "give exactly one"),
     ],
 )
@@ -271,6 +272,7 @@ def test_a_secure_run_says_so_and_stays_secure(config, tmp_path, capsys):
 def test_rounded_buffers_leave_an_estimate_in_the_report(config, tmp_path):
     rough = [
         "scheme.type=MinSep",
+        "scheme.min_sep=2",
         "strategy.type=BSR",
         "strategy.bands=2",
         "privacy.noise_dtype=bfloat16",

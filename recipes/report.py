@@ -1,0 +1,60 @@
+"""What a finished run tells: its statement, its plots, and the lines on the screen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dptrain.accounting import profile
+from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
+from recipes.simulation import Simulation
+from recipes.task import evaluate
+
+if TYPE_CHECKING:
+    from recipes.run import Run
+
+
+def write_report(current: Run) -> None:
+    """The statement and the plots of a run that is complete; of a simulation, the curves only."""
+    path = current.folder.path
+    if current.settings.plots:
+        plot_curves(current.folder.metrics(), path / "curves.png")
+    if current.simulation is not None:
+        return
+    guarantee = current.private.guarantee()
+    curve = None
+    if current.settings.plots:
+        # A single simulation or computation gives all points; beyond twice ε nobody looks.
+        points = np.linspace(0, 2 * guarantee.epsilon, 81)
+        accountant = current.settings.build_accountant()
+        found = profile(current.private.mechanism, points, accountant=accountant)
+        curve = as_shown(found, guarantee)
+        plot_privacy(curve, guarantee, path / "privacy.png")
+    privacy_report(guarantee, path, profile=curve)
+
+
+def summary(current: Run) -> str:
+    """What the user reads at the end."""
+    result = evaluate(current.task)
+    measured = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
+    lines = [
+        f"test {measured} on {len(current.task.test)} held-out {current.task.examples}",
+        *current.task.notes,
+        "",
+    ]
+    if current.simulation is not None:
+        lines.append(Simulation(current.private.mechanism, current.simulation).describe())
+        return "\n".join(lines)
+    lines += [
+        str(current.private.guarantee()),
+        "",
+        f"everything is in {current.folder.path}: privacy_report.md is the statement to publish "
+        "with the model; checkpoint.pt, ledger.jsonl and the training metrics are private",
+    ]
+    if current.private.nonfinite_examples:
+        lines.append(
+            f"not for release: {current.private.nonfinite_examples} gradients were NaN or infinite "
+            "and were left out"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""What a recipe brings: data, model, and how a batch becomes losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from dptrain.sampling.graph import AttributionGraph
+
+_SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A learning problem.
+
+    Attributes:
+        train: map-style training set; its length is N.
+        test: held-out examples, map-style.
+        model: the module to train.
+        forward: from the module and a batch to its outputs.
+        metrics: from outputs and batch to one value per example each, shape (examples,): ``loss``,
+            whose mean is minimised, and whatever else is worth watching. A loss must be a function
+            of its own example alone.
+        collate_fn: makes a batch of samples; torch's default if ``None``.
+        graph: users of the training examples, ``None`` if there is one example a user.
+        views: augmented views of an example in a training batch, in consecutive rows.
+        criterion, target: the loss as a module and its second argument, for ghost mode.
+        examples: what the test examples are called.
+        notes: remarks about the data, for the trainer.
+    """
+
+    train: Any
+    test: Any
+    model: nn.Module
+    forward: Callable[[nn.Module, Any], Any]
+    metrics: Callable[[Any, Any], dict[str, torch.Tensor]]
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    graph: AttributionGraph | None = None
+    views: int = 1
+    criterion: nn.Module | None = None
+    target: Callable[[Any], torch.Tensor] | None = None
+    examples: str = "examples"
+    notes: tuple[str, ...] = ()
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on ``device``."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [to_device(value, device) for value in batch]
+    return batch
+
+
+@torch.no_grad()
+def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
+    """Means of the task's metrics over its test set, with the model in evaluation mode.
+
+    Args:
+        task: the problem.
+        limit: use the first so many examples only.
+    """
+    test = task.test
+    if limit is not None and limit < len(test):
+        test = Subset(test, range(limit))
+    device = next(task.model.parameters()).device
+    was_training = task.model.training
+    task.model.eval()
+    totals: dict[str, float] = {}
+    # The generators are put back: an evaluation must not change how training goes on.
+    with torch.random.fork_rng():
+        torch.manual_seed(_SEED)
+        for batch in DataLoader(test, batch_size=256, collate_fn=task.collate_fn):
+            batch = to_device(batch, device)
+            values = task.metrics(task.forward(task.model, batch), batch)
+            for name, value in values.items():
+                totals[name] = totals.get(name, 0.0) + float(value.double().sum())
+    task.model.train(was_training)
+    return {name: total / len(test) for name, total in totals.items()}

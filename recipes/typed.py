@@ -1,0 +1,64 @@
+"""Groups of a configuration that are a value of one of several types, named by ``type``."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dptrain.registry import JsonValue
+
+
+def members_of(base: type[JsonValue]) -> dict[str, type]:
+    """The concrete types of a family by name: all that have been imported."""
+    return {
+        name: member
+        for name, member in sorted(JsonValue._families[base._family].items())
+        if dataclasses.is_dataclass(member) and not inspect.isabstract(member)
+    }
+
+
+def named_type(group: str, settings: Mapping[str, Any], members: Mapping[str, type]) -> type:
+    """The member that ``settings["type"]`` names.
+
+    Raises:
+        ValueError: naming the field, the value and the nearest known type.
+    """
+    name: Any = settings.get("type")
+    if name not in members:
+        near = difflib.get_close_matches(str(name), list(members), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ValueError(f"{group}.type={name!r}: {hint}choose one of {', '.join(members)}")
+    return members[name]
+
+
+def stated_fields(
+    group: str,
+    settings: Mapping[str, Any],
+    *,
+    allowed: Iterable[str],
+    required: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The entries but ``type``, without those that are null (they take the type's default).
+
+    Raises:
+        ValueError: for an entry that the type does not have, or one that it needs and lacks.
+    """
+    name, allowed = settings.get("type"), list(allowed)
+    given = {key: value for key, value in settings.items() if key != "type" and value is not None}
+    if unknown := [key for key in given if key not in allowed]:
+        near = difflib.get_close_matches(unknown[0], allowed, n=1)
+        hint = f"did you mean '{group}.{near[0]}'? " if near else ""
+        has = f"its fields are {', '.join(allowed)}" if allowed else "it has no fields"
+        raise ValueError(
+            f"{group}.{unknown[0]}={given[unknown[0]]!r}: {name} has no field {unknown[0]!r}; "
+            f"{hint}{has}. Take it out, or set it to null"
+        )
+    if missing := [key for key in required if key not in given]:
+        raise ValueError(
+            f"{group}.type={name} needs {group}.{missing[0]}: set it (all of its fields: "
+            f"{', '.join(allowed)})"
+        )
+    return given
