@@ -1,0 +1,307 @@
+"""BERT's per-example gradients and losses, each against one example at a time."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import BertForMaskedLM, BertForSequenceClassification
+
+from dptrain.clipping.ghost_module import GhostModule
+from dptrain.clipping.per_example import HookedModule
+from dptrain.validation import check_module
+from recipes.data.text_packages import readable_import_errors
+from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert
+from recipes.models.bert_heads import (
+    IGNORED,
+    INPUTS,
+    ClassLoss,
+    MaskedTokenLoss,
+    MaskTokens,
+    class_batch,
+    class_metrics,
+    forward,
+    masked_token_metrics,
+    target,
+)
+from tests.recipes.arxiv_files import write_config
+
+VOCABULARY, LENGTH, ROWS, CLASSES = 40, 10, 4, 5
+SIZES = BertSizes(hidden_size=8, layers=2, heads=2, intermediate_size=16)
+LOSSES = {MASKED_TOKENS: MaskedTokenLoss, CATEGORY: ClassLoss}
+FORMS = [(MASKED_TOKENS, True), (MASKED_TOKENS, False), (CATEGORY, True)]
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def _model(head, source=SIZES, **options):
+    classes = CLASSES if head == CATEGORY else None
+    fit = {"vocabulary": VOCABULARY, "max_length": LENGTH, "classes": classes, "dropout": 0.0}
+    return bert(source, head=head, **{**fit, **options})
+
+
+def _batch(head):
+    """A full row, a padded one, one without a masked token, and one that is padding only."""
+    ids = torch.randint(5, VOCABULARY, (ROWS, LENGTH))
+    attention = torch.ones_like(ids)
+    for row, start in ((1, 6), (3, 0)):
+        ids[row, start:] = attention[row, start:] = 0
+    labels = torch.where(torch.rand(ROWS, LENGTH) < 0.4, ids, IGNORED)
+    labels[0, :3] = ids[0, :3]
+    labels[1, 6:] = IGNORED
+    labels[2] = IGNORED
+    return {
+        "input_ids": ids,
+        "attention_mask": attention,
+        "token_type_ids": torch.zeros_like(ids),
+        "position_ids": torch.arange(LENGTH).repeat(ROWS, 1),
+        "labels": labels if head == MASKED_TOKENS else torch.randint(CLASSES, (ROWS,)),
+    }
+
+
+def _row(batch, row):
+    return {name: value[row : row + 1] for name, value in batch.items()}
+
+
+def _one_at_a_time(model, head, batch):
+    """Gradients by parameter name, one row of the batch after the other."""
+    gradients = []
+    for row in range(ROWS):
+        alone = _row(batch, row)
+        model.zero_grad()
+        LOSSES[head]()(forward(model, alone), target(alone)).backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    model.zero_grad()
+    return gradients
+
+
+@pytest.mark.parametrize(("head", "tied"), FORMS)
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+def test_per_example_gradients_are_those_of_one_example_at_a_time(head, tied, mode):
+    model = _model(head, tied=tied).double()
+    batch = _batch(head)
+    expected = _one_at_a_time(copy.deepcopy(model), head, batch)
+    wrapped = HookedModule(
+        model, rows=lambda: ROWS, loss_reduction="mean", force_functorch=mode == "functorch"
+    )
+    LOSSES[head]()(forward(wrapped, batch), target(batch)).backward()
+    for name, p in model.named_parameters():
+        for row in range(ROWS):
+            assert torch.allclose(p.grad_sample[row], expected[row][name], atol=1e-12), name
+
+
+@pytest.mark.parametrize(
+    ("head", "tied"), [form for form in FORMS if form != (MASKED_TOKENS, True)]
+)
+def test_ghost_norms_and_sums_are_those_of_one_example_at_a_time(head, tied):
+    model = _model(head, tied=tied).double()
+    batch = _batch(head)
+    expected = _one_at_a_time(copy.deepcopy(model), head, batch)
+    norms = [torch.stack([g.norm() for g in row.values()]).norm() for row in expected]
+    ghost = GhostModule(model, loss_reduction="mean")
+    losses = LOSSES[head]("none")(forward(ghost, batch), target(batch))
+    found = ghost.first_pass(losses.mean(), ROWS)
+    assert torch.allclose(found, torch.stack(norms), atol=1e-12)
+    model.zero_grad()
+    factors = torch.tensor([0.5, 1.0, 0.0, 2.0], dtype=torch.double)
+    ghost.second_pass((factors * losses).sum(), torch.ones(ROWS, dtype=torch.bool))
+    for name, p in model.named_parameters():
+        total = sum(f * row[name] for f, row in zip(factors, expected, strict=True))
+        assert torch.allclose(p.grad, total, atol=1e-12), name
+
+
+def test_ghost_mode_refuses_tied_weights():
+    batch = _batch(MASKED_TOKENS)
+    ghost = GhostModule(_model(MASKED_TOKENS), loss_reduction="mean")
+    with pytest.raises(RuntimeError, match=r"word_embeddings\.weight"):
+        ghost.first_pass(MaskedTokenLoss()(forward(ghost, batch), target(batch)), ROWS)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_it_computes_what_transformers_computes(head, tmp_path):
+    """The changes for Opacus change no logit, and every parameter that is left is trained."""
+    write_config(tmp_path / "config", vocabulary=VOCABULARY)
+    kind = {MASKED_TOKENS: BertForMaskedLM, CATEGORY: BertForSequenceClassification}[head]
+    config = kind.config_class.from_pretrained(tmp_path / "config", num_labels=CLASSES)
+    theirs = kind(config).eval()
+    theirs.save_pretrained(tmp_path / "weights")
+    batch = _batch(head)
+    for tied in (True, False):
+        ours = _model(head, tmp_path / "weights", tied=tied, offline=True).eval()
+        full = theirs(**{name: batch[name] for name in INPUTS}).logits
+        kept = batch["attention_mask"].bool() if head == MASKED_TOKENS else slice(0, 3)
+        assert torch.allclose(forward(ours, batch)[kept], full[kept], atol=1e-6)
+        LOSSES[head]()(forward(ours, batch), target(batch)).backward()
+        assert all(p.grad is not None for p in ours.parameters())
+        check_module(ours)
+        count = sum(p.numel() for p in theirs.parameters())
+        extra = 16 * VOCABULARY if head == MASKED_TOKENS and not tied else 0
+        assert sum(p.numel() for p in ours.parameters()) == count + extra
+
+
+def test_examples_do_not_touch_each_other():
+    model, batch = _model(MASKED_TOKENS).eval(), _batch(MASKED_TOKENS)
+    before = masked_token_metrics(forward(model, batch), batch)["loss"]
+    # Another example with another number of masked tokens leaves the other losses alone.
+    batch["labels"][1, 1:5] = batch["input_ids"][1, 1:5]
+    batch["input_ids"][1, :4] = 7
+    after = masked_token_metrics(forward(model, batch), batch)["loss"]
+    assert torch.allclose(before[[0, 2, 3]], after[[0, 2, 3]], atol=1e-6)
+    assert not torch.allclose(before[1], after[1], atol=1e-3)
+
+
+def test_masked_token_loss_is_the_mean_of_the_row_alone():
+    batch = _batch(MASKED_TOKENS)
+    logits = torch.randn(ROWS, LENGTH, VOCABULARY)
+    losses = MaskedTokenLoss("none")(logits, batch["labels"])
+    assert losses[2] == 0  # no masked token
+    for row in (0, 1):
+        alone = cross_entropy(logits[row], batch["labels"][row], ignore_index=IGNORED)
+        assert torch.allclose(losses[row], alone)
+    assert torch.allclose(MaskedTokenLoss()(logits, batch["labels"]), losses.mean())
+    assert torch.allclose(MaskedTokenLoss("sum")(logits, batch["labels"]), losses.sum())
+
+
+def test_metrics_of_right_and_wrong_answers():
+    batch = _batch(MASKED_TOKENS)
+    logits = torch.nn.functional.one_hot(batch["input_ids"], VOCABULARY).float()
+    logits[1] = -logits[1]
+    assert masked_token_metrics(logits, batch)["accuracy"][:3].tolist() == [1, 0, 0]
+    labels = torch.tensor([0, 1, 2])
+    metrics = class_metrics(torch.eye(3)[[0, 1, 1]], {"labels": labels})
+    assert metrics["accuracy"].tolist() == [1, 1, 0]
+    assert torch.allclose(metrics["loss"][0], cross_entropy(torch.eye(3)[:1], labels[:1]))
+
+
+MASK = MaskTokens(mask_id=4, vocabulary=1000, special_ids=(0, 1, 2, 3, 4))
+
+
+def _samples(ids, rows):
+    ids = torch.tensor(ids)
+    row = {
+        "input_ids": ids.int().numpy(),
+        "attention_mask": (ids != 0).byte().numpy(),
+        "token_type_ids": torch.zeros(len(ids), dtype=torch.int8).numpy(),
+        "position_ids": torch.arange(len(ids)).short().numpy(),
+        "label": torch.tensor(3).numpy(),
+    }
+    return [row] * rows
+
+
+def test_masking_has_its_stated_law():
+    rows, text = 2000, 50
+    torch.manual_seed(1)
+    ids = torch.tensor([2, *range(500, 500 + text), 3, 0, 0])
+    batch = MASK(_samples(ids.tolist(), rows))
+    masked = batch["labels"] != IGNORED
+    assert torch.equal(batch["labels"][masked], ids.repeat(rows, 1)[masked])
+    shown = batch["input_ids"]
+    assert torch.equal(shown[~masked], ids.repeat(rows, 1)[~masked])
+    assert not masked[:, [0, -3, -2, -1]].any()  # special tokens
+    assert masked.any(1).all()
+    # P(masked) = 0.15 + (probability that no other is) * 0.85 / 50, tiny here. Six sigma below.
+    total = rows * text
+    expected = 0.15 + 0.85**text / text
+    assert abs(masked.sum() / total - expected) < 6 * (0.15 * 0.85 / total) ** 0.5
+    chosen, truth = shown[masked], batch["labels"][masked]
+    share = {
+        0.8: (chosen == 4),
+        0.1: (chosen != 4) & (chosen != truth),  # but for 1 in 1,000 random tokens
+    }
+    for probability, hits in share.items():
+        sigma = (probability * (1 - probability) / len(chosen)) ** 0.5
+        assert abs(hits.double().mean() - probability) < 6 * sigma + 2e-4
+    assert chosen[share[0.1]].double().mean() == pytest.approx(499.5, abs=6 * 289 / 30)
+
+
+def test_one_token_of_a_short_row_is_masked_uniformly():
+    torch.manual_seed(2)
+    batch = MASK(_samples([2, 600, 601, 3, 0], rows=4000))
+    masked = batch["labels"] != IGNORED
+    assert masked.any(1).all()
+    # Each is masked alone or with the other: P = 0.15 + 0.85² / 2.
+    expected = 0.15 + 0.85**2 / 2
+    sigma = (expected * (1 - expected) / 4000) ** 0.5
+    for column in (1, 2):
+        assert abs(masked[:, column].double().mean() - expected) < 6 * sigma
+
+
+def test_rows_without_text_have_loss_zero():
+    batch = MASK(_samples([2, 3, 0, 0], rows=2))
+    assert (batch["labels"] == IGNORED).all()
+    losses = MaskedTokenLoss("none")(torch.randn(2, 4, 1000), batch["labels"])
+    assert losses.tolist() == [0, 0]
+
+
+def test_batches_come_from_the_global_generator():
+    samples = _samples([2, *range(500, 540), 3], rows=8)
+    torch.manual_seed(5)
+    first = MASK(samples)
+    torch.manual_seed(5)
+    again, other = MASK(samples), MASK(samples)
+    assert torch.equal(first["input_ids"], again["input_ids"])
+    assert not torch.equal(first["labels"], other["labels"])
+    assert class_batch(samples)["labels"].tolist() == [3] * 8
+    assert all(value.dtype == torch.int64 for value in {**first, **class_batch(samples)}.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": "generation"}, "head='generation'"),
+        ({"head": CATEGORY, "classes": None}, "classes=None"),
+        ({"head": MASKED_TOKENS, "classes": 3}, "classes=3"),
+        ({"head": MASKED_TOKENS, "dropout": 1.0}, "dropout=1.0"),
+        ({"head": MASKED_TOKENS, "vocabulary": VOCABULARY + 1}, "knows 40 tokens"),
+        ({"head": MASKED_TOKENS, "max_length": 65}, "max_length=65"),
+        ({"head": MASKED_TOKENS, "source": BertSizes(hidden_size=9)}, "hidden_size=9"),
+        ({"head": MASKED_TOKENS, "source": BertSizes(layers=0)}, "layers=0"),
+        ({"head": MASKED_TOKENS, "source": "no/such"}, "no model 'no/such'.*Download"),
+    ],
+)
+def test_models_that_cannot_be_made_are_refused(tmp_path, options, message):
+    write_config(tmp_path / "config", vocabulary=VOCABULARY)
+    with pytest.raises(ValueError, match=message):
+        _model(**{"source": tmp_path / "config", "pretrained": False, "offline": True, **options})
+
+
+def test_missing_weights_are_named(tmp_path, caplog):
+    write_config(tmp_path / "config", vocabulary=VOCABULARY)
+    with pytest.raises(ValueError, match="no model"):  # a configuration is no trained model
+        _model(CATEGORY, tmp_path / "config", offline=True)
+    _model(CATEGORY, tmp_path / "config", pretrained=False, offline=True)
+    masked = BertForMaskedLM(BertForMaskedLM.config_class.from_pretrained(tmp_path / "config"))
+    masked.save_pretrained(tmp_path / "weights")
+    _model(CATEGORY, tmp_path / "weights", offline=True)
+    assert "classifier.weight" in caplog.text
+    caplog.clear()
+    _model(MASKED_TOKENS, tmp_path / "weights", offline=True)
+    assert not caplog.text
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
+    with pytest.raises(ValueError, match=r"is a roberta.*model_type bert"):
+        _model(MASKED_TOKENS, tmp_path, offline=True)
+
+
+def test_a_broken_torchvision_is_named(monkeypatch):
+    def load():
+        try:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        except RuntimeError as error:
+            raise ModuleNotFoundError("Could not import module 'BertForMaskedLM'") from error
+
+    with pytest.raises(ValueError, match="uninstall torchvision"), readable_import_errors():
+        load()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ValueError, match=r"\[text\]"):
+        _model(MASKED_TOKENS)
+    with pytest.raises(RuntimeError, match="out of memory"), readable_import_errors():
+        raise RuntimeError("out of memory")
