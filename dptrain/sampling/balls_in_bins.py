@@ -12,6 +12,9 @@ from dptrain.sampling import fields
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
+# Examples whose bins are drawn at a time when the bins are counted.
+_BLOCK = 1 << 18
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(ExchangeableScheme):
@@ -80,7 +83,10 @@ class BallsInBins(ExchangeableScheme):
         return self.epochs
 
     def stream(self, seed: int) -> BallsInBinsStream:
-        """The bins are drawn at once; a step then copies its bin. At most 8 bytes an example."""
+        """The bins are drawn at once; a step then sorts a copy of its bin.
+
+        4 bytes an example and a bin (8 from 2^31 examples on).
+        """
         return BallsInBinsStream(self, seed)
 
     def sample_participation(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.bool_]:
@@ -91,28 +97,36 @@ class BallsInBins(ExchangeableScheme):
 
 
 class BallsInBinsStream(SeededStream):
-    """Batches of :class:`BallsInBins`; bin s holds ``members[offsets[s]:offsets[s + 1]]``."""
+    """Batches of :class:`BallsInBins`; bin s holds ``members[offsets[s]:offsets[s + 1]]``.
+
+    Given how many examples each bin has, every way to place the examples is equally likely. So
+    the counts are drawn first and a uniformly random order is cut at them, which is the law of a
+    bin for every example and needs no array of bins.
+    """
 
     def __init__(self, scheme: BallsInBins, seed: int) -> None:
         super().__init__(scheme, seed)
         self._scheme = scheme
-        bins = self._rng.integers(
-            scheme.bins, size=scheme.dataset_size, dtype=index_dtype(scheme.bins)
-        )
-        # A stable sort leaves each bin's examples in ascending order.
-        order = np.argsort(bins, kind="stable")
-        self._members = order.astype(index_dtype(scheme.dataset_size))
-        counts = np.bincount(bins, minlength=scheme.bins)
-        self._offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        n_examples = scheme.dataset_size
+        dtype = index_dtype(n_examples)
+        counts = np.zeros(scheme.bins, dtype=dtype)
+        for start in range(0, n_examples, _BLOCK):
+            bins = self._rng.integers(scheme.bins, size=min(_BLOCK, n_examples - start))
+            np.add.at(counts, bins, 1)
+        self._offsets = np.zeros(scheme.bins + 1, dtype=dtype)
+        np.cumsum(counts, out=self._offsets[1:])
+        self._members = np.arange(n_examples, dtype=dtype)
+        self._rng.shuffle(self._members)
 
     def _draw(self) -> Indices:
         chosen = self.step % self._scheme.bins
         start, stop = self._offsets[chosen], self._offsets[chosen + 1]
-        return self._members[start:stop].astype(np.int64)
+        return np.sort(self._members[start:stop]).astype(np.int64)
 
     def _own_state(self) -> dict[str, Any]:
         return {"members": to_tensor(self._members), "offsets": to_tensor(self._offsets)}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._members = to_array(state["members"], index_dtype(self._scheme.dataset_size))
-        self._offsets = to_array(state["offsets"], np.int64)
+        dtype = index_dtype(self._scheme.dataset_size)
+        self._members = to_array(state["members"], dtype)
+        self._offsets = to_array(state["offsets"], dtype)

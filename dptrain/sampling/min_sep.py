@@ -9,9 +9,32 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.pool import Pool
+from dptrain.sampling.scheme import ExchangeableScheme, Indices, Scheme
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+
+# A warm start draws the first states in so many blocks, or fewer of at least so many examples: that
+# bounds its memory.
+_BLOCKS, _SMALLEST_BLOCK = 16, 1 << 14
+
+
+def probability_for(owner: str, *, batch_size: float, dataset_size: int, min_sep: int) -> float:
+    """p of an available example at which B̄ = ``batch_size``: p0 / (1 - p0(b-1)), p0 = B̄/N.
+
+    Raises:
+        ValueError: naming ``owner``, if p0 > 1/b; the message gives the largest batch size.
+    """
+    n_examples = fields.integer(owner, "dataset_size", dataset_size)
+    b = fields.integer(owner, "min_sep", min_sep)
+    size = fields.expected_batch_size(
+        owner,
+        batch_size,
+        largest=n_examples / b,
+        why=f"dataset_size={n_examples} over min_sep={b}, as p0 ≤ 1/b; lower batch_size or min_sep",
+    )
+    # p0 / (1 - p0(b-1)) in the form that is at most 1 after rounding too.
+    return min(1.0, size / (n_examples - size * (b - 1)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,21 +86,13 @@ class MinSep(ExchangeableScheme):
         Raises:
             ValueError: if p0 = batch_size/N > 1/b; the message gives the largest batch size.
         """
-        n_examples = fields.integer("MinSep", "dataset_size", dataset_size)
-        b = fields.integer("MinSep", "min_sep", min_sep)
-        size = fields.expected_batch_size(
-            "MinSep",
-            batch_size,
-            largest=n_examples / b,
-            why=f"dataset_size={n_examples} over min_sep={b}, as p0 ≤ 1/b; "
-            "lower batch_size or min_sep",
+        p = probability_for(
+            "MinSep", batch_size=batch_size, dataset_size=dataset_size, min_sep=min_sep
         )
-        # p0 / (1 - p0(b-1)) with p0 = B/N, in the form that is at most 1 after rounding too.
-        p = min(1.0, size / (n_examples - size * (b - 1)))
         return cls(
             probability=p,
-            min_sep=b,
-            dataset_size=n_examples,
+            min_sep=min_sep,
+            dataset_size=dataset_size,
             steps=steps,
             warm_start=warm_start,
         )
@@ -115,54 +130,49 @@ class MinSep(ExchangeableScheme):
 class MinSepStream(SeededStream):
     """Batches of :class:`MinSep`.
 
-    The first ``_available`` entries of ``_pool`` are the examples that may be drawn, in an order
-    that carries no meaning; ``_releases[t]`` are those that become available at step t.
+    ``_pool`` holds the examples that may be drawn; ``_releases[t]`` are those that become
+    available at step t.
+
+    Args:
+        law: how the examples are sampled.
+        seed: any non-negative integer.
+        scheme: the scheme that the stream belongs to, where that is not ``law`` itself.
     """
 
-    def __init__(self, scheme: MinSep, seed: int) -> None:
-        super().__init__(scheme, seed)
-        self._scheme = scheme
-        self._dtype = index_dtype(scheme.dataset_size)
-        self._pool: npt.NDArray[Any] = np.arange(scheme.dataset_size, dtype=self._dtype)
-        self._available = scheme.dataset_size
+    def __init__(self, law: MinSep, seed: int, scheme: Scheme | None = None) -> None:
+        super().__init__(scheme or law, seed)
+        self._law = law
+        self._dtype = index_dtype(law.dataset_size)
+        self._pool = Pool(np.arange(law.dataset_size, dtype=self._dtype))
         self._releases: dict[int, npt.NDArray[Any]] = {}
-        if scheme.warm_start and scheme.min_sep > 1:
-            self._start_warm(scheme.min_sep, scheme.probability)
+        if law.warm_start and law.min_sep > 1:
+            self._start_warm(law.min_sep, law.probability)
 
     def _start_warm(self, b: int, p: float) -> None:
         """Bar (b-1)p / (1 + (b-1)p) of the examples for a uniform number of steps in 1..b-1."""
         share = (b - 1) * p / (1.0 + (b - 1) * p)
-        barred = successes(self._rng, self._scheme.dataset_size, share)
-        release = self._rng.integers(1, b, size=len(barred), dtype=np.int64)
-        order = np.argsort(release, kind="stable")
-        examples = barred[order].astype(self._dtype)
-        times, starts = np.unique(release[order], return_index=True)
-        for time, group in zip(times.tolist(), np.split(examples, starts[1:]), strict=False):
-            if time < self.steps:
-                self._releases[time] = group.copy()
-        self._take(barred)
-
-    def _take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Remove ascending ``positions`` from the pool, in work proportional to their number."""
-        taken = self._pool[positions]
-        kept = self._available - len(positions)
-        split = int(np.searchsorted(positions, kept))
-        holes, gone = positions[:split], positions[split:]
-        # The survivors among the last len(positions) entries move into the holes before them.
-        survives = np.ones(len(positions), dtype=bool)
-        survives[gone - kept] = False
-        self._pool[holes] = self._pool[kept : self._available][survives]
-        self._available = kept
-        return taken
+        n_examples = self._law.dataset_size
+        block = max(_SMALLEST_BLOCK, -(-n_examples // _BLOCKS))
+        pieces: dict[int, list[npt.NDArray[Any]]] = {}
+        # The last block first: taking from it leaves the positions before it as they are.
+        for start in reversed(range(0, n_examples, block)):
+            positions = successes(self._rng, min(block, n_examples - start), share)
+            barred = self._pool.take(start + positions)
+            release = self._rng.integers(1, b, size=len(barred), dtype=np.int64)
+            order = np.argsort(release, kind="stable")
+            times, starts = np.unique(release[order], return_index=True)
+            groups = np.split(barred[order], starts[1:])
+            for time, group in zip(times.tolist(), groups, strict=False):
+                if time < self.steps:
+                    pieces.setdefault(time, []).append(group)
+        self._releases = {time: np.concatenate(groups) for time, groups in pieces.items()}
 
     def _draw(self) -> Indices:
         released = self._releases.pop(self.step, None)
         if released is not None:
-            self._pool[self._available : self._available + len(released)] = released
-            self._available += len(released)
-        positions = successes(self._rng, self._available, self._scheme.probability)
-        batch = self._take(positions)
-        release = self.step + self._scheme.min_sep
+            self._pool.put(released)
+        batch = self._pool.take(successes(self._rng, len(self._pool), self._law.probability))
+        release = self.step + self._law.min_sep
         if release < self.steps and len(batch):
             self._releases[release] = batch
         return np.sort(batch).astype(np.int64)
@@ -172,17 +182,15 @@ class MinSepStream(SeededStream):
         groups = [self._releases[time] for time in times]
         barred = np.concatenate(groups) if groups else np.empty(0, dtype=self._dtype)
         return {
-            "available": to_tensor(self._pool[: self._available]),
+            "available": to_tensor(self._pool.members),
             "release_times": to_tensor(np.array(times, dtype=np.int64)),
             "release_sizes": to_tensor(np.array([len(g) for g in groups], dtype=np.int64)),
             "barred": to_tensor(barred),
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        available = to_array(state["available"], self._dtype)
         times = to_array(state["release_times"], np.int64)
         ends = np.cumsum(to_array(state["release_sizes"], np.int64))
         groups = np.split(to_array(state["barred"], self._dtype), ends[:-1]) if len(ends) else []
         self._releases = dict(zip(times.tolist(), [g.copy() for g in groups], strict=True))
-        self._available = len(available)
-        self._pool[: self._available] = available
+        self._pool = Pool(to_array(state["available"], self._dtype), self._law.dataset_size)
