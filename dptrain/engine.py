@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import validation
-from dptrain.accounting import Accountant, calibrate
+from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
+from dptrain.adaptive import ScalesGradients
 from dptrain.clipping import GhostClipper
 from dptrain.clipping.weights import summing_dtype
 from dptrain.clipping.wrap import wrap_module
@@ -24,9 +25,10 @@ from dptrain.noise import noise_stream
 from dptrain.optimizer import PrivateOptimizer
 from dptrain.private import PrivateTraining
 from dptrain.randomness import split_seed
-from dptrain.sampling import Poisson, PrivateLoader, Scheme
+from dptrain.sampling import Scheme
 from dptrain.sampling.takeover import check_length
 from dptrain.strategies import Identity, Strategy
+from dptrain.wiring import loader_of, mechanism_of, poisson_like
 
 
 class PrivacyEngine:
@@ -65,6 +67,7 @@ class PrivacyEngine:
         max_physical_batch_size: int | None = None,
         grad_sample_mode: str = "hooks",
         loss_reduction: str = "mean",
+        views: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
         pin_memory: bool = False,
@@ -80,7 +83,9 @@ class PrivacyEngine:
 
         Args:
             module: the model, in eager mode; its parameters stay the user's.
-            optimizer: any torch optimiser over exactly the module's trainable parameters.
+            optimizer: any torch optimiser over exactly the module's trainable parameters. One that
+                scales gradients (:class:`~dptrain.adaptive.ScaledAdam`) has them scaled before
+                they are clipped, in modes hooks and functorch.
             criterion: the loss; needed by ``grad_sample_mode="ghost"``, checked in every mode.
             data_loader: an existing loader to take over (data set, collate function, workers,
                 pinning); its sampler is replaced. Give this or ``dataset``.
@@ -97,9 +102,15 @@ class PrivacyEngine:
             max_grad_norm: R, the bound on an example's gradient.
             epochs: with ``scheme=None`` only, see there.
             steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
-            max_physical_batch_size: most rows in memory at once; larger batches come in parts.
+            max_physical_batch_size: most examples in memory at once; larger batches come in parts.
             grad_sample_mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
-            loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the batch.
+            loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch.
+            views: K, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
+                K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
+                (B, K, ...), labels by ``y.repeat_interleave(K)``), and the loss is reduced over all
+                B·K rows. The mean of the K rows' gradients is clipped, once. With K equal views
+                the release is that of ``views=1``, whatever the reduction. In another order of
+                rows one example would reach several of these means, and the guarantee be false.
             collate_fn, num_workers, pin_memory: as in ``DataLoader``.
             lr_scheduler: a scheduler on ``optimizer``, made to tick once a logical step.
             seed: non-negative integer for a reproducible run; ``None`` draws fresh entropy.
@@ -141,9 +152,10 @@ class PrivacyEngine:
         validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, grad_sample_mode, loss_reduction)
+        validation.check_before_clipping(optimizer, views, grad_sample_mode)
         source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
         if scheme is None and mechanism is None:
-            scheme, steps_per_epoch = _poisson_like(data_loader, epochs, steps_per_epoch)
+            scheme, steps_per_epoch = poisson_like(data_loader, epochs, steps_per_epoch)
         elif epochs is not None:
             raise ValueError(
                 f"epochs={epochs}: the scheme already says how many steps run; drop it"
@@ -167,13 +179,13 @@ class PrivacyEngine:
         open_noise(strategy, steps=planned.steps, like=[torch.empty(1)], seed=0)
         target: Guarantee | None = None
         if mechanism is None:
-            mechanism, target = _mechanism(
+            mechanism, target = mechanism_of(
                 planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
             )
         find_accountants(mechanism, accountant)
 
         sampling_seed, noise_seed = split_seed(seed)
-        loader = _loader(
+        loader = loader_of(
             data_loader,
             dataset,
             scheme=mechanism.scheme,
@@ -192,6 +204,7 @@ class PrivacyEngine:
             mode=grad_sample_mode,
             loss_reduction=loss_reduction,
             loader=loader,
+            views=views,
         )
         private_optimizer = PrivateOptimizer(
             optimizer,
@@ -221,7 +234,11 @@ class PrivacyEngine:
             target_delta=target_delta,
             accountant=accountant,
             seed_given=seed is not None,
-            noise_options={
+            settings={
+                "max_grad_norm": float(max_grad_norm),
+                "loss_reduction": loss_reduction,
+                "views": views,
+                "scaled": isinstance(optimizer, ScalesGradients),
                 "secure": secure,
                 "noise_dtype": str(noise_dtype),
                 "regenerate_noise": regenerate_noise,
@@ -230,71 +247,3 @@ class PrivacyEngine:
         if lr_scheduler is not None:
             private.register_scheduler(lr_scheduler)
         return private
-
-
-def _poisson_like(
-    data_loader: DataLoader | None, epochs: int | None, steps_per_epoch: int | None
-) -> tuple[Scheme, int | None]:
-    """Poisson batches of a loader's size for so many of its epochs."""
-    if data_loader is None or epochs is None or data_loader.batch_size is None:
-        raise ValueError(
-            "scheme=None needs data_loader= (with a batch_size) and epochs=, from which Poisson "
-            "sampling follows; or state scheme=, for instance dptrain.Poisson.for_batch_size(...)"
-        )
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: at least 1")
-    length = len(data_loader)
-    scheme = Poisson.for_batch_size(
-        batch_size=data_loader.batch_size,
-        dataset_size=len(data_loader.dataset),  # type: ignore[arg-type]
-        steps=epochs * length,
-    )
-    return scheme, steps_per_epoch or length
-
-
-def _mechanism(
-    scheme: Scheme,
-    strategy: Strategy,
-    noise_multiplier: float | None,
-    target_epsilon: float | None,
-    target_delta: float | None,
-    accountant: str | Accountant | None,
-) -> tuple[MatrixMechanism, Guarantee | None]:
-    if noise_multiplier is not None:
-        return (
-            MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier),
-            None,
-        )
-    assert target_epsilon is not None
-    assert target_delta is not None
-    calibration = calibrate(
-        scheme=scheme,
-        strategy=strategy,
-        epsilon=target_epsilon,
-        delta=target_delta,
-        accountant=accountant,
-    )
-    return calibration.mechanism, calibration.guarantee
-
-
-def _loader(
-    data_loader: DataLoader | None,
-    dataset: Any,
-    *,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    num_workers: int | None,
-    pin_memory: bool,
-    **options: Any,
-) -> PrivateLoader:
-    if data_loader is not None:
-        loader = PrivateLoader.from_data_loader(data_loader, **options)
-    else:
-        loader = PrivateLoader(
-            dataset=dataset,
-            collate_fn=collate_fn,
-            num_workers=num_workers or 0,
-            pin_memory=pin_memory,
-            **options,
-        )
-    loader.driven = True
-    return loader

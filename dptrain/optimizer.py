@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from opacus.optimizers import DPOptimizer
 
+from dptrain.adaptive import scales_of
 from dptrain.ledger import StepLedger, checksum
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise.stream import NoiseStream
@@ -20,7 +21,11 @@ class Clipper(Protocol):
     nonfinite_examples: int
 
     def clipped_sum(
-        self, *, max_grad_norm: float, weights: torch.Tensor
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter for the current microbatch, consumed."""
 
@@ -34,11 +39,13 @@ class PrivateOptimizer(DPOptimizer):
     On the last microbatch of logical step t the wrapped optimiser is given
     ``(Σ_i clip(g_i, R) + σ R (C^-1 Z)_t) / B̄`` (no division for a sum-reduced loss) and steps; on
     earlier microbatches the clipped sums are only added up. Which row is whose, its weight and
-    "last of this step" are read from the batch itself.
+    "last of this step" are read from the batch itself. If the wrapped optimiser scales gradients
+    (:class:`~dptrain.adaptive.ScalesGradients`), clip(g_i, R) is clip(s ⊙ g_i, R) above and it is
+    given the whole divided by s.
 
     Attributes:
         max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it. A
-            step under way keeps the R that its first microbatch was clipped to.
+            step under way keeps the R, and the scales, that its first microbatch was clipped with.
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of :meth:`step` completed a logical step.
         interrupted: whether the last release or update was cut short, so that noise, model and
@@ -73,6 +80,7 @@ class PrivateOptimizer(DPOptimizer):
         self.interrupted = False
         self._planned = (self.noise_multiplier, self.expected_batch_size)
         self._bound = float(max_grad_norm)
+        self._scales: list[torch.Tensor | None] | None = None
         self._bound_since: MicroBatch | None = None
         self._parts_done = 0
         self._boundary_hooks: list[Callable[[], None]] = []
@@ -94,11 +102,13 @@ class PrivateOptimizer(DPOptimizer):
 
         Raises:
             RuntimeError: if no batch has been taken from the private loader.
+            ValueError: if the wrapped optimiser's scales cannot be used.
         """
         batch = self.loader.current
         if batch is None:
             raise RuntimeError("take a batch from the private loader before the backward pass")
         if batch.part == 0 and batch is not self._bound_since:
+            self._scales = scales_of(self.original_optimizer, self.params)
             self._bound, self._bound_since = float(self.max_grad_norm), batch
         return self._bound, torch.from_numpy(batch.weights)
 
@@ -154,7 +164,9 @@ class PrivateOptimizer(DPOptimizer):
                 "that belongs to this optimiser"
             )
         max_grad_norm, weights = self.bounds()
-        sums = self.clipper.clipped_sum(max_grad_norm=max_grad_norm, weights=weights)
+        sums = self.clipper.clipped_sum(
+            max_grad_norm=max_grad_norm, weights=weights, scales=self._scales
+        )
         self._parts_done += 1  # before the sums, or an interrupted call could be made twice
         for p, total in zip(self.params, sums, strict=True):
             if total is not None:
@@ -174,13 +186,16 @@ class PrivateOptimizer(DPOptimizer):
         return loss
 
     def add_noise(self) -> None:
-        """Leave in ``p.grad`` the noisy sum of the step that is under way."""
-        scale = self.noise_multiplier * self._bound
-        for p, row in zip(self.params, next(self.noise), strict=True):
+        """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""
+        deviation = self.noise_multiplier * self._bound
+        scales = self._scales or [None] * len(self.params)
+        for p, row, scale in zip(self.params, next(self.noise), scales, strict=True):
             if p.summed_grad is None:
-                noisy = row.mul(scale)
+                noisy = row.mul(deviation)
             else:
-                noisy = p.summed_grad.add_(row.view_as(p), alpha=scale)
+                noisy = p.summed_grad.add_(row.view_as(p), alpha=deviation)
+            if scale is not None:
+                noisy = noisy.div_(scale)
             p.grad = noisy.to(p.dtype)
 
     def scale_grad(self) -> None:

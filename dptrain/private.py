@@ -67,15 +67,14 @@ class PrivateTraining:
         target_delta: float | None,
         accountant: str | Accountant | None,
         seed_given: bool,
-        noise_options: dict[str, Any],
+        settings: dict[str, Any],
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.loader = loader
         self.criterion = criterion
         self.mechanism = mechanism
-        self._initial_max_grad_norm = float(optimizer.max_grad_norm)
-        self._noise_options = dict(noise_options)
+        self._settings = dict(settings)  # what changes a released step besides the mechanism
         self._target_delta = target_delta
         self._accountant = accountant
         self._notes = (SEED_NOTE,) if seed_given else ()
@@ -173,7 +172,7 @@ class PrivateTraining:
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
             "mechanism_hash": self.mechanism.hash,
-            "settings": self._settings(),
+            "settings": dict(self._settings),
             "steps_executed": self.steps_executed,
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
@@ -209,7 +208,7 @@ class PrivateTraining:
                 f"{self.mechanism}; build the engine with "
                 "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
             )
-        saved_settings, settings = state["settings"], self._settings()
+        saved_settings, settings = state["settings"], self._settings
         if saved_settings != settings:
             names = [n for n in settings if saved_settings.get(n) != settings[n]]
             there = ", ".join(f"{n}={saved_settings.get(n)}" for n in names)
@@ -246,14 +245,6 @@ class PrivateTraining:
             self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
         restore_global_state(private["rng"])
-
-    def _settings(self) -> dict[str, Any]:
-        """What changes a released step besides the mechanism."""
-        return {
-            "max_grad_norm": self._initial_max_grad_norm,
-            "loss_reduction": self.optimizer.loss_reduction,
-            **self._noise_options,
-        }
 
     def _remember_rng(self) -> None:
         self._boundary_rng = global_state()

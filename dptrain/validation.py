@@ -12,6 +12,8 @@ from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
+from dptrain.adaptive import ScalesGradients
+
 GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -134,6 +136,32 @@ def check_criterion(criterion: Any, mode: str, loss_reduction: str) -> None:
             "the criterion has class weights and reduction='mean': it divides by the weights of "
             "the whole batch, which ties the examples together; use reduction='sum' and "
             "loss_reduction='sum', or grad_sample_mode='ghost'"
+        )
+
+
+def check_before_clipping(optimizer: torch.optim.Optimizer, views: Any, mode: str) -> None:
+    """Refuse what has to be done to per-example gradients where there are none.
+
+    Raises:
+        TypeError, ValueError: naming the argument and the remedy.
+    """
+    if isinstance(views, bool) or not isinstance(views, int):
+        raise TypeError(f"views={views!r}: must be an integer, not {type(views).__name__}")
+    if views < 1:
+        raise ValueError(f"views={views}: at least 1, the number of rows an example has")
+    if mode != "ghost":
+        return
+    remedy = "use grad_sample_mode='hooks' or 'functorch'"
+    if views > 1:
+        raise ValueError(
+            f"views={views} with grad_sample_mode='ghost': the norm of a mean of views is not "
+            f"available without the gradients themselves; {remedy}, or views=1"
+        )
+    if isinstance(optimizer, ScalesGradients):
+        raise ValueError(
+            f"optimizer={type(optimizer).__name__} scales gradients before they are clipped, and "
+            "grad_sample_mode='ghost' only has norms of gradients as they are; "
+            f"{remedy}, or an optimiser that does not scale"
         )
 
 

@@ -131,13 +131,23 @@ class GhostClipper:
         self._ready = True
 
     def clipped_sum(
-        self, *, max_grad_norm: float, weights: torch.Tensor
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
         Raises:
-            RuntimeError: if there was no backward pass for this batch.
+            RuntimeError: if there was no backward pass for this batch, or there are scales: the
+                norms of the first pass are of gradients as they are.
         """
+        if scales is not None:
+            raise RuntimeError(
+                "ghost norms are of unscaled gradients: use grad_sample_mode='hooks' with an "
+                "optimiser that scales them"
+            )
         if not self._ready:
             raise RuntimeError(
                 "no backward pass was made for this batch: in ghost mode use the criterion that "

@@ -20,12 +20,16 @@ class HookedModule(GradSampleModule):
     the gradient of all examples together into row 0, which the clipper takes for one example's.
 
     Attributes:
-        rows: returns the number of rows of the batch at hand, ``None`` if there is none.
+        rows: returns the number of examples of the batch at hand, ``None`` if there is none.
+        views: rows an example has.
     """
 
-    def __init__(self, m: nn.Module, *, rows: Callable[[], int | None], **kwargs: Any) -> None:
+    def __init__(
+        self, m: nn.Module, *, rows: Callable[[], int | None], views: int = 1, **kwargs: Any
+    ) -> None:
         super().__init__(m, **kwargs)
         self.rows = rows
+        self.views = views
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
@@ -34,29 +38,42 @@ class HookedModule(GradSampleModule):
         rows = self.rows()
         # The steps of a packed sequence have fewer rows, in the order of the examples.
         if self.hooks_enabled and rows is not None and not isinstance(module, RNNLinear):
-            check_rows(len(forward_output[0]), rows)
+            check_rows(len(forward_output[0]), rows, self.views)
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
 
 
 class PerExampleClipper:
-    """Σ_i w_i · clip(g_i, R) from ``p.grad_sample``, the microbatch's per-example gradients.
+    """Σ_i w_i · clip(s ⊙ g_i, R) from ``p.grad_sample``, the microbatch's per-row gradients.
+
+    g_i is the mean over the ``views`` rows of example i, which follow one another. Opacus has a row
+    for the gradient of that row's own loss, undone of a division by the number of rows where the
+    user's loss is a mean over them, so this mean is the same under both reductions: that of one
+    view if all are equal.
 
     Args:
         parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
+        views: K, rows an example has.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, views: int = 1) -> None:
         self.parameters = list(parameters)
+        self.views = views
         self.nonfinite_examples = 0
 
     def clipped_sum(
-        self, *, max_grad_norm: float, weights: torch.Tensor
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
         Args:
             max_grad_norm: R > 0.
-            weights: shape (rows,), one weight per row of the microbatch; 0 for padding.
+            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
+            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
+                depend on must be public.
 
         Raises:
             RuntimeError: if there was no backward pass, more than one, or one whose per-example
@@ -72,22 +89,27 @@ class PerExampleClipper:
             )
         device = present[0].device
         squared = torch.zeros(len(weights), device=device)
-        for g in present:
-            norm = torch.linalg.vector_norm(g.flatten(1), dim=1, dtype=summing_dtype(g))
+        scaling = [None] * len(samples) if scales is None else scales
+        for g, s in zip(samples, scaling, strict=True):
+            if g is None:
+                continue
+            rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
+            norm = torch.linalg.vector_norm(rows, dim=1, dtype=summing_dtype(g))
             squared = squared + norm.to(device).square()
         factors, finite = clip_factors(squared.sqrt(), max_grad_norm, weights.to(device))
         whole = bool(finite.all())
         if not whole:
             self.nonfinite_examples += int((~finite & (weights.to(device) != 0)).sum())
         sums: list[torch.Tensor | None] = []
-        for p, sample in zip(self.parameters, samples, strict=True):
+        for p, sample, s in zip(self.parameters, samples, scaling, strict=True):
             if sample is None:
                 sums.append(None)
                 continue
             rows = sample.flatten(1).to(summing_dtype(p))
             if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
                 rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
-            sums.append((factors.to(rows) @ rows).view_as(p))
+            total = (factors.to(rows) @ rows).view_as(p)
+            sums.append(total if s is None else total * s)  # the same s for all examples
         self.discard()
         return sums
 
@@ -96,8 +118,8 @@ class PerExampleClipper:
         for p in self.parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
 
-    @staticmethod
-    def _grad_sample(p: nn.Parameter, rows: int) -> torch.Tensor | None:
+    def _grad_sample(self, p: nn.Parameter, examples: int) -> torch.Tensor | None:
+        """Gradients of the examples, shape (examples, *p.shape)."""
         g = getattr(p, "grad_sample", None)
         if g is None:
             return None
@@ -106,5 +128,8 @@ class PerExampleClipper:
                 f"{len(g)} backward passes were made for one batch; each would be clipped on its "
                 "own and an example would count several times: add the losses, call backward once"
             )
-        check_rows(len(g), rows)
-        return g
+        check_rows(len(g), examples, self.views)
+        if self.views == 1:
+            return g
+        # A view that is not finite makes the mean so, and takes its example out.
+        return g.unflatten(0, (examples, self.views)).mean(1, dtype=summing_dtype(g))

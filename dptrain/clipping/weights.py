@@ -39,15 +39,28 @@ def summing_dtype(p: torch.Tensor) -> torch.dtype:
     return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
 
 
-def check_rows(found: int, expected: int) -> None:
+def check_rows(found: int, expected: int, views: int = 1) -> None:
     """Refuse per-example gradients that are not one per row of the batch.
+
+    Args:
+        found: gradients there are.
+        expected: examples of the batch, padding included.
+        views: rows an example has.
 
     Raises:
         RuntimeError: with what to change; clipping anything else would not bound an example.
     """
-    if found != expected:
+    if found == expected * views:
+        return
+    if views == 1:
         raise RuntimeError(
             f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
             "example in the first dimension of every layer's input, and train on the loader's "
             "batch as a whole"
         )
+    raise RuntimeError(
+        f"{found} per-row gradients for a batch of {expected} examples with views={views}: feed "
+        f"the model {expected * views} rows, the {views} views of an example one after the other, "
+        "keep them in the first dimension of every layer's input, and train on the loader's batch "
+        "as a whole"
+    )

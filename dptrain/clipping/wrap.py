@@ -21,6 +21,7 @@ def wrap_module(
     mode: str,
     loss_reduction: str,
     loader: PrivateLoader,
+    views: int = 1,
 ) -> tuple[nn.Module, GhostClipper | PerExampleClipper]:
     """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
 
@@ -30,7 +31,8 @@ def wrap_module(
         parameters: those that are trained, in the optimiser's order.
         mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
         loss_reduction: ``"mean"`` or ``"sum"``.
-        loader: knows the rows of the batch at hand.
+        loader: knows the examples of the batch at hand.
+        views: rows that the model sees of an example, one after the other.
     """
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -40,7 +42,8 @@ def wrap_module(
     wrapped = HookedModule(
         module,
         rows=lambda: None if loader.current is None else loader.current.rows,
+        views=views,
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",
     )
-    return wrapped, PerExampleClipper(parameters)
+    return wrapped, PerExampleClipper(parameters, views=views)

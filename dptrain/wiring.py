@@ -1,0 +1,88 @@
+"""From the arguments of ``make_private`` to the parts of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from dptrain.accounting import Accountant, calibrate
+from dptrain.guarantee import Guarantee
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Poisson, PrivateLoader, Scheme
+from dptrain.strategies import Strategy
+
+
+def poisson_like(
+    data_loader: DataLoader | None, epochs: int | None, steps_per_epoch: int | None
+) -> tuple[Scheme, int | None]:
+    """Poisson batches of a loader's size for so many of its epochs, and the steps of one.
+
+    Raises:
+        ValueError: if one of the two is missing, or there is no epoch.
+    """
+    if data_loader is None or epochs is None or data_loader.batch_size is None:
+        raise ValueError(
+            "scheme=None needs data_loader= (with a batch_size) and epochs=, from which Poisson "
+            "sampling follows; or state scheme=, for instance dptrain.Poisson.for_batch_size(...)"
+        )
+    if epochs < 1:
+        raise ValueError(f"epochs={epochs}: at least 1")
+    length = len(data_loader)
+    scheme = Poisson.for_batch_size(
+        batch_size=data_loader.batch_size,
+        dataset_size=len(data_loader.dataset),  # type: ignore[arg-type]
+        steps=epochs * length,
+    )
+    return scheme, steps_per_epoch or length
+
+
+def mechanism_of(
+    scheme: Scheme,
+    strategy: Strategy,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    target_delta: float | None,
+    accountant: str | Accountant | None,
+) -> tuple[MatrixMechanism, Guarantee | None]:
+    """The mechanism with the noise that is stated, or calibrated to the target that is."""
+    if noise_multiplier is not None:
+        return (
+            MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier),
+            None,
+        )
+    assert target_epsilon is not None
+    assert target_delta is not None
+    calibration = calibrate(
+        scheme=scheme,
+        strategy=strategy,
+        epsilon=target_epsilon,
+        delta=target_delta,
+        accountant=accountant,
+    )
+    return calibration.mechanism, calibration.guarantee
+
+
+def loader_of(
+    data_loader: DataLoader | None,
+    dataset: Any,
+    *,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    num_workers: int | None,
+    pin_memory: bool,
+    **options: Any,
+) -> PrivateLoader:
+    """A loader of the one source that is given, whose steps the engine reports."""
+    if data_loader is not None:
+        loader = PrivateLoader.from_data_loader(data_loader, **options)
+    else:
+        loader = PrivateLoader(
+            dataset=dataset,
+            collate_fn=collate_fn,
+            num_workers=num_workers or 0,
+            pin_memory=pin_memory,
+            **options,
+        )
+    loader.driven = True
+    return loader

@@ -1,0 +1,408 @@
+"""Adam that scales before it clips, against its equations in numpy; and scales in general."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dptrain import BandMF, MinSep, PrivacyEngine
+from dptrain.adaptive import ScaledAdam, ScalesGradients
+from dptrain.clipping import PerExampleClipper
+from dptrain.noise import noise_stream
+from dptrain.randomness import split_seed
+
+from .conftest import everything_every_step, flat
+from .test_resume import through_disk
+
+WITH_GRADIENTS = ["hooks", "functorch"]
+STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
+SIZE, INPUTS, OUTPUTS = 18, 3, 2
+
+
+def regression(size=SIZE, scale=1.0, seed=4):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, INPUTS, generator=generator, dtype=torch.float64)
+    x *= scale * torch.tensor([1.0, 0.1, 4.0], dtype=torch.float64)  # a geometry to be learnt
+    return TensorDataset(x, torch.randn(size, OUTPUTS, generator=generator, dtype=torch.float64))
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(INPUTS, OUTPUTS).double()
+
+
+def make(model, data, *, optimizer=None, mode="hooks", **options):
+    options.setdefault("scheme", everything_every_step(len(data), 6))
+    options.setdefault("noise_multiplier", 0.7)
+    options.setdefault("max_grad_norm", 0.9)
+    options.setdefault("seed", 5)
+    return PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer or ScaledAdam(model.parameters(), lr=0.05, eps_scale=0.2),
+        criterion=nn.MSELoss(reduction=options.get("loss_reduction", "mean")),
+        dataset=data,
+        grad_sample_mode=mode,
+        **options,
+    )
+
+
+def train(private, batches=None, after=lambda: None):
+    model, optimizer, loader = private
+    for count, (x, y) in enumerate(loader, start=1):
+        optimizer.zero_grad()
+        losses = (model(x) - y).square().sum(1)
+        (losses.mean() if optimizer.loss_reduction == "mean" else losses.sum()).backward()
+        optimizer.step()
+        after()
+        if count == batches:
+            break
+
+
+def gradients(theta, x, y):
+    """Per-example gradients of |W x + b - y|², shape (rows, outputs · inputs + outputs)."""
+    weight, bias = theta[: OUTPUTS * INPUTS].reshape(OUTPUTS, INPUTS), theta[OUTPUTS * INPUTS :]
+    error = 2 * (x @ weight.T + bias - y)
+    return np.concatenate([(error[:, :, None] * x[:, None]).reshape(len(x), -1), error], axis=1)
+
+
+def algorithm(theta, batches, noise, data, *, lr, betas, eps, eps_scale, bound, sigma, mean_size):
+    """The equations in the class's docstring, one line each; yields θ and ĝ after every step."""
+    x, y = (t.numpy() for t in data.tensors)
+    m = v = np.zeros_like(theta)
+    for t, (rows, n) in enumerate(zip(batches, noise, strict=True), start=1):
+        s = 1 / (np.sqrt(v) + eps_scale)
+        total = np.zeros_like(theta)
+        for g in gradients(theta, x[rows], y[rows]):
+            total += s * g * min(1, bound / (np.linalg.norm(s * g) + STABILITY))
+        g_hat = (total + sigma * bound * n) / mean_size / s
+        m = betas[0] * m + (1 - betas[0]) * g_hat
+        v = betas[1] * v + (1 - betas[1]) * g_hat**2
+        corrected = np.sqrt(v / (1 - betas[1] ** t)) + eps
+        theta = theta - lr * m / (1 - betas[0] ** t) / corrected
+        yield theta, g_hat
+
+
+@pytest.mark.parametrize("mode", WITH_GRADIENTS)
+@pytest.mark.parametrize("micro", [None, 2])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_run_is_the_algorithm(mode, micro, reduction):
+    """Correlated noise, random batches, clipping that bites for some examples and not for all."""
+    data, model, steps = regression(), linear(), 12
+    settings = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-3, "eps_scale": 0.2}
+    bound, sigma = 40.0, 0.3
+    scheme = MinSep.for_batch_size(batch_size=4, dataset_size=SIZE, min_sep=3, steps=steps)
+    start = flat(model).numpy()
+    private = make(
+        model,
+        data,
+        mode=mode,
+        optimizer=ScaledAdam(model.parameters(), **settings),
+        scheme=scheme,
+        strategy=BandMF(bands=3),
+        noise_multiplier=sigma,
+        max_grad_norm=bound,
+        max_physical_batch_size=micro,
+        loss_reduction=reduction,
+    )
+    batches, thetas, releases = [[] for _ in range(steps)], [], []
+
+    def note():
+        batch = private.loader.current
+        batches[batch.step].extend(batch.indices)
+        if private.optimizer.at_step_boundary:
+            thetas.append(flat(model).numpy())
+            releases.append(torch.cat([p.grad.flatten() for p in private.optimizer.params]))
+
+    train(private, after=note)
+    like = [torch.empty_like(p) for p in private.optimizer.params]
+    stream = noise_stream(private.mechanism.strategy, steps=steps, like=like, seed=split_seed(5)[1])
+    noise = [np.concatenate([r.numpy().ravel() for r in next(stream)]) for _ in range(steps)]
+    expected = algorithm(
+        start,
+        batches,
+        noise,
+        data,
+        bound=bound,
+        sigma=sigma,
+        mean_size=4 if reduction == "mean" else 1,
+        **settings,
+    )
+    for theta, found, (right, g_hat) in zip(thetas, releases, expected, strict=True):
+        np.testing.assert_allclose(found.numpy(), g_hat, rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(theta, right, rtol=1e-10, atol=1e-10)
+    norms = np.linalg.norm(gradients(start, *(t.numpy() for t in data.tensors)), axis=1)
+    assert (norms / 0.2 > bound).any()
+    assert (norms / 0.2 < bound).any()
+
+
+@pytest.mark.parametrize("mode", WITH_GRADIENTS)
+def test_without_noise_and_clipping_it_is_adam(mode):
+    data, model, plain = regression(), linear(), linear()
+    options = {"lr": 0.05, "betas": (0.8, 0.9), "eps": 1e-4}
+    private = make(
+        model,
+        data,
+        mode=mode,
+        optimizer=ScaledAdam(model.parameters(), eps_scale=0.01, **options),
+        noise_multiplier=0.0,
+        max_grad_norm=1e9,
+    )
+    train(private)
+    adam = torch.optim.Adam(plain.parameters(), **options)
+    for _ in range(6):
+        adam.zero_grad()
+        x, y = data.tensors
+        (plain(x) - y).square().sum(1).mean().backward()
+        adam.step()
+    torch.testing.assert_close(flat(model), flat(plain), rtol=1e-10, atol=1e-10)
+
+
+def test_a_large_eps_scale_is_private_adam():
+    """s is 1/ε_s everywhere then: clipping norm R·ε_s and noise to match."""
+    data, ends = regression(scale=1e-3), []
+    for scaled in (True, False):
+        model = linear()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        if scaled:
+            optimizer = ScaledAdam(model.parameters(), lr=1e-3, eps_scale=1e4)
+        bound = 0.5 / 1e4 if scaled else 0.5
+        private = make(model, data, optimizer=optimizer, max_grad_norm=bound)
+        train(private)
+        ends.append(flat(model))
+    # R/(‖g‖ + 1e-6) has a larger share of 1e-6 where all is scaled down: 2 % of R.
+    moved = flat(linear()) - ends[1]
+    assert float((ends[0] - ends[1]).norm() / moved.norm()) < 0.03
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_example_moves_the_scaled_sum_by_at_most_the_bound(seed):
+    """Zeroing one example's gradient, whatever the scales: over 12 orders of magnitude here."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes, rows, bound = [(4, 3), (5,)], 7, 0.8
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    params = [nn.Parameter(torch.zeros(s, dtype=torch.float64)) for s in shapes]
+    samples = [draw(rows, *s) for s in shapes]
+    scales = [10 ** (2 * draw(*s)).clamp(-6, 6) for s in shapes]
+    if seed % 4 == 0:
+        scales[1] = None
+    sums = []
+    for without in (False, True):
+        for p, g in zip(params, samples, strict=True):
+            p.grad_sample = g.clone()
+            if without:
+                p.grad_sample[3] = 0
+        sums.append(
+            PerExampleClipper(params).clipped_sum(
+                max_grad_norm=bound, weights=torch.ones(rows), scales=scales
+            )
+        )
+    found = torch.cat([(a - b).flatten() for a, b in zip(*sums, strict=True)])
+    assert float(found.norm()) <= bound * (1 + 1e-12)
+    parts = [g[3] if s is None else g[3] * s for g, s in zip(samples, scales, strict=True)]
+    whole = torch.cat([part.flatten() for part in parts])
+    expected = whole * min(1.0, bound / (float(whole.norm()) + STABILITY))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", WITH_GRADIENTS)
+def test_neighbouring_data_sets_release_sums_within_the_bound(mode):
+    """From the same past, with the same noise; an x of zeros has gradient zero without a bias."""
+
+    def start(data, past=None):
+        torch.manual_seed(0)
+        model = nn.Linear(INPUTS, OUTPUTS, bias=False).double()
+        optimizer = ScaledAdam(model.parameters(), lr=0.05, betas=(0.9, 0.5), eps_scale=0.05)
+        if past is not None:
+            model.load_state_dict(past[0])
+            optimizer.load_state_dict(copy.deepcopy(past[1]))
+        scheme = everything_every_step(SIZE, 5)
+        return make(model, data, mode=mode, optimizer=optimizer, scheme=scheme, max_grad_norm=bound)
+
+    data, bound, moves = regression(), 40.0, []
+    before = start(data)
+    train(before, batches=4)
+    past = before.module._module.state_dict(), before.optimizer.state_dict()
+    (scale,) = before.optimizer.original_optimizer.scales().values()
+    assert float(scale.max() / scale.min()) > 5
+    for i in range(SIZE):
+        grads = []
+        for factor in (1.0, 1e3, 0.0):
+            x, y = (t.clone() for t in data.tensors)
+            x[i] *= factor
+            private = start(TensorDataset(x, y), past)
+            train(private, batches=1)
+            grads.append(private.optimizer.params[0].grad * SIZE)
+        moves += [float(((grad - grads[2]) * scale).norm()) for grad in grads[:2]]
+    assert max(moves) <= bound * (1 + 1e-12)
+    assert max(moves) > 0.999 * bound  # or the bound would not be tested
+
+
+def test_scales_stay_as_they_were_at_the_first_microbatch():
+    ends = []
+    for meddle in (False, True):
+        private = make(linear(), regression(), max_physical_batch_size=5)
+        train(private, batches=8)  # two steps of four parts each
+
+        def disturb(private=private, meddle=meddle):
+            inner = private.optimizer.original_optimizer
+            if meddle and private.loader.current.part == 1:
+                for group in inner.param_groups:
+                    group["eps_scale"] = 7.0
+                for state in inner.state.values():
+                    state["exp_avg_sq"].fill_(3.0)
+
+        train(private, batches=4, after=disturb)
+        assert private.steps_executed == 3
+        ends.append(torch.cat([p.grad.flatten() for p in private.optimizer.params]))
+    assert torch.equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("stop_after", [1, 2, 5, 10])
+def test_resumed_run_is_bit_identical(stop_after):
+    """Also from within a logical step; the scales come from the second moments that are saved."""
+
+    def start():
+        model = linear()
+        private = make(model, regression(), max_physical_batch_size=7)
+        scheduler = torch.optim.lr_scheduler.StepLR(private.optimizer, 2, 0.5)
+        return private, private.register_scheduler(scheduler), model
+
+    whole, scheduler, expected = start()
+    train(whole, after=scheduler.step)
+    assert whole.optimizer.param_groups[0]["lr"] == 0.05 * 0.5**3
+    first, scheduler, _ = start()
+    train(first, batches=stop_after, after=scheduler.step)
+    second, scheduler, model = start()
+    second.load_state_dict(through_disk(first.state_dict()))
+    train(second, after=scheduler.step)
+    assert second.steps_executed == whole.steps_executed == 6
+    assert torch.equal(flat(model), flat(expected))
+    pairs = zip(
+        second.optimizer.original_optimizer.scales().values(),
+        whole.optimizer.original_optimizer.scales().values(),
+        strict=True,
+    )
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+class WithUnused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = linear(), linear()
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.7])
+def test_parameters_without_a_gradient(sigma):
+    """They are released as noise, divided by their scale like all else."""
+    torch.manual_seed(0)
+    model, alone = WithUnused(), linear()
+    before = flat(model.unused)
+    private = make(model, regression(), noise_multiplier=sigma)
+    train(private)
+    if sigma:
+        assert not (flat(model.unused) == before).any()
+        assert bool(torch.isfinite(flat(model)).all())
+        return
+    assert torch.equal(flat(model.unused), before)
+    train(make(alone, regression(), noise_multiplier=sigma))
+    torch.testing.assert_close(flat(model.used), flat(alone), rtol=1e-12, atol=0)
+
+
+class ScaledSGD(torch.optim.SGD):
+    """Scales some of its parameters by what it was told."""
+
+    def __init__(self, params, answer):
+        super().__init__(params, lr=0.0)
+        self.answer = answer
+
+    def scales(self):
+        return self.answer
+
+
+def test_any_optimizer_may_scale_some_parameters():
+    data, model = regression(), linear()
+    factor = torch.tensor([[1e-2, 5.0, 0.3], [2.0, 1e2, 0.1]], dtype=torch.float64)
+    optimizer = ScaledSGD(model.parameters(), {model.weight: factor})
+    assert isinstance(optimizer, ScalesGradients)
+    theta = flat(model).numpy()
+    private = make(
+        model,
+        data,
+        optimizer=optimizer,
+        noise_multiplier=0.0,
+        scheme=everything_every_step(SIZE, 1),
+    )
+    train(private)
+    s = np.concatenate([factor.numpy().ravel(), np.ones(OUTPUTS)])
+    rows = gradients(theta, *(t.numpy() for t in data.tensors)) * s
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    expected = (rows * np.minimum(1, 0.9 / (norms + STABILITY))).mean(0) / s
+    found = torch.cat([p.grad.flatten() for p in private.optimizer.params])
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("entry", [0.0, -1.0, math.nan, math.inf])
+def test_scales_that_cannot_be_divided_by_are_refused(entry):
+    model = linear()
+    factor = torch.ones(OUTPUTS, INPUTS)
+    factor[1, 2] = entry
+    private = make(
+        model, regression(), optimizer=ScaledSGD(model.parameters(), {model.weight: factor})
+    )
+    with pytest.raises(ValueError, match="zero, negative or not finite"):
+        train(private)
+    assert private.steps_executed == 0
+    private.optimizer.original_optimizer.answer = {model.weight: torch.ones(INPUTS)}
+    with pytest.raises(ValueError, match="shape"):
+        train(private)
+
+
+def test_overflown_second_moments_are_refused():
+    private = make(linear(), regression())
+    train(private, batches=1)
+    for state in private.optimizer.original_optimizer.state.values():
+        state["exp_avg_sq"].fill_(math.inf)
+    with pytest.raises(ValueError, match=r"ScaledAdam\.scales"):
+        train(private)
+
+
+def test_ghost_mode_cannot_scale():
+    with pytest.raises(ValueError, match=r"ScaledAdam scales .*'hooks' or 'functorch'"):
+        make(linear(), regression(), mode="ghost")
+
+
+def test_bad_eps_scale():
+    params = list(linear().parameters())
+    for value in (0.0, -1.0, math.inf, math.nan, 1e-320):
+        with pytest.raises(ValueError, match="eps_scale"):
+            ScaledAdam(params, eps_scale=value)
+    for value in (True, "1e-3", None):
+        with pytest.raises(TypeError, match="eps_scale"):
+            ScaledAdam(params, eps_scale=value)
+    with pytest.raises(ValueError, match="eps_scale=-2"):
+        ScaledAdam([{"params": params, "eps_scale": -2.0}], eps_scale=1.0)
+    own = ScaledAdam(
+        [{"params": params[:1], "eps_scale": 4.0}, {"params": params[1:]}], eps_scale=0.5
+    )
+    first, second = own.scales().values()
+    assert bool((first == 0.25).all())
+    assert bool((second == 2.0).all())
+
+
+def test_a_checkpoint_knows_whether_gradients_were_scaled():
+    model = linear()
+    plain = make(model, regression(), optimizer=torch.optim.Adam(model.parameters()))
+    scaled = make(linear(), regression())
+    for one, other in ((plain, scaled), (scaled, plain)):
+        with pytest.raises(ValueError, match="scaled="):
+            other.load_state_dict(one.state_dict())
