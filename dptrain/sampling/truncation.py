@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import binom
 
 from dptrain.sampling.scheme import Indices
@@ -16,10 +17,24 @@ def truncate(rng: np.random.Generator, batch: Indices, largest: int) -> Indices:
     return batch[np.sort(kept)]
 
 
-def mean_truncated_binomial(trials: int, probability: float, largest: int) -> float:
-    """E[min(X, B)] for X ~ Bin(``trials``, ``probability``) and B = ``largest``.
+def inclusion_probability(
+    trials: npt.ArrayLike, probability: float, largest: int
+) -> npt.NDArray[np.float64]:
+    """E[min(X, B)]/m: one example's chance to be drawn and kept, for X ~ Bin(m, p).
 
-    By k·Bin(n, p)(k) = n·p·Bin(n-1, p)(k-1): n·p·P(Bin(n-1, p) ≤ B-1) + B·P(X > B).
+    It equals p·E[min(1, B/(1+Y))] with Y ~ Bin(m-1, p), the number of *other* examples drawn. By
+    k·Bin(m, p)(k) = m·p·Bin(m-1, p)(k-1) it is p·P(Bin(m-1, p) ≤ B-1) + (B/m)·P(X > B).
+
+    Args:
+        trials: m ≥ 1, the examples that toss a coin; one number or an array of them.
+        probability: p.
+        largest: B ≥ 1.
     """
-    below = trials * probability * binom.cdf(largest - 1, trials - 1, probability)
-    return float(below + largest * binom.sf(largest, trials, probability))
+    m = np.asarray(trials)
+    below = probability * binom.cdf(largest - 1, m - 1, probability)
+    return np.asarray(below + largest / m * binom.sf(largest, m, probability), dtype=np.float64)
+
+
+def mean_truncated_binomial(trials: int, probability: float, largest: int) -> float:
+    """E[min(X, B)] for X ~ Bin(``trials``, ``probability``) and B = ``largest``."""
+    return trials * float(inclusion_probability(trials, probability, largest))
