@@ -156,7 +156,9 @@ def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
     """
     figure, (left, right) = _figure(2)
     before, after = statistics.examples_per_user_before, statistics.examples_per_user
-    left.plot(before.values, before.counts, ".", color="tab:gray", markersize=5, label="before")
+    left.plot(
+        before.values, before.counts, ".", color="dimgray", markersize=5, zorder=4, label="before"
+    )
     left.vlines(after.values, 0.5, after.counts, color="tab:blue", linewidth=1.5)
     left.plot(after.values, after.counts, "o", color="tab:blue", label="bounded, copies counted")
     left.axvline(statistics.k, color="black", linestyle=":", label=f"bound k = {statistics.k}")
@@ -177,12 +179,17 @@ def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
         )
     right.set_xlabel("neighbourhood |N(e)| of a kept example (itself included)")
     right.set_ylabel("examples, copies counted")
+    left.set_xscale("log")
+    if sizes.largest > 50:
+        right.set_xscale("log")
+    else:
+        right.set_xlim(0, max(sizes.largest, statistics.max_neighbours or 0) + 1)
+        right.locator_params(axis="x", integer=True)
     for ax in (left, right):
-        ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_ylim(bottom=0.5)
+        ax.set_ylim(bottom=0.5, top=20 * ax.get_ylim()[1])  # room for the legend
         ax.grid(visible=True, which="major", alpha=0.3)
-        ax.legend()
+        ax.legend(loc="upper right", framealpha=1)
     share = statistics.examples_distinct / statistics.examples_before
     figure.suptitle(
         f"Contribution bounding: {statistics.examples_distinct:,} of "
