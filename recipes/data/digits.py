@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch.utils.data import TensorDataset
 
+from recipes.data.split import Split
+
 LARGEST_VALUE = 16.0  # by the data set's description, not by looking at the images
-
-
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """A training set, a held-out test set, and what a model must know about them.
-
-    Images are float32 of shape (channels, size, size) in [-1, 1], labels int64.
-    """
-
-    train: TensorDataset
-    test: TensorDataset
-    channels: int
-    classes: int
 
 
 def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -> Split:
@@ -57,4 +44,5 @@ def digits(*, image_size: int = 32, test_fraction: float = 0.2, seed: int = 0) -
         test=TensorDataset(images[test], labels[test]),
         channels=1,
         classes=10,
+        image_size=image_size,
     )

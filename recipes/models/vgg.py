@@ -1,4 +1,4 @@
-"""A small VGG with group normalisation, which (unlike BatchNorm) keeps examples apart."""
+"""A small VGG with group normalisation, which (unlike BatchNorm) keeps examples apart, or none."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def vgg(
 ) -> nn.Sequential:
     """Blocks of two 3×3 convolutions and a 2×2 max-pool, then two dense layers.
 
-    Every convolution is followed by GroupNorm and ReLU. Input: (batch, in_channels, image_size,
-    image_size); output: logits, (batch, classes).
+    Every convolution is followed by GroupNorm and ReLU, or with ``groups=0`` by ReLU alone: the VGG
+    of the literature on private training. Input: (batch, in_channels, image_size, image_size);
+    output: logits, (batch, classes).
 
     Args:
         in_channels: channels of the images.
         classes: number of classes.
         image_size: height and width in pixels.
         channels: channels of each block; every block halves height and width.
-        groups: groups of each GroupNorm.
+        groups: groups of each GroupNorm; 0 for no normalisation.
         hidden: width of the dense layer before the classifier.
 
     Raises:
@@ -35,7 +36,11 @@ def vgg(
     """
     if not channels:
         raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
-    if bad := [width for width in channels if width < 1 or width % groups]:
+    if groups < 0:
+        raise ValueError(f"groups={groups}: give the groups of each GroupNorm, or 0 for none")
+    if bad := [width for width in channels if width < 1]:
+        raise ValueError(f"channels={list(channels)}: every block has at least one, not {bad}")
+    if groups and (bad := [width for width in channels if width % groups]):
         raise ValueError(f"groups={groups} must divide every block's channels, not so for {bad}")
     side = image_size >> len(channels)
     if side < 1:
@@ -47,11 +52,10 @@ def vgg(
     before = in_channels
     for width in channels:
         for _ in range(2):
-            layers += [
-                nn.Conv2d(before, width, 3, padding=1),
-                nn.GroupNorm(groups, width),
-                nn.ReLU(),
-            ]
+            layers.append(nn.Conv2d(before, width, 3, padding=1))
+            if groups:
+                layers.append(nn.GroupNorm(groups, width))
+            layers.append(nn.ReLU())
             before = width
         layers.append(nn.MaxPool2d(2))
     layers += [

@@ -1,0 +1,44 @@
+"""Random crops and flips, the usual augmentation of small photographs."""
+
+from __future__ import annotations
+
+from recipes.data.images import Transform
+from recipes.data.optional import torchvision_part
+
+PADDING = 4  # pixels on every side before the crop
+
+
+def crop_and_flip(image_size: int) -> Transform:
+    """A crop of the original size from the image padded by 4 reflected pixels, then a random flip.
+
+    Offsets are uniform, the horizontal flip has probability ½. Both are drawn from torch's global
+    generator.
+
+    Args:
+        image_size: height and width in pixels; at least 5, as there must be 4 pixels to reflect.
+
+    Raises:
+        ValueError: if torchvision cannot be used; the message says what to install.
+    """
+    v2 = torchvision_part("transforms.v2", purpose="augmentation (crops and flips)")
+    crop = v2.RandomCrop(image_size, padding=PADDING, padding_mode="reflect")
+    transform: Transform = v2.Compose([crop, v2.RandomHorizontalFlip()])
+    return transform
+
+
+def training_transform(image_size: int, *, augment: bool, views: int) -> Transform | None:
+    """The transform of a training set: :func:`crop_and_flip` if ``augment``, else ``None``.
+
+    Raises:
+        ValueError: for several views without augmentation, or if torchvision cannot be used.
+    """
+    if views < 1:
+        raise ValueError(f"views={views}: an example has at least one view")
+    if augment:
+        return crop_and_flip(image_size)
+    if views > 1:
+        raise ValueError(
+            f"views={views} with augment=false: equal views cost {views} times the work and change "
+            "nothing; set augment to true, or views to 1"
+        )
+    return None

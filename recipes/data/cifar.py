@@ -1,0 +1,116 @@
+"""CIFAR-10 from disk: the original pickled batches, or the hub's parquet files."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import torch
+
+from recipes.data.augment import training_transform
+from recipes.data.batch_pickle import read_batch_pickle
+from recipes.data.parquet import parquet_files, read_parquet
+from recipes.data.photographs import (
+    CLASSES,
+    IMAGE_SIZE,
+    Part,
+    checked_labels,
+    existing_folder,
+    note_size,
+    photograph_split,
+)
+from recipes.data.split import Split
+
+BATCHES = "cifar-10-batches-py"
+TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST = "test_batch"
+META = "batches.meta"
+TRAIN_SIZE, TEST_SIZE = 50_000, 10_000
+PARQUET = "plain_text"
+
+
+def cifar10(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) -> Split:
+    """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 3×32×32.
+
+    Nothing is downloaded. Another number of images than published is logged, not refused.
+
+    Args:
+        root: folder that holds ``cifar-10-batches-py`` (or is it), as torchvision unpacks it; or
+            one that holds ``train-*.parquet`` and ``test-*.parquet``, itself or in its folder
+            ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub.
+        augment: random crops and flips of the training images; needs torchvision.
+        views: random views of each training image; more than one needs ``augment``.
+
+    Raises:
+        FileNotFoundError: if a folder or file is missing; the message says what belongs where.
+        ValueError: naming the file (and image) that is damaged or is no part of CIFAR-10.
+    """
+    training_transform(IMAGE_SIZE, augment=augment, views=views)  # before minutes of reading
+    folder = existing_folder(root)
+    batches = [path for path in (folder, folder / BATCHES) if _holds_batches(path)]
+    parquet = [path for path in (folder, folder / PARQUET) if any(path.glob("*.parquet"))]
+    if len(batches) + len(parquet) > 1:
+        raise ValueError(
+            f"{folder} holds CIFAR-10 more than once ({', '.join(map(str, batches + parquet))}); "
+            "name one of these folders"
+        )
+    if batches:
+        train, test = _read_batches(batches[0])
+    elif parquet:
+        train, test = (
+            read_parquet(parquet_files(parquet[0], part), IMAGE_SIZE) for part in ("train", "test")
+        )
+    else:
+        raise FileNotFoundError(
+            f"{folder} holds no CIFAR-10; unpack cifar-10-python.tar.gz there, which makes the "
+            f"folder {BATCHES} with {TRAIN[0]} to {TRAIN[-1]} and {TEST}, or put the hub's "
+            f"train-*.parquet and test-*.parquet into {folder / PARQUET}"
+        )
+    return photograph_split(
+        note_size("CIFAR-10's training set", train, TRAIN_SIZE),
+        note_size("CIFAR-10's test set", test, TEST_SIZE),
+        augment=augment,
+        views=views,
+    )
+
+
+def _holds_batches(folder: pathlib.Path) -> bool:
+    named = folder.name == BATCHES and folder.is_dir()
+    return named or any((folder / name).exists() for name in (*TRAIN, TEST))
+
+
+def _read_batches(folder: pathlib.Path) -> tuple[Part, Part]:
+    if missing := [name for name in (*TRAIN, TEST) if not (folder / name).is_file()]:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}; unpack cifar-10-python.tar.gz again"
+        )
+    if (folder / META).is_file():
+        _check_classes(folder / META)
+    parts = [_read_batch(folder / name) for name in TRAIN]
+    pixels, labels = zip(*parts, strict=True)
+    return (torch.cat(pixels), torch.cat(labels)), _read_batch(folder / TEST)
+
+
+def _check_classes(path: pathlib.Path) -> None:
+    names = read_batch_pickle(path).get("label_names")
+    if not isinstance(names, list):
+        raise ValueError(f"{path} has no list label_names; it is no batches.meta of CIFAR-10")
+    found = tuple(name.decode() if isinstance(name, bytes) else name for name in names)
+    if found != CLASSES:
+        raise ValueError(f"{path} names the classes {found}, not CIFAR-10's {CLASSES}")
+
+
+def _read_batch(path: pathlib.Path) -> Part:
+    content = read_batch_pickle(path)
+    if missing := sorted({"data", "labels"} - set(content)):
+        raise ValueError(f"{path} lacks {missing}; it is no batch of CIFAR-10")
+    data, labels = content["data"], content["labels"]
+    width = 3 * IMAGE_SIZE**2
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != width:
+        shape = data.shape if isinstance(data, np.ndarray) else type(data).__name__
+        raise ValueError(f"{path}: data has shape {shape}, not (images, {width})")
+    if not isinstance(labels, list) or len(labels) != len(data):
+        count = len(labels) if isinstance(labels, list) else type(labels).__name__
+        raise ValueError(f"{path}: labels are {count}, not a list of {len(data)}, one an image")
+    pixels = torch.from_numpy(data.copy()).view(-1, 3, IMAGE_SIZE, IMAGE_SIZE)
+    return pixels, checked_labels(labels, str(path))
