@@ -38,7 +38,8 @@ def _arrow_columns(dataset: Any, column: str) -> Iterator[Any]:
     """The column as arrow arrays, batch after batch."""
     batches = dataset.select_columns([column]).with_format("arrow").iter(batch_size=EXAMPLES)
     for table in batches:
-        yield from table.column(column).chunks
+        # Behind an indices mapping every row is a chunk of its own.
+        yield from table.combine_chunks().column(column).chunks
 
 
 def _edges_from_arrow(arrays: Iterable[Any], column: str) -> Edges:
