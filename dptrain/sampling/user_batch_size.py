@@ -1,0 +1,176 @@
+"""How large batches are when users share examples, and the p that makes them as large as asked."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from tqdm import tqdm
+
+from dptrain.sampling import fields
+from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.neighbours import neighbourhood_sizes
+from dptrain.sampling.user_batch_curve import BatchSizeCurve
+from dptrain.sampling.user_batch_simulation import (
+    BatchSizeEstimate,
+    Simulation,
+    arrival_before,
+)
+from dptrain.sampling.user_exclusion import Exclusion, checked
+
+Method = Literal["exact", "simulation"]
+
+_OWNER = "UserMinSep"
+_REMEDY = (
+    "lower batch_size or min_sep, or bound the graph: fewer examples a user, or max_neighbours"
+)
+
+
+def simulated_batch_size(
+    graph: AttributionGraph,
+    *,
+    probability: float,
+    min_sep: int,
+    exclusion: Exclusion = "sampling",
+    steps: int = 1000,
+    burn_in: int | None = None,
+    seed: int = 0,
+) -> BatchSizeEstimate:
+    """Mean batch size of a simulated run on the public graph, with its standard error.
+
+    Args:
+        graph: with its edges.
+        probability: p in (0, 1].
+        min_sep: b ≥ 1.
+        exclusion: as in :class:`~dptrain.sampling.user_min_sep.UserMinSep`.
+        steps: steps to average over, rounded up to a multiple of 16b.
+        burn_in: steps before them; by default as in ``UserMinSep``.
+        seed: of the simulation, which shares no coin with a run of an equal seed.
+
+    Raises:
+        ValueError: if an argument is out of range or the graph holds no edges.
+    """
+    p = fields.probability(_OWNER, "probability", probability)
+    if burn_in is not None:
+        burn_in = fields.integer(_OWNER, "burn_in", burn_in, minimum=0)
+    with _bar() as bar:
+        simulation = Simulation(
+            graph,
+            min_sep=fields.integer(_OWNER, "min_sep", min_sep),
+            exclusion=checked(_OWNER, exclusion),
+            steps=fields.integer(_OWNER, "steps", steps),
+            burn_in=burn_in,
+            seed=fields.integer(_OWNER, "seed", seed, minimum=0),
+            first=p,
+            bar=bar,
+        )
+        return simulation.batch_size(arrival_before(p))
+
+
+def probability_for_batch_size(
+    graph: AttributionGraph,
+    *,
+    batch_size: float,
+    min_sep: int,
+    exclusion: Exclusion = "sampling",
+    method: Method | None = None,
+    steps: int = 1,
+    relative_error: float = 1e-3,
+    seed: int = 0,
+) -> float:
+    """The smallest p at which user-level b-min-sep has ``batch_size`` examples a step on average.
+
+    Reads only the public graph. More sampling excludes more, so the mean batch size rises and
+    falls with p, and a size that is reached at all is reached at several p.
+
+    ``method="exact"`` solves p·Σ_e (1-p)^((b-1)|N(e)|) = B̄, of which the left is the mean batch
+    size under ``"sampling"``. ``method="simulation"`` raises p by a fifth at a time until the mean
+    of a simulated run reaches ``batch_size``, then bisects with the same coins. Its statistical
+    error is stated by ``relative_error``: the run is lengthened until the standard error of its
+    mean at the p that is returned is at most ``relative_error·batch_size``.
+
+    Args:
+        graph: with its edges.
+        batch_size: B̄ > 0; need not be an integer.
+        min_sep: b ≥ 1.
+        exclusion: as in :class:`~dptrain.sampling.user_min_sep.UserMinSep`.
+        method: exact where that is possible if left out.
+        steps: fewest steps that a simulation averages over.
+        relative_error: of the simulated mean, in (0, 1].
+        seed: of the simulation, which shares no coin with a run of an equal seed.
+
+    Raises:
+        ValueError: if an argument is out of range, the graph holds no edges, or exclusion allows no
+            such batches; the message gives the largest possible size, rounded down.
+    """
+    exclusion = checked(_OWNER, exclusion)
+    b = fields.integer(_OWNER, "min_sep", min_sep)
+    steps = fields.integer(_OWNER, "steps", steps)
+    seed = fields.integer(_OWNER, "seed", seed, minimum=0)
+    tolerance = fields.probability(_OWNER, "relative_error", relative_error)
+    method = _method(method, exclusion)
+    n_examples = graph.examples
+    size = fields.expected_batch_size(
+        _OWNER,
+        batch_size,
+        largest=n_examples / (b if exclusion == "participation" else 1),
+        why=f"the graph has {n_examples} examples, each used once in {b} steps at most",
+    )
+    if b == 1:  # nothing is excluded
+        return size / n_examples
+    last = 1.0
+    if exclusion == "sampling":
+        curve = BatchSizeCurve(neighbourhood_sizes(graph.offsets, graph.members, graph.users), b)
+        last, largest = curve.largest()
+        if size > largest:
+            raise ValueError(
+                f"{_OWNER}: batch_size={size:.10g} is not reachable at any probability: with "
+                f"min_sep={b} the largest possible batch size is {_rounded_down(largest)} (at "
+                f"p = {last:.3g}), as every sampled example excludes all that share a user with "
+                f"it; {_REMEDY}"
+            )
+        if method == "exact":
+            root = curve.smallest_probability(size)
+            return last if root is None else root
+    # Were batches Poisson numbers, their mean would be as precise as asked after so many steps.
+    steps = max(steps, math.ceil(1.0 / (tolerance**2 * size)))
+    with _bar() as bar:
+        while True:
+            simulation = Simulation(
+                graph,
+                min_sep=b,
+                exclusion=exclusion,
+                steps=steps,
+                burn_in=None,
+                seed=seed,
+                first=size / n_examples,
+                bar=bar,
+            )
+            time = simulation.smallest(size, arrival_before(last), tolerance / 10)
+            if simulation.batch_size(time).standard_error <= tolerance * size:
+                return -math.expm1(-time)
+            steps = 2 * simulation.steps
+
+
+def _method(method: Any, exclusion: Exclusion) -> Method:
+    if method is None:
+        return "exact" if exclusion == "sampling" else "simulation"
+    if method not in ("exact", "simulation"):
+        raise ValueError(f"{_OWNER}: method={method!r} must be 'exact' or 'simulation'")
+    if method == "exact" and exclusion == "participation":
+        raise ValueError(
+            f"{_OWNER}: method='exact' is not known for exclusion='participation'; use "
+            "method='simulation'"
+        )
+    return method
+
+
+def _rounded_down(value: float) -> str:
+    """Four significant digits, never more than the value."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 3)
+    rounded = math.floor(value / unit) * unit
+    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"
+
+
+def _bar() -> tqdm:
+    return tqdm(desc="simulating batch sizes", unit="step", delay=2, mininterval=1, leave=False)

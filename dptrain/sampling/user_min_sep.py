@@ -1,0 +1,199 @@
+"""User-level b-min-sep sampling where an example may belong to several users."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+
+from dptrain.guarantee import Unit
+from dptrain.sampling import fields
+from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.skipping import successes
+from dptrain.sampling.stream import SeededStream, to_array, to_tensor
+from dptrain.sampling.user_batch_size import Method, probability_for_batch_size
+from dptrain.sampling.user_exclusion import Exclusion, RecentUsers, checked, default_burn_in
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserMinSep(Scheme):
+    """Every example tosses a coin at every step; those close to a recent one are left out.
+
+    Multi-attribution b-min-sep (Dong & Ganesh 2026, Algorithm 3). Step t samples S_t, each example
+    with probability p, independently of all else. The batch is S_t without every example that
+    shares a user with an example of S_{t-b+1}, …, S_{t-1}, *whether that one was used or not*. A
+    user takes part at most once in any b consecutive steps, with up to k examples at once.
+
+    ``exclusion="participation"`` is Algorithm 4: only examples that were used leave others out. It
+    wastes fewer samples, but no privacy theorem holds for it (the paper's Conjecture 6.2).
+
+    Whether a user's examples were sampled shows in who else is left out, so the guarantee of
+    shared examples is not that of a user alone; see the accountants.
+
+    The run begins after ``burn_in`` steps that are drawn and not used for training. Under
+    ``"sampling"`` the batch of step t depends on S_{t-b+1}, …, S_t only and these are i.i.d., so
+    b-1 steps *are* the stationary regime: more change nothing, and 0 is the paper's cold start.
+    Under ``"participation"`` the regime is approached and never reached; the default of 10b
+    steps is ample up to about 0.8 N/b examples a batch, beyond which waves of period b fade slowly.
+
+    Args:
+        graph: the users of every example; public. Drawing needs one with its edges.
+        probability: p in (0, 1], the chance of an example to be sampled in a step.
+        min_sep: b ≥ 1.
+        steps: n ≥ 1.
+        batch_size: B̄ in (0, N], the public constant that sums are divided by; the expected number
+            of examples in a batch. :meth:`for_batch_size` finds the p that belongs to it.
+        exclusion: ``"sampling"`` or ``"participation"``.
+        burn_in: steps before the first, ≥ 0; b-1 or 10b (see above) if left out.
+
+    Raises:
+        ValueError: if a field is of another type or out of range.
+    """
+
+    graph: AttributionGraph
+    probability: float
+    min_sep: int
+    steps: int
+    batch_size: float
+    exclusion: Exclusion = "sampling"
+    burn_in: int = None  # type: ignore[assignment]  # None becomes the default, an int
+
+    def __post_init__(self) -> None:
+        owner = "UserMinSep"
+        if not isinstance(self.graph, AttributionGraph):
+            raise ValueError(f"{owner}: graph={self.graph!r} must be an AttributionGraph")
+        p = fields.probability(owner, "probability", self.probability)
+        size = fields.expected_batch_size(
+            owner,
+            self.batch_size,
+            largest=self.graph.examples,
+            why=f"the graph has {self.graph.examples} examples",
+        )
+        checked(owner, self.exclusion)
+        object.__setattr__(self, "probability", p)
+        object.__setattr__(self, "batch_size", size)
+        for name in ("min_sep", "steps"):
+            object.__setattr__(self, name, fields.integer(owner, name, getattr(self, name)))
+        burn_in = self.burn_in
+        if burn_in is None:
+            burn_in = default_burn_in(self.min_sep, self.exclusion)
+        burn_in = fields.integer(owner, "burn_in", burn_in, minimum=0)
+        object.__setattr__(self, "burn_in", burn_in)
+
+    @classmethod
+    def for_batch_size(
+        cls,
+        *,
+        graph: AttributionGraph,
+        batch_size: float,
+        min_sep: int,
+        steps: int,
+        exclusion: Exclusion = "sampling",
+        burn_in: int | None = None,
+        method: Method | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """The scheme with the smallest p at which batches have ``batch_size`` examples on average.
+
+        ``method`` and ``seed`` are those of
+        :func:`~dptrain.sampling.user_batch_size.probability_for_batch_size`.
+
+        Raises:
+            ValueError: if exclusion allows no such batches; the message gives the largest.
+        """
+        p = probability_for_batch_size(
+            graph,
+            batch_size=batch_size,
+            min_sep=min_sep,
+            exclusion=exclusion,
+            method=method,
+            seed=seed,
+        )
+        return cls(
+            graph=graph,
+            probability=p,
+            min_sep=min_sep,
+            steps=steps,
+            batch_size=batch_size,
+            exclusion=exclusion,
+            burn_in=burn_in,  # type: ignore[arg-type]
+        )
+
+    @property
+    def dataset_size(self) -> int:
+        """N: the examples of the graph."""
+        return self.graph.examples
+
+    @property
+    def population(self) -> int:
+        """Number of users."""
+        return self.graph.users
+
+    @property
+    def unit(self) -> Unit:
+        """A user with at most as many examples as the graph gives any."""
+        return Unit(kind="user", max_examples=self.graph.max_examples)
+
+    @property
+    def max_per_batch(self) -> int:
+        """k: all examples of a user may be sampled together."""
+        return self.graph.max_examples
+
+    @property
+    def rate(self) -> float:
+        """B̄/N, an example's average chance to be used in one step."""
+        return self.batch_size / self.graph.examples
+
+    @property
+    def expected_batch_size(self) -> float:
+        """B̄ as it was given."""
+        return self.batch_size
+
+    @property
+    def max_participations(self) -> int:
+        """ceil(n/b)."""
+        return -(-self.steps // self.min_sep)
+
+    def attach(self, graph: AttributionGraph) -> Self:
+        """This scheme with the edges of ``graph``, which a scheme read from a file lacks.
+
+        Raises:
+            ValueError: if it is another graph.
+        """
+        return dataclasses.replace(self, graph=self.graph.attach(graph))
+
+    def stream(self, seed: int) -> UserMinSepStream:
+        """Batches in O(p·N·users per example) work a step; 4 bytes a user.
+
+        Raises:
+            ValueError: if the graph holds no edges; see :meth:`attach`.
+        """
+        return UserMinSepStream(self, seed)
+
+
+class UserMinSepStream(SeededStream):
+    """Batches of :class:`UserMinSep`; the steps of the burn-in are drawn at once."""
+
+    def __init__(self, scheme: UserMinSep, seed: int) -> None:
+        super().__init__(scheme, seed)
+        self._scheme = scheme
+        self._recent = RecentUsers(
+            scheme.graph, scheme.min_sep, scheme.exclusion, start=-scheme.burn_in
+        )
+        for step in range(-scheme.burn_in, 0):
+            self._recent.admit(step, self._sample())
+
+    def _sample(self) -> Indices:
+        """S_t: a coin for every example."""
+        return successes(self._rng, self._scheme.dataset_size, self._scheme.probability)
+
+    def _draw(self) -> Indices:
+        return self._recent.admit(self.step, self._sample())
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"last_touched": to_tensor(self._recent.last)}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._recent.last = to_array(state["last_touched"], np.int32)
