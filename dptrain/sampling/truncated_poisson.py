@@ -28,7 +28,7 @@ class TruncatedPoisson(ExchangeableScheme):
     ...     batch_size=50, dataset_size=1000, steps=10, max_batch_size=64
     ... )
     >>> scheme.probability, scheme.physical_batch_size, round(scheme.expected_batch_size, 3)
-    (0.05, 64, 49.929)
+    (0.05, 64, 49.931)
 
     Args:
         probability: p in (0, 1], before truncation.
