@@ -59,6 +59,7 @@ class RecentUsers:
     def __init__(
         self, graph: AttributionGraph, min_sep: int, exclusion: Exclusion, *, start: int = 0
     ) -> None:
+        _ = graph.offsets  # refuse a graph without edges now, not at the first step
         self._graph = graph
         self._min_sep = min_sep
         self._by_sampling = exclusion == "sampling"

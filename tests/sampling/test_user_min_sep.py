@@ -261,8 +261,9 @@ def test_detached_graph():
     scheme = scheme_of(SMALL)
     read = Scheme.from_dict(json.loads(json.dumps(scheme.to_dict())))
     assert read == scheme
-    with pytest.raises(ValueError, match=r"attach\(\)"):
-        read.stream(0)
+    for burn_in in (0, 5):
+        with pytest.raises(ValueError, match=r"attach\(\)"):
+            dataclasses.replace(read, burn_in=burn_in).stream(0)
     attached = read.attach(SMALL)
     for one, other in zip(attached.stream(3), scheme.stream(3), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -1,0 +1,210 @@
+"""User-level batches without amplification: every user rarely, and at most so often."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from dptrain.guarantee import Unit
+from dptrain.sampling import fields
+from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.queue import Queue
+from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
+from dptrain.sampling.user_packing import Packing
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill:
+    """How full the batches of one run are.
+
+    Attributes:
+        smallest: examples in the smallest batch.
+        short_steps: batches with fewer than ``batch_size`` examples.
+        first_short_step: index of the first of them, or ``None``.
+        missing: examples that they lack in all.
+    """
+
+    smallest: int
+    short_steps: int
+    first_short_step: int | None
+    missing: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UserFixed(Scheme):
+    """Batches of fixed size in which a user has at most one example, every b steps at most.
+
+    Unamplified multi-attribution batches (Ganesh et al. 2025; Dong & Ganesh 2026, §7.3): greedy
+    over a random order of the examples. An example is used if none of its users is in the batch, in
+    one of the b-1 batches before, or in m batches already. One that does not fit waits until it
+    does, and then goes first; one that was used may be used again once all others had their turn;
+    one with a user who was in m batches is never used again. The guarantee needs no randomness.
+
+    A batch is smaller than ``batch_size`` where nothing more fits, and may be empty. That depends
+    on the public graph only: :meth:`check` says beforehand what a run will find, and
+    :mod:`~dptrain.sampling.user_fixed_search` finds limits under which all batches are full.
+
+    Args:
+        graph: the users of every example; public. Drawing needs one with its edges.
+        batch_size: largest batch, in 1..N; also B̄, the public constant that sums are divided by.
+        min_sep: b ≥ 1.
+        steps: n ≥ 1.
+        max_participations: m ≥ 1, most batches that a user is in. It cannot exceed ceil(n/b), which
+            takes the place of a larger number and is what leaving it out means.
+
+    Raises:
+        ValueError: if a field is of another type or out of range.
+    """
+
+    graph: AttributionGraph
+    batch_size: int
+    min_sep: int
+    steps: int
+    max_participations: int = None  # type: ignore[assignment]  # None becomes ceil(n/b)
+
+    def __post_init__(self) -> None:
+        owner = "UserFixed"
+        if not isinstance(self.graph, AttributionGraph):
+            raise ValueError(f"{owner}: graph={self.graph!r} must be an AttributionGraph")
+        for name in ("batch_size", "min_sep", "steps"):
+            object.__setattr__(self, name, fields.integer(owner, name, getattr(self, name)))
+        if self.batch_size > self.graph.examples:
+            raise ValueError(
+                f"{owner}: batch_size={self.batch_size} is more than the {self.graph.examples} "
+                "examples of the graph; lower it"
+            )
+        fit = -(-self.steps // self.min_sep)
+        most = self.max_participations
+        most = fit if most is None else fields.integer(owner, "max_participations", most)
+        object.__setattr__(self, "max_participations", min(most, fit))
+
+    @property
+    def dataset_size(self) -> int:
+        """N: the examples of the graph."""
+        return self.graph.examples
+
+    @property
+    def population(self) -> int:
+        """Number of users."""
+        return self.graph.users
+
+    @property
+    def unit(self) -> Unit:
+        """A user with at most as many examples as the graph gives any."""
+        return Unit(kind="user", max_examples=self.graph.max_examples)
+
+    @property
+    def rate(self) -> float:
+        """B̄/N."""
+        return self.batch_size / self.graph.examples
+
+    @property
+    def expected_batch_size(self) -> float:
+        """B̄ as it was given; batches that could not be filled are smaller."""
+        return float(self.batch_size)
+
+    def attach(self, graph: AttributionGraph) -> Self:
+        """This scheme with the edges of ``graph``, which a scheme read from a file lacks.
+
+        Raises:
+            ValueError: if it is another graph.
+        """
+        return dataclasses.replace(self, graph=self.graph.attach(graph))
+
+    def stream(self, seed: int) -> UserFixedStream:
+        """Batches in O(B̄·users per example) amortised work a step; 4 bytes an example, 8 a user.
+
+        Raises:
+            ValueError: if the graph holds no edges; see :meth:`attach`.
+        """
+        return UserFixedStream(self, seed)
+
+    def check(self, seed: int) -> Fill:
+        """How full the batches of the run with this seed are, by drawing them all.
+
+        Raises:
+            ValueError: if the graph holds no edges.
+        """
+        bar = tqdm(self.stream(seed), total=self.steps, desc="checking batches", delay=2)
+        sizes = np.array([len(batch) for batch in bar])
+        short = np.flatnonzero(sizes < self.batch_size)
+        return Fill(
+            smallest=int(sizes.min()),
+            short_steps=len(short),
+            first_short_step=int(short[0]) if len(short) else None,
+            missing=int((self.batch_size - sizes).sum()),
+        )
+
+
+class UserFixedStream(SeededStream):
+    """Batches of :class:`UserFixed`.
+
+    Every example that may be used again is in ``_queue``, or in ``_waiting`` under the first step
+    at which the users it has now allow it.
+    """
+
+    def __init__(self, scheme: UserFixed, seed: int) -> None:
+        super().__init__(scheme, seed)
+        self._scheme = scheme
+        self._dtype = index_dtype(scheme.dataset_size)
+        order = self._rng.permutation(np.arange(scheme.dataset_size, dtype=self._dtype))
+        self._queue = Queue(order)
+        self._packing = Packing(scheme.graph, scheme.min_sep, scheme.max_participations)
+        self._waiting: dict[int, list[npt.NDArray[Any]]] = {}
+
+    def _draw(self) -> Indices:
+        released = self._waiting.pop(self.step, None)
+        if released is not None:
+            self._queue.push_front(np.concatenate(released))
+        size = self._scheme.batch_size
+        batch: list[npt.NDArray[Any]] = []
+        missing = ahead = size
+        while missing and len(self._queue):
+            # Those that are blocked leave the queue: looking ever further costs each of them once.
+            tried = self._queue.pop_front(min(len(self._queue), ahead + ahead // 8 + 8))
+            used, blocked, until, looked_at = self._packing.choose(self.step, tried, missing)
+            self._queue.push_front(tried[looked_at:])
+            self._wait(blocked, until)
+            batch.append(used)
+            missing -= len(used)
+            ahead *= 2
+        chosen = np.concatenate(batch) if batch else np.empty(0, dtype=self._dtype)
+        self._queue.push_back(chosen)
+        return np.sort(chosen).astype(np.int64)
+
+    def _wait(self, blocked: npt.NDArray[Any], until: npt.NDArray[np.int64]) -> None:
+        order = np.argsort(until, kind="stable")
+        times, starts = np.unique(until[order], return_index=True)
+        for time, group in zip(times.tolist(), np.split(blocked[order], starts[1:]), strict=False):
+            if time < self.steps:
+                self._waiting.setdefault(time, []).append(group)
+
+    def _own_state(self) -> dict[str, Any]:
+        times = sorted(self._waiting)
+        groups = [np.concatenate(self._waiting[time]) for time in times]
+        waiting = np.concatenate(groups) if groups else np.empty(0, dtype=self._dtype)
+        return {
+            "queue": to_tensor(self._queue.entries()),
+            "waiting_until": to_tensor(np.array(times, dtype=np.int64)),
+            "waiting_sizes": to_tensor(np.array([len(g) for g in groups], dtype=np.int64)),
+            "waiting": to_tensor(waiting),
+            "last_used": to_tensor(self._packing.last),
+            "times_used": to_tensor(self._packing.used),
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        times = to_array(state["waiting_until"], np.int64)
+        ends = np.cumsum(to_array(state["waiting_sizes"], np.int64))
+        groups = np.split(to_array(state["waiting"], self._dtype), ends[:-1]) if len(ends) else []
+        self._waiting = {
+            time: [group.copy()] for time, group in zip(times.tolist(), groups, strict=True)
+        }
+        entries = to_array(state["queue"], self._dtype)
+        self._queue = Queue(entries, self._scheme.dataset_size)
+        self._packing.last = to_array(state["last_used"], np.int32)
+        self._packing.used = to_array(state["times_used"], np.int32)
