@@ -19,7 +19,7 @@ class Adjacency(enum.Enum):
         """The relation in words, for a reader who knows no symbols."""
         who = unit.noun
         return {
-            Adjacency.ZERO_OUT: f"any one {who}'s contribution is left out of every gradient",
+            Adjacency.ZERO_OUT: f"the contribution of any one {who} is left out of every gradient",
             Adjacency.ADD_REMOVE: f"any one {who} is added or removed",
             Adjacency.REPLACE_ONE: f"any one {who} is replaced by another",
         }[self]
@@ -49,7 +49,8 @@ class Unit:
         """The unit as it is named in the guarantee's sentence."""
         if self.kind == "example":
             return "training example"
-        return f"user with up to {self.max_examples} training examples"
+        examples = "example" if self.max_examples == 1 else "examples"
+        return f"user with up to {self.max_examples} training {examples}"
 
 
 class Kind(enum.Enum):

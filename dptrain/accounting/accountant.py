@@ -51,6 +51,14 @@ class Accountant(ABC):
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
+        return None
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """How its statement about this mechanism is shown: :attr:`kind`, unless it can say more."""
+        return self.kind
+
     @abstractmethod
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε this accountant can show at δ (rounded up).

@@ -45,7 +45,7 @@ def calibrate(
         scheme: how examples take part.
         strategy: how noise is correlated.
         epsilon: target ε > 0.
-        delta: target δ in (0, 1), below 1/N.
+        delta: target δ in (0, 1), below 1 over the number of protected units.
         accountant: an accountant or its name; by default all that apply.
         options: passed on to the accountant's ``calibrate``.
 
@@ -53,10 +53,10 @@ def calibrate(
         ValueError: if the target is out of range or out of reach, or no accountant covers the pair.
 
     Warns:
-        UserWarning: if δ ≥ 1/N.
+        UserWarning: if δ is not below that.
     """
     check_epsilon(epsilon)
-    check_delta(delta, scheme.dataset_size)
+    check_delta(delta, scheme)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     guarantees = [
         member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)

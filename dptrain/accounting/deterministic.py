@@ -52,7 +52,7 @@ class DeterministicAccountant(Accountant):
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε at δ, the larger of both directions, rounded up; ∞ without noise."""
-        check_delta(delta, mechanism.scheme.dataset_size)
+        check_delta(delta, mechanism.scheme)
         curve, sigma = self._checked(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
             note = "there is no noise, hence no privacy"
@@ -77,7 +77,8 @@ class DeterministicAccountant(Accountant):
             remove, add = np.ones_like(grid), np.ones_like(grid)
         else:
             remove, add = curve.delta(sigma, grid)
-        return Profile(grid, np.clip(remove, 0, 1), np.clip(add, 0, 1), self.kind, self.name)
+        kind = self.kind_of(mechanism)
+        return Profile(grid, np.clip(remove, 0, 1), np.clip(add, 0, 1), kind, self.name)
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """The guarantee of the least σ that meets (ε, δ), to a relative 1e-4, rounded up.
@@ -86,7 +87,7 @@ class DeterministicAccountant(Accountant):
             ValueError: if even σ = 1e6 does not reach ε, saying what it does reach.
         """
         check_epsilon(epsilon)
-        check_delta(delta, mechanism.scheme.dataset_size)
+        check_delta(delta, mechanism.scheme)
         curve = self._checked(mechanism)
 
         # Shown after two seconds only: most accountants are done by then.

@@ -7,30 +7,47 @@ import numpy.typing as npt
 
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
 from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.cyclic_poisson import CyclicPoisson
 
-# Accountants that are chosen automatically, in this order.
-ACCOUNTANTS: list[Accountant] = [PoissonPLD(), BallsInBinsRenyi(), MinSepMonteCarlo()]
-# Accountants that are used only when asked for by name: valid, but blind to the sampling.
-BY_NAME: list[Accountant] = [UnsampledGaussian()]
+# All accountants, in the order in which they are asked. Which of those that cover a mechanism are
+# chosen automatically is theirs to say (``Accountant.reserved``).
+ACCOUNTANTS: list[Accountant] = [
+    PoissonPLD(),
+    CyclicPoissonPLD(),
+    BallsInBinsRenyi(),
+    RevealedDraws(),
+    RevealedDrawsAnyBlocking(),
+    UnsampledGaussian(),
+    MinSepMonteCarlo(),
+]
 
 SUPPORTED = (
     "Poisson with independent noise, the same at every step (bands=1)",
+    "CyclicPoisson without max_batch_size, bands <= cycle",
     "BallsInBins with any strategy",
     "MinSep with a banded Toeplitz strategy, bands <= min_sep (by simulation)",
+    "UserMinSep, UserFixed and Shuffled with any strategy (UserMinSep gains from bands <= min_sep)",
     "any pair with accountant='gaussian', without amplification by sampling",
 )
 
+# Schemes that nothing but the Gaussian bound covers yet.
+_NOT_YET = ("TruncatedPoisson", "TruncatedMinSep", "RandomAllocation")
+
 
 def accountants_for(mechanism: MatrixMechanism) -> list[tuple[Accountant, str | None]]:
-    """Every automatic accountant with ``None`` if it covers the mechanism, else its reason."""
-    return [(accountant, accountant.refusal(mechanism)) for accountant in ACCOUNTANTS]
+    """Every accountant with ``None`` if it answers by itself for the mechanism, else its reason."""
+    return [
+        (member, member.refusal(mechanism) or member.reserved(mechanism)) for member in ACCOUNTANTS
+    ]
 
 
 def find_accountants(
@@ -45,7 +62,7 @@ def find_accountants(
             accountant's reason and lists what is supported.
     """
     if isinstance(accountant, str):
-        named = {member.name: member for member in ACCOUNTANTS + BY_NAME}
+        named = {member.name: member for member in ACCOUNTANTS}
         if accountant not in named:
             raise ValueError(f"accountant={accountant!r} is unknown; known: {sorted(named)}")
         accountant = named[accountant]
@@ -60,10 +77,23 @@ def find_accountants(
     if not found:
         reasons = "; ".join(f"{member.name}: {reason}" for member, reason in table)
         raise ValueError(
-            f"no accountant covers {_pair(mechanism)}. {reasons}. Supported: {'; '.join(SUPPORTED)}"
+            f"no accountant covers {_pair(mechanism)}. {_not_yet(mechanism)}{reasons}. "
+            f"Supported: {'; '.join(SUPPORTED)}"
         )
     proven: list[Accountant] = [a for a in found if isinstance(a, DeterministicAccountant)]
     return proven or found[:1]
+
+
+def _not_yet(mechanism: MatrixMechanism) -> str:
+    scheme = mechanism.scheme
+    truncated = isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is not None
+    if not truncated and type(scheme).__name__ not in _NOT_YET:
+        return ""
+    how = "truncated CyclicPoisson" if truncated else type(scheme).__name__
+    return (
+        f"There is no accountant yet that uses the sampling of {how}; accountant='gaussian' is "
+        "valid for it, without amplification. "
+    )
 
 
 def _pair(mechanism: MatrixMechanism) -> str:
@@ -94,7 +124,7 @@ def account(
         raise ValueError(f"give exactly one of delta and epsilon (got {delta=}, {epsilon=})")
     members = find_accountants(mechanism, accountant)
     if delta is not None:
-        check_delta(delta, mechanism.scheme.dataset_size)
+        check_delta(delta, mechanism.scheme)
         found = [member.guarantee(mechanism, delta=delta) for member in members]
         return min(found, key=lambda guarantee: guarantee.epsilon)
     assert epsilon is not None

@@ -138,7 +138,7 @@ class MinSepMonteCarlo(Accountant):
                 ``max_samples``, or a cached certificate is corrupt.
         """
         check_epsilon(epsilon)
-        check_delta(delta, mechanism.scheme.dataset_size)
+        check_delta(delta, mechanism.scheme)
         law = self.law(mechanism)
         self._check_job(samples_needed(delta).samples, delta)
         certificate = certify_noise(
@@ -179,7 +179,7 @@ class MinSepMonteCarlo(Accountant):
             ValueError: if the mechanism is refused, δ not in (0, 1), or the samples are too few or
                 too many.
         """
-        check_delta(delta, mechanism.scheme.dataset_size)
+        check_delta(delta, mechanism.scheme)
         law, sigma = self.law(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
             note = "there is no noise, hence no privacy"

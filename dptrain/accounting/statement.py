@@ -9,6 +9,13 @@ from typing import Any
 from dptrain.accounting.accountant import Accountant
 from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.scheme import Scheme
+
+# Belongs to every statement about users: fixed-graph adjacency (``notation``).
+PUBLIC_GRAPH = (
+    "Which examples belong to which users is taken to be public; protected is what those examples "
+    "contain"
+)
 
 
 def statement(
@@ -22,6 +29,8 @@ def statement(
     certificate: dict[str, Any] | None = None,
 ) -> Guarantee:
     """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit."""
+    if mechanism.scheme.unit.kind == "user":
+        notes = (*notes, PUBLIC_GRAPH)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -33,7 +42,7 @@ def statement(
         noise_multiplier=mechanism.noise_multiplier,
         steps_planned=mechanism.steps,
         accountant=accountant.name,
-        kind=accountant.kind if kind is None else kind,
+        kind=accountant.kind_of(mechanism) if kind is None else kind,
         mechanism_hash=mechanism.hash,
         notes=notes,
         certificate=certificate,
@@ -50,18 +59,25 @@ def check_epsilon(epsilon: float) -> None:
         raise ValueError(f"epsilon={epsilon}: must be finite and above 0 (8 is a common choice)")
 
 
-def check_delta(delta: float, dataset_size: int) -> None:
+def check_delta(delta: float, scheme: Scheme) -> None:
     """Refuse a target δ outside (0, 1); warn if it is so large that it protects nobody.
 
     Raises:
         ValueError: if δ is not in (0, 1).
     """
+    users = scheme.unit.kind == "user"
+    number, one = ("(number of users)", "user") if users else ("N", "example")
     if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta={delta}: must lie strictly between 0 and 1, e.g. 1/(2N)")
-    if delta >= 1.0 / dataset_size:
+        raise ValueError(
+            f"delta={delta}: must lie strictly between 0 and 1, e.g. 1/(2·{scheme.population}), "
+            f"half of 1/{number}"
+        )
+    if delta >= 1.0 / scheme.population:
+        count = f"{scheme.population} users" if users else f"N = {scheme.population}"
         warnings.warn(
-            f"delta={delta:g} is not below 1/N = {1.0 / dataset_size:g} (N = {dataset_size}): such "
-            f"a guarantee allows publishing a random example outright; use 1/(2N) or less",
+            f"delta={delta:g} is not below 1/{number} = {1.0 / scheme.population:g} ({count}): "
+            f"such a guarantee allows publishing everything about a random {one} outright; use "
+            f"half of that or less",
             UserWarning,
             stacklevel=3,
         )

@@ -10,6 +10,14 @@ from dptrain.accounting import gaussian
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.shuffled import Shuffled
+from dptrain.sampling.user_fixed import UserFixed
+from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.strategies.gram_sensitivity import fixed_epoch_sensitivity
+
+# Schemes for which it is chosen automatically: their batches are fixed, or nothing that is proven
+# uses their randomness, or it competes with an accountant that uses only part of it.
+_AUTOMATIC = (UserFixed, Shuffled, UserMinSep)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +39,29 @@ class GaussianCurve(Curve):
 class UnsampledGaussian(DeterministicAccountant):
     """Gaussian mechanism with the sensitivity of C under the scheme's participation bound.
 
-    Whatever batches a scheme draws, an example takes part at most ``max_participations`` times, at
-    least ``min_sep`` steps apart; given the batches, the run is a Gaussian mechanism of
-    sensitivity at most sens(C; m, b), and δ is jointly convex in the two distributions
-    (Dong, Roth & Su 2022; Choquette-Choo et al. 2023 for the sensitivity). So the bound holds for
-    every scheme; it ignores amplification by sampling and is offered by name.
+    Claim: under zero-out adjacency the run is μ-GDP with μ = k·sens(C; m, b)/σ, for every scheme
+    whose draws do not depend on the data: k = ``max_per_batch``, m = ``max_participations`` and
+    b = ``min_sep`` of the protected unit.
+
+    Proof. All that the batches are made of (coins, orders, which rows a truncation keeps, what a
+    graph excludes) has the same law on both data sets, as zero-out changes the contents of the
+    unit's examples and not which examples there are: a blanked example is still drawn, still takes
+    its place in a truncated batch, still excludes others. Publishing the draws therefore costs
+    nothing but privacy, and δ is the mean over the draws of the δ given them. Given the draws, the
+    runs differ by C v with v_t = 0 except at the unit's participations, where ‖v_t‖ ≤ k: the
+    sum of at most k clipped gradients. The pattern has at most m participations at least b apart,
+    so ‖C v‖ ≤ k·sens(C; m, b), whatever earlier releases made of the v_t. Every row is Gaussian
+    given the past, so the run is as private as one Gaussian of that shift (Denisov et al. 2022;
+    Dong, Roth & Su 2022; Choquette-Choo et al. 2023 for the sensitivity).
+
+    So for truncated schemes too; but only under zero-out: if an example could be *absent*, it would
+    make room for another in a truncated batch. No randomness of the draws is used, so it is chosen
+    automatically only where there is none to use, or nothing else is proven (``UserFixed``,
+    ``Shuffled``), and beside the accountants of ``UserMinSep``; elsewhere it is offered by name.
+
+    An upper bound: the worst pattern may be one that the scheme draws rarely, or never on the graph
+    at hand. Where the order of the epochs is kept (``Shuffled(reshuffle=False)``), participations
+    are *exactly* an epoch apart and the sensitivity is that of such patterns.
     """
 
     name = "gaussian"
@@ -45,13 +71,24 @@ class UnsampledGaussian(DeterministicAccountant):
         """Nothing is refused."""
         return None
 
-    def curve(self, mechanism: MatrixMechanism) -> GaussianCurve:
-        """The curve of sens(C; m, b)."""
-        scheme = mechanism.scheme
-        return GaussianCurve(
-            mechanism.strategy.sensitivity(
-                steps=scheme.steps,
-                max_participations=scheme.max_participations,
-                min_sep=scheme.min_sep,
-            )
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """By name only where the scheme is random in a way that another accountant may use."""
+        if isinstance(mechanism.scheme, _AUTOMATIC):
+            return None
+        return (
+            "it makes no use of the sampling and answers only when asked for by name "
+            "(accountant='gaussian')"
         )
+
+    def curve(self, mechanism: MatrixMechanism) -> GaussianCurve:
+        """The curve of k·sens(C; m, b)."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        sensitivity = strategy.sensitivity(
+            steps=scheme.steps,
+            max_participations=scheme.max_participations,
+            min_sep=scheme.min_sep,
+        )
+        if isinstance(scheme, Shuffled) and not scheme.reshuffle:
+            periodic = fixed_epoch_sensitivity(strategy, steps=scheme.steps, epochs=scheme.epochs)
+            sensitivity = min(sensitivity, periodic * (1.0 + 1e-12))
+        return GaussianCurve(scheme.max_per_batch * sensitivity)

@@ -82,7 +82,7 @@ class AccountantContract(ABC):
             assert (direction <= 1.0).all()
             assert (np.diff(direction) <= 1e-9 * direction[:-1]).all()
         np.testing.assert_array_equal(found.delta, np.maximum(found.remove, found.add))
-        assert found.kind is self.accountant().kind
+        assert found.kind is self.accountant().kind_of(self.mechanism())
         assert found.accountant == self.accountant().name
 
     def test_epsilon_and_delta_are_inverse(self, shown: Guarantee) -> None:
@@ -163,8 +163,8 @@ class AccountantContract(ABC):
             self.accountant().profile(self.mechanism(), grid)
 
     def test_warns_of_a_useless_delta(self) -> None:
-        size = self.mechanism().scheme.dataset_size
-        with pytest.warns(UserWarning, match="1/N"):
+        size = self.mechanism().scheme.population
+        with pytest.warns(UserWarning, match=r"1/N|1/\(number of users\)"):
             self.accountant().guarantee(self.mechanism(), delta=1.0 / size)
         with warnings.catch_warnings():
             warnings.simplefilter("error")

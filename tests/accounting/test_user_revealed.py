@@ -1,0 +1,387 @@
+"""Revealed user draws against enumeration of the draws, of controllers and of whole graphs."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from dptrain.accounting import account, accountants_for, calibrate
+from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.revealed_blocking import worst_blocking
+from dptrain.accounting.revealed_grid import NormGrid
+from dptrain.accounting.revealed_law import _DecayingWindow, revealed_law
+from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
+from dptrain.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.min_sep import MinSep
+from dptrain.sampling.shuffled import Shuffled
+from dptrain.sampling.user_fixed import UserFixed
+from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.strategies import BSR, BandMF, Dense, Identity
+from dptrain.strategies.tree import TreeRestart
+from dptrain.testing import AccountantContract
+from tests.oracles.enumeration import toeplitz
+from tests.oracles.quadrature import gaussian_delta
+
+EPSILONS = np.array([0.0, 0.4, 1.5])
+
+
+def graph(k=2):
+    """Facts of a graph are all that accountants read."""
+    return AttributionGraph(
+        examples=800, users=800, edges=800, max_examples=k, fingerprint="0" * 64
+    )
+
+
+def mechanism(k, p, b, n, *, sigma=1.3, strategy=None, exclusion="sampling"):
+    scheme = UserMinSep(
+        graph=graph(k), probability=p, min_sep=b, steps=n, batch_size=10, exclusion=exclusion
+    )
+    return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
+
+
+def given(matrix, x, sigma, epsilon):
+    shift = float(np.linalg.norm(matrix @ np.asarray(x, float))) / sigma
+    return gaussian_delta(epsilon, shift) if shift > 0 else 0.0
+
+
+def by_enumeration(k, p, b, matrix, sigma, epsilon):
+    """E_x[δ_Gauss(ε; ‖C x‖/σ)] over all draws of a user with exactly k examples."""
+    total = 0.0
+    for draws in itertools.product(range(k + 1), repeat=len(matrix)):
+        x = [0 if any(draws[max(0, t - b + 1) : t]) else draw for t, draw in enumerate(draws)]
+        chance = math.prod(binom.pmf(draws, k, p))
+        total += chance * given(matrix, x, sigma, epsilon)
+    return total
+
+
+class TestRevealedDraws(AccountantContract):
+    def accountant(self):
+        return RevealedDraws()
+
+    def mechanism(self):
+        return mechanism(2, 0.02, 4, 60, sigma=2.0, strategy=BSR(bands=3))
+
+    def refused_mechanism(self):
+        return mechanism(2, 0.02, 4, 60, strategy=BSR(bands=5))
+
+
+class TestAnyBlocking(AccountantContract):
+    def accountant(self):
+        return RevealedDrawsAnyBlocking()
+
+    def mechanism(self):
+        return mechanism(
+            2, 0.02, 4, 30, sigma=2.0, strategy=BSR(bands=3), exclusion="participation"
+        )
+
+    def refused_mechanism(self):
+        return mechanism(2, 0.02, 4, 30, sigma=2.0)
+
+
+class TestGaussianForUsers(AccountantContract):
+    def accountant(self):
+        return UnsampledGaussian()
+
+    def mechanism(self):
+        return mechanism(3, 0.02, 20, 60, sigma=6.0, strategy=BSR(bands=30))
+
+
+MATRICES = {
+    "identity": (np.eye(4), 2),
+    "cut columns": (toeplitz([1.0, 0.5], 4), 2),
+    "three bands": (toeplitz([1.0, 0.6, 0.3], 5), 3),
+    "signs": (toeplitz([1.0, -0.7], 4), 2),
+    "unequal": (np.diag([0.3, 1.0, 0.7, 2.0]), 1),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(("k", "p"), [(1, 0.3), (2, 0.05), (3, 0.4)])
+def test_delta_against_enumeration(name, k, p):
+    matrix, bands = MATRICES[name]
+    for b in (bands, bands + 1):
+        both = mechanism(k, p, b, len(matrix), strategy=Dense(matrix=matrix))
+        found = RevealedDraws().profile(both, EPSILONS)
+        np.testing.assert_array_equal(found.remove, found.add)
+        for epsilon, delta in zip(EPSILONS, found.delta, strict=True):
+            exact = max(
+                by_enumeration(fewer, p, b, matrix, 1.3, epsilon) for fewer in range(1, k + 1)
+            )
+            assert exact <= delta
+            # Norms are rounded up to 64 levels, unless they are all equal.
+            assert delta <= exact * (1 + (1e-8 if name == "identity" else 0.05))
+
+
+def test_fewer_examples_can_be_worse():
+    # p = .5, b = 2: whoever has six examples draws one nearly always and is nearly always barred.
+    grid = NormGrid.of(np.ones(400), examples=6, probability=0.5, most=7200.0, operations=1e6)
+    means = [
+        float(revealed_law(grid, examples=k, probability=0.5, min_sep=2) @ grid.squared())
+        for k in (1, 6)
+    ]
+    # Per step (1-p)^k E[X²], .25 and .164, and E[X²] = 10.5 at the first.
+    np.testing.assert_allclose(means, [0.5 + 399 * 0.25, 10.5 + 399 * 10.5 / 64], rtol=1e-9)
+    claims = [account(mechanism(k, 0.5, 2, 400, sigma=20.0), epsilon=0.1).delta for k in (1, 6)]
+    assert claims[1] >= claims[0]
+    shifts = np.sqrt(grid.squared()[1:]) / 20.0
+    law = revealed_law(grid, examples=6, probability=0.5, min_sep=2)[1:]
+    assert claims[0] > 1.05 * law @ [gaussian_delta(0.1, shift) for shift in shifts]
+
+
+def best_controller(k, p, b, matrix, sigma, epsilon):
+    """max over all maps from the user's past draws to how many examples are left to draw.
+
+    By enumeration of the maps' values along every history: the value of a history is the best
+    choice's mean over what follows, histories being kept apart even where their sums agree.
+    """
+    n = len(matrix)
+
+    def value(history):
+        t = len(history)
+        if t == n:
+            return given(matrix, history, sigma, epsilon)
+        barred = any(history[max(0, t - b + 1) :])
+        choices = range(1 if barred else k + 1)
+        return max(
+            sum(binom.pmf(j, a, p) * value((*history, j)) for j in range(a + 1)) for a in choices
+        )
+
+    return value(())
+
+
+@pytest.mark.parametrize("name", ["identity", "cut columns", "unequal"])
+@pytest.mark.parametrize(("k", "p"), [(1, 0.3), (2, 0.5)])
+def test_worst_blocking_against_all_controllers(name, k, p):
+    matrix, bands = MATRICES[name]
+    for b in (bands, bands + 1, 9):
+        both = mechanism(k, p, b, 4, strategy=Dense(matrix=matrix), exclusion="participation")
+        found = RevealedDrawsAnyBlocking().profile(both, EPSILONS)
+        for epsilon, delta in zip(EPSILONS, found.delta, strict=True):
+            exact = best_controller(k, p, b, matrix, 1.3, epsilon)
+            assert exact <= delta
+            assert delta <= exact * (1 + (1e-8 if name == "identity" else 0.05))
+
+
+def test_worst_blocking_finds_a_blocker_that_helps():
+    # F rewards the heavy last step only: who is drawn at step 0 loses it, so blocking pays.
+    grid = NormGrid(1.0, np.array([[1], [3]]), 4, 3.0)
+    final = np.array([[0.0, 0.0, 0.0, 1.0, 1.0]])
+    found = worst_blocking(grid, final, examples=1, probability=0.5, min_sep=2)
+    assert found[0] == 0.5  # without blocking: .5 · .5
+
+
+# Users of every example; u = 0 is interesting in each.
+GRAPHS = {
+    "disjoint": [[0], [0], [1]],
+    "path": [[0, 1], [1, 2], [2]],
+    "star": [[0, 1], [0, 2], [1], [2]],
+    "shared twins": [[0, 1], [0, 1], [1]],
+}
+
+
+def batches(users, sampled, b, exclusion):
+    """Algorithms 3 and 4 of Dong & Ganesh 2026, word by word."""
+    m = len(users)
+    neighbours = [{j for j in range(m) if set(users[i]) & set(users[j])} for i in range(m)]
+    drawn = []
+    for t, coins in enumerate(sampled):
+        source = sampled if exclusion == "sampling" else drawn
+        excluded = set().union(*(neighbours[e] for s in source[max(0, t - b + 1) : t] for e in s))
+        drawn.append([e for e in coins if e not in excluded])
+    return drawn
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("exclusion", ["sampling", "participation"])
+def test_no_user_of_a_graph_is_above_the_claim(name, exclusion):
+    users, n, b, p, sigma = GRAPHS[name], 3, 2, 0.35, 1.2
+    m, matrix = len(users), toeplitz([1.0, 0.5], n)
+    k = max(sum(u in row for row in users) for u in range(3))
+    subsets = [tuple(c) for r in range(m + 1) for c in itertools.combinations(range(m), r)]
+    weight = {s: p ** len(s) * (1 - p) ** (m - len(s)) for s in subsets}
+    patterns: dict[tuple[int, tuple[int, ...]], float] = {}
+    for sampled in itertools.product(subsets, repeat=n):
+        chance = math.prod(weight[s] for s in sampled)
+        drawn = batches(users, sampled, b, exclusion)
+        for u in {u for row in users for u in row}:
+            x = tuple(sum(u in users[e] for e in batch) for batch in drawn)
+            patterns[u, x] = patterns.get((u, x), 0.0) + chance
+    both = mechanism(k, p, b, n, sigma=sigma, strategy=Dense(matrix=matrix), exclusion=exclusion)
+    for epsilon in EPSILONS:
+        claimed = account(both, epsilon=epsilon + 1e-9).delta
+        for user in {u for u, _ in patterns}:
+            exact = sum(
+                q * given(matrix, x, sigma, epsilon + 1e-9)
+                for (u, x), q in patterns.items()
+                if u == user
+            )
+            assert exact <= claimed
+
+
+def test_law_of_the_sum_by_simulation():
+    # n = 200, b = 7, k = 3: mean and chance of 0 at 6 sigma, mass 1.
+    n, b, k, p, runs = 200, 7, 3, 0.02, 40_000
+    grid = NormGrid.of(np.ones(n), examples=k, probability=p, most=9.0 * 29, operations=1e6)
+    law = revealed_law(grid, examples=k, probability=p, min_sep=b)
+    assert law.sum() == pytest.approx(1.0, abs=1e-12)
+    assert law[-1] < 1e-90
+    rng = np.random.default_rng(20)
+    draws = rng.binomial(k, p, size=(runs, n))
+    last = np.full(runs, -b)
+    total = np.zeros(runs)
+    for t in range(n):
+        drawn = draws[:, t] > 0
+        total += np.where(t - last >= b, draws[:, t] ** 2, 0)
+        last[drawn] = t
+    mean = float(law[:-1] @ np.arange(grid.size))
+    assert abs(total.mean() - mean) <= 6 * total.std() / math.sqrt(runs)
+    for level in (0, 5, 12):
+        exact = law[: level + 1].sum()
+        seen = (total <= level).mean()
+        assert abs(seen - exact) <= 6 * math.sqrt(exact * (1 - exact) / runs) + 1e-9
+
+
+@pytest.mark.parametrize("operations", [1.0, 1e5, 1e9])
+def test_coarse_grids_bound_fine_ones_and_lose_no_mass(operations):
+    norms = np.geomspace(0.02, 1.0, 60)
+    options = {"examples": 2, "probability": 0.03}
+    fine = NormGrid.of(norms, most=4.0 * norms.sum(), operations=1e12, **options)
+    grid = NormGrid.of(norms, most=4.0 * norms.sum(), operations=operations, **options)
+    law, best = (revealed_law(g, min_sep=1, **options) for g in (grid, fine))
+    assert law.sum() == pytest.approx(1.0, abs=1e-12)
+    assert law[-1] < 1e-90 or grid.unit * (grid.size - 1) >= grid.most
+    exact = norms.sum() * (2 * 0.03 * 0.97 + 4 * 0.03**2)
+    assert exact <= best @ fine.squared() <= law @ grid.squared() * (1 + 1e-9)
+    assert best @ fine.squared() <= exact + 60 * 0.06 * fine.unit
+
+
+@pytest.mark.parametrize("width", [0, 1, 3, 20])
+def test_window_sums(width):
+    rng = np.random.default_rng(3)
+    vectors, decay = rng.random((17, 4)), 0.8
+    window = _DecayingWindow(width, decay, 4)
+    for t, vector in enumerate(vectors):
+        total, left = window.push(vector)
+        expected = sum((decay**i * vectors[t - i] for i in range(min(width, t + 1))), np.zeros(4))
+        np.testing.assert_allclose(total, expected, rtol=1e-14)
+        gone = decay**width * vectors[t - width] if t >= width else np.zeros(4)
+        np.testing.assert_allclose(left, gone, rtol=1e-14)
+
+
+@pytest.mark.parametrize("exclusion", ["sampling", "participation"])
+def test_monotone_and_below_the_unamplified_bound(exclusion):
+    claim = functools.partial(mechanism, exclusion=exclusion, strategy=BandMF(bands=3))
+    delta = [account(claim(k, 0.03, 5, 40, sigma=3.0), epsilon=1.0).delta for k in (1, 2, 4)]
+    assert delta[0] < delta[1] < delta[2]
+    delta = [account(claim(2, p, 5, 40, sigma=3.0), epsilon=1.0).delta for p in (0.01, 0.02, 0.04)]
+    assert delta[0] < delta[1] < delta[2]
+    for p in (0.001, 0.3, 1.0):
+        both = claim(2, p, 5, 40, sigma=3.0)
+        for deep in (1e-3, 1e-12, 1e-250):
+            best = account(both, delta=deep).epsilon
+            assert 0 < best <= account(both, delta=deep, accountant="gaussian").epsilon
+
+
+def test_blocking_others_is_never_better_than_own_draws():
+    for p in (0.05, 0.5):
+        own = account(mechanism(2, p, 4, 30, sigma=4.0), epsilon=0.7).delta
+        other = mechanism(2, p, 4, 30, sigma=4.0, exclusion="participation")
+        assert own <= account(other, epsilon=0.7).delta
+
+
+def test_single_examples_against_the_amplified_estimate():
+    # One example a user: hiding the coins helps, using none of the randomness does not.
+    n, b, p = 24, 4, 0.05
+    both = mechanism(1, p, b, n, sigma=1.5, strategy=BSR(bands=3))
+    alone = MinSep(probability=p, min_sep=b, dataset_size=1000, steps=n, warm_start=False)
+    amplified = MinSepMonteCarlo(seed=5, progress=False, profile_samples=100_000).estimate(
+        MatrixMechanism(scheme=alone, strategy=BSR(bands=3), noise_multiplier=1.5), [0.5, 1.0]
+    )
+    revealed = RevealedDraws().profile(both, [0.5, 1.0]).delta
+    plain = UnsampledGaussian().profile(both, [0.5, 1.0]).delta
+    estimate = np.maximum(
+        amplified.remove + 6 * amplified.remove_error, amplified.add + 6 * amplified.add_error
+    )
+    assert (estimate < revealed).all()
+    assert (revealed < plain).all()
+
+
+def test_gaussian_counts_all_examples_of_a_user_in_a_batch():
+    both = mechanism(3, 0.5, 4, 12, sigma=5.0)
+    alone = MinSep(probability=0.5, min_sep=4, dataset_size=1000, steps=12)
+    single = MatrixMechanism(scheme=alone, strategy=Identity(), noise_multiplier=5.0 / 3.0)
+    found = account(both, delta=1e-6, accountant="gaussian").epsilon
+    assert found == pytest.approx(account(single, delta=1e-6, accountant="gaussian").epsilon)
+
+
+def test_fixed_and_shuffled_batches_are_gaussian_by_themselves():
+    user = UserFixed(graph=graph(5), batch_size=10, min_sep=8, steps=40, max_participations=3)
+    found = account(
+        MatrixMechanism(scheme=user, strategy=BSR(bands=4), noise_multiplier=2.0), delta=1e-5
+    )
+    norm = float(BSR(bands=4).bind(40).column_norms(40).max())
+    assert found.accountant == "gaussian"
+    assert found.kind is Kind.UPPER_BOUND
+    shift = math.sqrt(3.0) * norm / 2.0  # at most one example a batch, three batches
+    assert gaussian_delta(found.epsilon, shift) == pytest.approx(1e-5, rel=1e-6)
+    # Order kept: exactly five steps apart, so 0 and 4 of the first column never meet.
+    kept = Shuffled(batch_size=20, dataset_size=100, epochs=2, reshuffle=False)
+    matrix = np.eye(10)
+    matrix[9, 2] = matrix[9, 3] = 0.9
+    by_hand = max(float(np.linalg.norm(matrix[:, s] + matrix[:, s + 5])) for s in range(5))
+    both = MatrixMechanism(scheme=kept, strategy=Dense(matrix=matrix), noise_multiplier=1.0)
+    found = account(both, delta=1e-5)
+    assert found.accountant == "gaussian"
+    assert gaussian_delta(found.epsilon, by_hand) == pytest.approx(1e-5, rel=1e-6)
+    again = Shuffled(batch_size=20, dataset_size=100, epochs=2)
+    both = MatrixMechanism(scheme=again, strategy=Dense(matrix=matrix), noise_multiplier=1.0)
+    worst = max(
+        float(np.linalg.norm(matrix[:, s] + matrix[:, t])) for s in range(5) for t in range(5, 10)
+    )
+    assert gaussian_delta(account(both, delta=1e-5).epsilon, worst) <= 1e-5 * (1 + 1e-6)
+
+
+def test_choice_and_reasons():
+    short = mechanism(2, 0.02, 4, 40, strategy=BSR(bands=3))
+    assert account(short, delta=1e-5).accountant == "revealed draws"
+    wide = mechanism(2, 0.02, 4, 40, strategy=BSR(bands=6))
+    assert account(wide, delta=1e-5).accountant == "gaussian"
+    reasons = dict((a.name, why) for a, why in accountants_for(wide))
+    assert "fewer bands or a larger min_sep" in reasons["revealed draws"]
+    assert "participation" in reasons["revealed draws, any blocking"]
+    tree = mechanism(2, 0.02, 4, 40, strategy=TreeRestart(height=3))
+    assert account(tree, delta=1e-5).accountant == "revealed draws"
+    unused = mechanism(2, 0.02, 4, 40, exclusion="participation")
+    found = account(unused, delta=1e-5)
+    assert found.accountant == "revealed draws, any blocking"
+    assert found.kind is Kind.UPPER_BOUND
+    assert any("does not use Conj. 6.2" in note for note in found.notes)
+
+
+def test_statement_is_about_users():
+    found = account(mechanism(2, 0.02, 4, 40), delta=1e-5)
+    text = str(found)
+    assert "for each user with up to 2 training examples" in text
+    assert "contribution of any one user with up to 2 training examples is left out" in text
+    assert "Which examples belong to which users is taken to be public" in text
+    with pytest.warns(UserWarning, match=r"1/\(number of users\) = 0.00125 \(800 users\)"):
+        calibrate(
+            scheme=mechanism(2, 0.02, 4, 40).scheme,
+            strategy=Identity(),
+            epsilon=1.0,
+            delta=1 / 800,
+        )
+
+
+def test_a_thousand_steps():
+    both = mechanism(2, 0.004, 32, 1000, sigma=1.0, strategy=BandMF(bands=32))
+    found = account(both, delta=2e-6)
+    assert found.accountant == "revealed draws"
+    # Half of what it costs to use no randomness, and never below one certain participation's ε …
+    assert found.epsilon < 0.5 * account(both, delta=2e-6, accountant="gaussian").epsilon
