@@ -120,18 +120,23 @@ def write_tokenizer(folder: pathlib.Path, texts: list[str], *, size: int = 400) 
     return int(tokenizer.get_vocab_size())
 
 
-def write_config(folder: pathlib.Path, *, vocabulary: int, hidden: int = 16) -> None:
-    """The configuration of a tiny BERT, as a model's folder on the hub has it."""
+def write_config(folder: pathlib.Path, *, vocabulary: int, hidden: int = 32) -> None:
+    """The configuration of a tiny BERT, as a model's folder on the hub has it.
+
+    Its random weights are larger than BERT's, which at this width would take long to leave the
+    plateau that training from scratch begins on.
+    """
     folder.mkdir(parents=True)
     config = {
         "model_type": "bert",
         "architectures": ["BertForMaskedLM"],
         "vocab_size": vocabulary,
         "hidden_size": hidden,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "intermediate_size": 2 * hidden,
         "max_position_embeddings": 64,
         "pad_token_id": 0,
+        "initializer_range": 0.2,
     }
     (folder / "config.json").write_text(json.dumps(config))

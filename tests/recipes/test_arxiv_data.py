@@ -19,7 +19,8 @@ from recipes.data.arxiv_categories import ARCHIVES, CLASSES, SUBSUMED, class_of
 from recipes.data.arxiv_record import BadRecord, author_identity, parse_line
 from recipes.data.arxiv_snapshot import read_snapshot
 from recipes.data.arxiv_tokens import load_tokenizer, tokenise, vocabulary_of
-from recipes.models.bert_heads import IGNORED, MaskTokens, class_batch
+from recipes.models.bert import CATEGORY, bert
+from recipes.models.bert_heads import IGNORED, MaskTokens, class_batch, class_metrics, forward
 from tests.recipes.arxiv_files import make_papers, write_arxiv_files, write_lines
 
 PAPERS, LENGTH = 300, 16
@@ -387,3 +388,27 @@ def test_the_private_loader_serves_it_alike_with_and_without_workers(data, colla
         else:
             assert torch.equal(batch["input_ids"], truth)
             assert batch["labels"].tolist() == data.train[rows.tolist()]["label"].tolist()
+
+
+def test_the_generated_categories_can_be_learnt(files, data):
+    torch.manual_seed(0)
+    model = bert(
+        files.model,
+        head=CATEGORY,
+        vocabulary=data.vocabulary.size,
+        max_length=LENGTH,
+        classes=len(data.classes),
+        pretrained=False,
+        offline=True,
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    train, test = (
+        class_batch(part.__getitems__(range(len(part)))) for part in (data.train, data.test)
+    )
+    for _ in range(30):
+        optimizer.zero_grad()
+        class_metrics(forward(model, train), train)["loss"].mean().backward()
+        optimizer.step()
+    model.eval()
+    # Four classes in equal shares; the words of a category occur in no other.
+    assert class_metrics(forward(model, test), test)["accuracy"].mean() > 0.6
