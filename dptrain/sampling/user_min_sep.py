@@ -35,8 +35,9 @@ class UserMinSep(Scheme):
     The run begins after ``burn_in`` steps that are drawn and not used for training. Under
     ``"sampling"`` the batch of step t depends on S_{t-b+1}, …, S_t only and these are i.i.d., so
     b-1 steps *are* the stationary regime: more change nothing, and 0 is the paper's cold start.
-    Under ``"participation"`` the regime is approached and never reached; the default of 10b
-    steps is ample up to about 0.8 N/b examples a batch, beyond which waves of period b fade slowly.
+    Under ``"participation"`` the regime is only approached, in waves of period b that fade the
+    slower the larger b·p is: the default of 10b steps is ample up to b·p = 1 and should be raised
+    beyond.
 
     Args:
         graph: the users of every example; public. Drawing needs one with its edges.

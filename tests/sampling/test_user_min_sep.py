@@ -301,3 +301,16 @@ def test_bad_input(changes, match):
 def test_batches_larger_than_exclusion_allows():
     with pytest.raises(ValueError, match="largest possible batch size is"):
         UserMinSep.for_batch_size(graph=SMALL, batch_size=40, min_sep=5, steps=3)
+
+
+@pytest.mark.parametrize("b", [2, 8, 40])
+def test_default_burn_in_of_participation_is_ample(b):
+    """One example a user: the use x_t = p(1 - Σ of the last b-1) of the renewal process, to p0."""
+    for c, tolerance in ((0.2, 1e-12), (1.0, 1e-6)):
+        p = c / b
+        use: list[float] = []
+        burn_in = scheme_of(SMALL, min_sep=b, exclusion="participation").burn_in
+        for t in range(burn_in + 2 * b):
+            use.append(p * (1 - sum(use[max(0, t - b + 1) : t])))
+        p0 = p / (1 + (b - 1) * p)
+        assert max(abs(x / p0 - 1) for x in use[burn_in:]) < tolerance
