@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import pathlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dptrain.accounting import profile
+from dptrain.plots import plot_graph
 from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
+from dptrain.sampling import Scheme, UserMinSep
+from dptrain.sampling.bounding import BoundedGraph
+from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE
 from recipes.simulation import Simulation
 from recipes.task import evaluate
 
 if TYPE_CHECKING:
     from recipes.run import Run
+
+
+def write_graph(bounded: BoundedGraph, scheme: Scheme, path: pathlib.Path) -> None:
+    """Who has how much in the training set, as a table and a plot; public in the graph's model."""
+    statistics = bounded.statistics()
+    design = [(scheme.probability, scheme.min_sep)] if isinstance(scheme, UserMinSep) else []
+    (path / GRAPH_TABLE).write_text(statistics.table(design) + "\n", encoding="utf-8")
+    plot_graph(statistics, path / GRAPH_PLOT)
 
 
 def write_report(current: Run) -> None:

@@ -16,7 +16,7 @@ from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
 from dptrain.sampling import Scheme
 from recipes.config import differences, load_config, to_yaml
 from recipes.loop import train
-from recipes.report import summary, write_report
+from recipes.report import summary, write_graph, write_report
 from recipes.runfolder import SUMMARY, RunFolder, load_checkpoint
 from recipes.schedule import Schedule
 from recipes.scheme import build_scheme
@@ -66,6 +66,9 @@ def prepare(settings: S, build_task: Callable[[S], Task], *, resume: bool = Fals
         RunFolder.refuse(settings.output, overwrite=settings.overwrite)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
+    if settings.seed is not None:
+        # Dropout and the like draw from the global generator: a seeded run repeats them too.
+        torch.manual_seed(settings.seed % 2**63)
     task = build_task(settings)
     settings = settings.with_steps(len(task.train))
     scheme = _scheme(settings, task)
@@ -98,6 +101,8 @@ def prepare(settings: S, build_task: Callable[[S], Task], *, resume: bool = Fals
         completed_steps=private.steps_executed,
         config=None if resume else to_yaml(settings),
     )
+    if task.bounded is not None and not resume:
+        write_graph(task.bounded, scheme, folder.path)
     if simulation is not None:
         simulation.mark(folder.path)
     facts = simulation.full if simulation else checkpoint and checkpoint["simulation"]
@@ -154,7 +159,7 @@ def _wire(
         noise_dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
         regenerate_noise=settings.privacy.regenerate_noise,
         ledger=RunFolder.ledger_path(settings.output),
-        **({"views": task.views} if task.views > 1 else {}),  # type: ignore[arg-type]
+        views=task.views,
         **mechanism,
     )
     return private, scheduler

@@ -18,6 +18,7 @@ CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "ledger.jsonl",
 )
 EVENTS = "tensorboard"
+GRAPH_TABLE, GRAPH_PLOT = "graph.txt", "graph.png"
 SUMMARY = "summary.txt"  # written last: the run is finished
 NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
 OURS = (
@@ -30,6 +31,8 @@ OURS = (
     "privacy_report.md",
     "curves.png",
     "privacy.png",
+    GRAPH_TABLE,
+    GRAPH_PLOT,
     NOT_PRIVATE,
     SUMMARY,
 )

@@ -85,9 +85,14 @@ def build_scheme(
             f"scheme.type={name} needs to know the users of every example, and this data set has "
             "none; choose another scheme"
         )
+    if graph is not None and "graph" not in parameters:
+        raise ValueError(
+            f"scheme.type={name} would protect single examples, and the users of this data set "
+            "have several; choose UserMinSep or UserFixed"
+        )
     size = expected_batch_size(settings, dataset_size) / divisor
     fields["batch_size"] = round(size) if parameters["batch_size"].annotation == "int" else size
-    if divisor != 1 and "max_batch_size" in fields:
+    if divisor != 1 and fields.get("max_batch_size") is not None:
         fields["max_batch_size"] = math.ceil(fields["max_batch_size"] / divisor)
     known = {"dataset_size": dataset_size, "steps": steps, "graph": graph}
     fields |= {key: value for key, value in known.items() if key in parameters}

@@ -10,6 +10,7 @@ import torch
 
 from dptrain.accounting import Accountant
 from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.adaptive import ScaledAdam
 from dptrain.strategies import Strategy
 from recipes.schedule import SCHEDULES
 from recipes.scheme import SIZES, check_scheme, expected_batch_size
@@ -57,7 +58,8 @@ class PrivacySettings:
 class OptimizerSettings:
     """sgd (``momentum``), adam or scaled_adam (``betas``, ``eps``), and the learning rate.
 
-    scaled_adam scales each example's gradient before it is clipped (scale-then-privatise).
+    scaled_adam scales each example's gradient before it is clipped (scale-then-privatise), see
+    :class:`~dptrain.adaptive.ScaledAdam` for ``eps_scale`` and what ``max_grad_norm`` then means.
     """
 
     name: str = "sgd"
@@ -65,6 +67,7 @@ class OptimizerSettings:
     momentum: float = 0.9
     betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.999])
     eps: float = 1e-8
+    eps_scale: float = 1e-3
     schedule: str = "constant"
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
@@ -72,6 +75,10 @@ class OptimizerSettings:
         if self.name == "sgd":
             return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
         betas = (self.betas[0], self.betas[1])
+        if self.name == "scaled_adam":
+            return ScaledAdam(
+                parameters, lr=self.lr, betas=betas, eps=self.eps, eps_scale=self.eps_scale
+            )
         return torch.optim.Adam(parameters, lr=self.lr, betas=betas, eps=self.eps)
 
 
@@ -164,6 +171,7 @@ class RunSettings:
         for field, number in (
             ("optimizer.lr", self.optimizer.lr),
             ("optimizer.eps", self.optimizer.eps),
+            ("optimizer.eps_scale", self.optimizer.eps_scale),
             ("steps", self.steps),
             ("epochs", self.epochs),
             ("threads", self.threads),

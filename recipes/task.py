@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
+from dptrain.sampling.bounding import BoundedGraph
 from dptrain.sampling.graph import AttributionGraph
 
 _SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
@@ -29,6 +30,7 @@ class Task:
             of its own example alone.
         collate_fn: makes a batch of samples; torch's default if ``None``.
         graph: users of the training examples, ``None`` if there is one example a user.
+        bounded: the contribution bounding that made ``graph``, whose statistics are worth seeing.
         views: augmented views of an example in a training batch, in consecutive rows.
         criterion, target: the loss as a module and its second argument, for ghost mode.
         examples: what the test examples are called.
@@ -42,6 +44,7 @@ class Task:
     metrics: Callable[[Any, Any], dict[str, torch.Tensor]]
     collate_fn: Callable[[list[Any]], Any] | None = None
     graph: AttributionGraph | None = None
+    bounded: BoundedGraph | None = None
     views: int = 1
     criterion: nn.Module | None = None
     target: Callable[[Any], torch.Tensor] | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from recipes.data.digits import Split, digits
+from recipes.data import Split, cifar10, cinic10, digits
 from recipes.models import vgg
 from recipes.run import run_recipe, seeded
 from recipes.settings import RunSettings
@@ -88,9 +88,15 @@ class VisionSettings(RunSettings):
 
 def load_images(data: DataSettings) -> Split:
     """The data set that the settings name."""
-    return digits(
-        image_size=data.image_size, test_fraction=data.test_fraction, seed=data.split_seed
-    )
+    if data.name == "digits":
+        return digits(
+            image_size=data.image_size, test_fraction=data.test_fraction, seed=data.split_seed
+        )
+    assert data.root is not None
+    changes: dict[str, Any] = {"augment": data.augment, "views": data.views}
+    if data.name == "cifar10":
+        return cifar10(data.root, **changes)
+    return cinic10(data.root, train_on_valid=data.train_on_valid, **changes)
 
 
 def build_task(settings: VisionSettings) -> Task:
@@ -101,7 +107,7 @@ def build_task(settings: VisionSettings) -> Task:
         lambda: vgg(
             in_channels=split.channels,
             classes=split.classes,
-            image_size=getattr(split, "image_size", settings.data.image_size),
+            image_size=split.image_size,
             channels=settings.model.channels,
             groups=settings.model.groups,
             hidden=settings.model.hidden,

@@ -1,0 +1,192 @@
+"""Fine-tune a small BERT on arXiv abstracts, private for every author, from one YAML file.
+
+``python -m recipes.arxiv --config configs/arxiv_minsep.yaml data.path=FILE data.tokenizer=DIR
+model.source=DIR [field=value ...] [--resume] [--output DIR] [--simulate FACTOR]``
+
+A paper belongs to all of its authors, an author to several papers. What is protected is everything
+that an author contributed; who wrote what with whom is public (Dong & Ganesh 2026, sections 6 and
+7.3).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from recipes.data.arxiv import ArxivData, arxiv
+from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert
+from recipes.models.bert_heads import (
+    ClassLoss,
+    MaskedTokenLoss,
+    MaskTokens,
+    class_batch,
+    class_metrics,
+    forward,
+    masked_token_metrics,
+    target,
+)
+from recipes.run import run_recipe, seeded
+from recipes.settings import RunSettings
+from recipes.task import Task
+
+
+@dataclasses.dataclass
+class DataSettings:
+    """The snapshot, and which of its papers are used.
+
+    ``max_examples`` is k, the most training examples of an author; ``duplicates`` uses a paper
+    several times while all of its authors have room. Nothing is fetched when ``offline``.
+    """
+
+    path: str | None = None
+    cache_dir: str = "cache/arxiv"
+    tokenizer: str | None = None
+    max_length: int = 128
+    test_size: int = 200_000
+    max_examples: int = 2
+    duplicates: bool = True
+    seed: int = 0  # of the shuffle and the bounding; public
+    on_error: str = "stop"
+    offline: bool = False
+
+
+@dataclasses.dataclass
+class ModelSettings:
+    """``source`` is a folder or a hub name; null makes a new BERT of the sizes below.
+
+    ``head`` says what is learned: ``masked-tokens`` (cross entropy of an abstract's masked tokens)
+    or ``category`` (cross entropy of its archive).
+    """
+
+    source: str | None = None
+    head: str = MASKED_TOKENS
+    pretrained: bool = True
+    tied: bool = True
+    dropout: float | None = None
+    hidden_size: int = 128
+    layers: int = 2
+    heads: int = 2
+    intermediate_size: int = 512
+    seed: int = 0  # of weights that begin at random; public
+
+
+@dataclasses.dataclass
+class ArxivSettings(RunSettings):
+    """A whole run of the arXiv recipe."""
+
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    output: str = "runs/arxiv"
+
+    def validate(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ValueError: naming the field, the value and the remedy.
+        """
+        for name, what in (
+            ("path", "the snapshot, arxiv-metadata-oai-snapshot.json"),
+            ("tokenizer", "a folder with a tokenizer, or its name on the hub"),
+        ):
+            if getattr(self.data, name) is None:
+                raise ValueError(f"data.{name}=null: name {what}")
+        self.check_choices(
+            {
+                "data.on_error": (self.data.on_error, ("stop", "skip")),
+                "model.head": (self.model.head, tuple(HEADS)),
+            }
+        )
+        if self.grad_sample_mode == "ghost" and self.model.tied and self.model.head != CATEGORY:
+            raise ValueError(
+                "grad_sample_mode='ghost' with model.tied=true: the norm of a weight that is used "
+                "twice is not the sum of two norms; set model.tied=false, or use hooks"
+            )
+        super().validate()
+
+
+def build_task(settings: ArxivSettings) -> Task:
+    """Data and model of the recipe."""
+    data, model = settings.data, settings.model
+    assert data.path is not None
+    assert data.tokenizer is not None
+    found = arxiv(
+        data.path,
+        tokenizer=data.tokenizer,
+        cache_dir=pathlib.Path(data.cache_dir),
+        test_size=data.test_size,
+        max_examples=data.max_examples,
+        duplicates=data.duplicates,
+        seed=data.seed,
+        max_length=data.max_length,
+        on_error=data.on_error,
+        offline=data.offline,
+    )
+    classify = model.head == CATEGORY
+    sizes = BertSizes(
+        hidden_size=model.hidden_size,
+        layers=model.layers,
+        heads=model.heads,
+        intermediate_size=model.intermediate_size,
+    )
+    module = seeded(
+        model.seed,
+        lambda: bert(
+            sizes if model.source is None else model.source,
+            head=model.head,
+            vocabulary=found.vocabulary.size,
+            max_length=data.max_length,
+            classes=len(found.classes) if classify else None,
+            pretrained=model.pretrained,
+            tied=model.tied,
+            dropout=model.dropout,
+            offline=data.offline,
+        ),
+    )
+    return Task(
+        train=found.train,
+        test=found.test,
+        model=module,
+        forward=forward,
+        metrics=class_metrics if classify else masked_token_metrics,
+        collate_fn=class_batch if classify else _masking(found),
+        graph=found.graph,
+        bounded=found.bounded,
+        criterion=ClassLoss() if classify else MaskedTokenLoss(),
+        target=target,
+        examples="papers",
+        notes=(
+            f"the loss is the cross entropy of {'the archive' if classify else 'masked tokens'}",
+            *found.notes,
+        ),
+    )
+
+
+def _masking(found: ArxivData) -> MaskTokens:
+    vocabulary = found.vocabulary
+    if vocabulary.mask_id is None:
+        raise ValueError(
+            "model.head='masked-tokens': the tokenizer has no mask token; use that of a BERT "
+            "model, or model.head=category"
+        )
+    return MaskTokens(
+        mask_id=vocabulary.mask_id,
+        vocabulary=vocabulary.size,
+        special_ids=vocabulary.special_ids,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    return run_recipe(
+        "arxiv",
+        "Fine-tune a small BERT on arXiv abstracts, private for every author.",
+        ArxivSettings,
+        build_task,
+        argv,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""Run a grid of configurations, one after the other, and compare the results.
+
+``python -m recipes.sweep --grid configs/grids/cinic10.yaml [field=value ...] [--list]``
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from recipes import arxiv, vision
+from recipes.config import read_yaml
+from recipes.run import INTERRUPTED
+from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
+
+RECIPES: dict[str, Callable[[Sequence[str]], int]] = {"vision": vision.main, "arxiv": arxiv.main}
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One run of a grid: its configuration file, what it overrides, and its folder."""
+
+    config: str
+    overrides: dict[str, Any]
+    folder: pathlib.Path
+
+    def arguments(self, extra: Sequence[str]) -> list[str]:
+        """The recipe's command line; ``extra`` comes last and wins."""
+        own = [f"{name}={json.dumps(value)}" for name, value in self.overrides.items()]
+        resume = ["--resume"] if (self.folder / CHECKPOINT).exists() else []
+        return ["--config", self.config, "--output", str(self.folder), *resume, *own, *extra]
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has run to its end."""
+        return (self.folder / SUMMARY).exists()
+
+    def result(self) -> dict[str, Any]:
+        """The last evaluation on the test set, empty before the first one."""
+        path = self.folder / METRICS
+        records = read_metrics(path) if path.exists() else []
+        return next((r for r in reversed(records) if r["split"] == "test"), {})
+
+
+def members(grid: Mapping[str, Any], output: pathlib.Path) -> list[Member]:
+    """All runs of a grid, in the order in which they are written down.
+
+    Raises:
+        ValueError: if the grid has unknown or missing entries, or two runs would be the same.
+    """
+    if unknown := sorted(set(grid) - {"recipe", "output", "common", "runs"}):
+        raise ValueError(f"unknown entries {unknown}; a grid has recipe, output, common and runs")
+    if grid.get("recipe") not in RECIPES:
+        raise ValueError(f"recipe={grid.get('recipe')!r}: choose one of {', '.join(RECIPES)}")
+    if not grid.get("runs"):
+        raise ValueError("runs: name at least one configuration")
+    found = []
+    for entry in grid["runs"]:
+        if not isinstance(entry, Mapping) or not {"config"} <= set(entry) <= {"config", "grid"}:
+            raise ValueError(f"runs: {entry!r} should have 'config' and may have 'grid'")
+        axes = {**entry.get("grid", {}), **grid.get("common", {})}
+        for overrides in _points(axes):
+            stem = pathlib.Path(entry["config"]).stem
+            name = "_".join([stem, *(f"{k.rpartition('.')[2]}={v}" for k, v in overrides.items())])
+            found.append(Member(entry["config"], overrides, output / name))
+    if len({member.folder for member in found}) < len(found):
+        raise ValueError("runs: two runs have the same configuration and values")
+    return found
+
+
+def _points(axes: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values; ``"=field"`` stands for the value of another field."""
+    for name, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name}: {values!r} should be a list of values, e.g. [1, 2]")
+    seen = []
+    for values in itertools.product(*axes.values()):
+        point = dict(zip(axes, values, strict=True))
+        for name, value in point.items():
+            if isinstance(value, str) and value.startswith("="):
+                if value[1:] not in point:
+                    raise ValueError(f"{name}: {value!r} names no field of the grid")
+                point[name] = point[value[1:]]
+        if point not in seen:  # a reference may repeat a value that is listed too
+            seen.append(point)
+            yield point
+
+
+def summarise(found: Sequence[Member], output: pathlib.Path) -> str:
+    """Write ``results.json`` and return a table of what has finished."""
+    rows = [
+        {"folder": m.folder.name, "config": m.config, **m.overrides, **m.result()}
+        for m in found
+        if m.finished
+    ]
+    (output / "results.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    lines = [f"{len(rows)} of {len(found)} runs are finished ({output / 'results.json'})"]
+    for row in rows:
+        numbers = ", ".join(f"{k} {v:.4f}" for k, v in row.items() if isinstance(v, float))
+        lines.append(f"{row['folder']}: {numbers}")
+    lines.append(
+        "whoever picks the best of them has looked at the data: its guarantee does not cover that"
+    )
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m recipes.sweep", description=__doc__)
+    parser.add_argument("--grid", required=True, help="YAML file, e.g. configs/grids/*.yaml")
+    parser.add_argument("--output", help="folder of the runs (the entry output)")
+    parser.add_argument("--list", action="store_true", help="show the runs without starting them")
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="for every run")
+    arguments = parser.parse_intermixed_args(argv)
+    try:
+        grid = read_yaml(pathlib.Path(arguments.grid))
+        output = pathlib.Path(arguments.output or grid.get("output", "runs/sweep"))
+        found = members(grid, output)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.list:
+        print("\n".join(str(member.folder) for member in found))
+        return 0
+    output.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for member in tqdm(found, desc="runs", unit="run"):
+        if member.finished:
+            continue
+        status = RECIPES[grid["recipe"]](member.arguments(arguments.overrides))
+        if status == INTERRUPTED:
+            break
+        if status:
+            failed.append(member.folder.name)
+    print(summarise(found, output))
+    if failed:
+        print(f"{len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

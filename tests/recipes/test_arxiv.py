@@ -1,0 +1,153 @@
+"""The arXiv recipe end to end, offline, on a small file in the real format."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from dptrain.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+from recipes.arxiv import main
+from recipes.run import INTERRUPTED
+from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
+from tests.recipes.arxiv_files import write_arxiv_files
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write_arxiv_files(tmp_path_factory.mktemp("arxiv"), papers=500, authors=2000)
+
+
+@pytest.fixture(scope="module")
+def tiny(files, tmp_path_factory):
+    """What makes the shipped configurations small."""
+    return [
+        f"data.path={files.snapshot}",
+        f"data.tokenizer={files.tokenizer}",
+        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
+        "data.test_size=40",
+        "data.max_length=16",
+        "data.offline=true",
+        f"model.source={files.model}",
+        "model.pretrained=false",
+        "scheme.batch_size=12",
+        "steps=4",
+        "checkpoint_every=2",
+        "evaluate_every=2",
+        "evaluate_examples=10",
+        "seed=20261120",
+    ]
+
+
+CONFIG = "configs/arxiv_minsep.yaml"
+NARROW = ["scheme.min_sep=2", "strategy.bands=2"]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    output = tmp_path_factory.mktemp("finished") / "run"
+    assert main(["--config", CONFIG, "--output", str(output), *tiny, *NARROW]) == 0
+    return output
+
+
+def test_the_folder_holds_the_statement_and_the_graph(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"graph.txt", "graph.png", "privacy_report.md", "checkpoint.pt", "summary.txt"} <= names
+    report = json.loads((finished / "privacy_report.json").read_text())
+    guarantee = Guarantee.from_json(json.dumps(report["guarantee"]))
+    assert guarantee.unit.kind == "user"
+    assert guarantee.unit.max_examples == 2
+    assert guarantee.epsilon <= 8
+    assert guarantee.kind in (Kind.UPPER_BOUND, Kind.EXACT)
+    summary = (finished / "summary.txt").read_text()
+    assert "for each user with up to 2 training examples" in summary
+    assert "cross entropy of masked tokens" in summary
+    assert [r["step"] for r in read_metrics(finished / "metrics.jsonl") if r["split"] == "test"]
+
+
+def test_users_stay_apart_in_what_was_planned(finished):
+    """The checkpoint's scheme is the one of the guarantee, and it bars users for b - 1 steps."""
+    mechanism = MatrixMechanism.from_dict(load_checkpoint(finished)["run"]["mechanism"])
+    assert mechanism.scheme.min_sep == 2
+    assert mechanism.scheme.graph.max_examples == 2
+    assert not mechanism.scheme.graph.attached
+
+
+def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, monkeypatch):
+    log = RunFolder.log
+
+    def log_then_stop(self, record, *, private):
+        log(self, record, private=private)
+        if record["step"] == 3 and record["split"] == "train":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny, *NARROW]
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log", log_then_stop)
+        assert main(arguments) == INTERRUPTED
+    assert main([*arguments, "--resume"]) == 0
+    ours, theirs = (load_checkpoint(p)["run"] for p in (tmp_path / "run", finished))
+    assert ours["ledger"] == theirs["ledger"]
+    for name, value in theirs["module"].items():
+        assert torch.equal(ours["module"][name], value), name
+
+
+def test_other_papers_are_refused_on_resume(tiny, finished, tmp_path, capsys):
+    """Even with the settings of the checkpoint: the graph is another one."""
+    other = tmp_path / "other.jsonl"
+    path = next(a.partition("=")[2] for a in tiny if a.startswith("data.path"))
+    lines = open(path, encoding="utf-8").read().splitlines()  # noqa: SIM115
+    backup = "\n".join(lines) + "\n"
+    other.write_text(backup)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines[:-9]) + "\n")
+        arguments = ["--config", CONFIG, "--output", str(finished), "--resume", *tiny, *NARROW]
+        assert main(arguments) == 2
+        assert "changed" in capsys.readouterr().err
+    finally:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(backup)
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss"),
+    [
+        (["model.head=category"], "cross entropy of the archive"),
+        (["model.head=category", "grad_sample_mode=ghost", "optimizer.name=adam"], "archive"),
+        (["grad_sample_mode=functorch"], "masked tokens"),
+        (["scheme.exclusion=participation", "privacy.accountant=gaussian"], "masked tokens"),
+    ],
+)
+def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
+    arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny, *NARROW, *changes]
+    assert main([*arguments, "steps=2", "plots=false"]) == 0
+    assert loss in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["data.path=null"], "data.path=null"),
+        (["data.path=/nowhere.json"], "no arXiv snapshot /nowhere.json"),
+        (["data.test_size=100000"], "use at most"),
+        (["data.tokenizer=/nowhere"], "no tokenizer '/nowhere'"),
+        (["scheme.batch_size=10000"], "largest possible"),
+        (["scheme.min_sep=4", "scheme.batch_size=80"], "largest possible"),
+        (["model.head=sentiment"], "model.head='sentiment'"),
+        (["grad_sample_mode=ghost"], "model.tied"),
+        (["data.max_examples=0"], "at least 1"),
+        (["scheme.type=MinSep", "scheme.min_sep=2"], "users"),
+    ],
+)
+def test_mistakes_end_in_one_line(tiny, tmp_path, capsys, changes, message):
+    arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny, *NARROW, *changes]
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("error: ")
+    assert message in error
+    assert not (tmp_path / "run").exists()
