@@ -1,11 +1,25 @@
 """Differentially private training for PyTorch: schemes, correlated noise and their accountant."""
 
 from dptrain.accounting import account, accountants_for, calibrate, profile
+from dptrain.adaptive import ScaledAdam
 from dptrain.engine import PrivacyEngine
 from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
 from dptrain.private import PrivateTraining
-from dptrain.sampling import BallsInBins, MinSep, Poisson, PrivateLoader
+from dptrain.sampling import (
+    AttributionGraph,
+    BallsInBins,
+    CyclicPoisson,
+    MinSep,
+    Poisson,
+    PrivateLoader,
+    RandomAllocation,
+    Shuffled,
+    TruncatedMinSep,
+    TruncatedPoisson,
+    UserFixed,
+    UserMinSep,
+)
 from dptrain.strategies import (
     BISR,
     BLT,
@@ -25,10 +39,12 @@ __all__ = [
     "BLT",
     "BSR",
     "Adjacency",
+    "AttributionGraph",
     "BallsInBins",
     "BandInvMF",
     "BandMF",
     "ColumnNormalizedBandMF",
+    "CyclicPoisson",
     "Dense",
     "Guarantee",
     "Identity",
@@ -39,10 +55,17 @@ __all__ = [
     "PrivacyEngine",
     "PrivateLoader",
     "PrivateTraining",
+    "RandomAllocation",
+    "ScaledAdam",
+    "Shuffled",
     "SquareRoot",
     "Tree",
     "TreeRestart",
+    "TruncatedMinSep",
+    "TruncatedPoisson",
     "Unit",
+    "UserFixed",
+    "UserMinSep",
     "account",
     "accountants_for",
     "calibrate",

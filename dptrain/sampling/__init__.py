@@ -1,6 +1,7 @@
 """Sampling schemes, attribution graphs, batch streams and the private loader."""
 
 from dptrain.sampling.balls_in_bins import BallsInBins
+from dptrain.sampling.bounding import BoundedGraph
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.loader import PrivateLoader
@@ -12,12 +13,14 @@ from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
 from dptrain.sampling.shuffled import Shuffled
 from dptrain.sampling.truncated_min_sep import TruncatedMinSep
 from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.user_fixed import UserFixed
 from dptrain.sampling.user_min_sep import UserMinSep
 
 __all__ = [
     "AttributionGraph",
     "BallsInBins",
     "BatchStream",
+    "BoundedGraph",
     "CyclicPoisson",
     "ExchangeableScheme",
     "MicroBatch",
@@ -29,5 +32,6 @@ __all__ = [
     "Shuffled",
     "TruncatedMinSep",
     "TruncatedPoisson",
+    "UserFixed",
     "UserMinSep",
 ]
