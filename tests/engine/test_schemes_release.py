@@ -15,9 +15,9 @@ from dptrain.sampling import (
     Shuffled,
     TruncatedMinSep,
     TruncatedPoisson,
+    UserFixed,
     UserMinSep,
 )
-from dptrain.sampling.user_fixed import UserFixed
 
 from .conftest import flat, images, make, reference_sum, released, small_net, train
 
