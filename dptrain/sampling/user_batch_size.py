@@ -21,6 +21,7 @@ from dptrain.sampling.user_exclusion import Exclusion, checked
 Method = Literal["exact", "simulation"]
 
 _OWNER = "UserMinSep"
+_PRECISE, _LONG = 1e-3, 10_000  # default relative error, and the steps that are worth it
 _REMEDY = (
     "lower batch_size or min_sep, or bound the graph: fewer examples a user, or max_neighbours"
 )
@@ -75,7 +76,7 @@ def probability_for_batch_size(
     exclusion: Exclusion = "sampling",
     method: Method | None = None,
     steps: int = 1,
-    relative_error: float = 1e-3,
+    relative_error: float | None = None,
     seed: int = 0,
 ) -> float:
     """The smallest p at which user-level b-min-sep has ``batch_size`` examples a step on average.
@@ -96,7 +97,8 @@ def probability_for_batch_size(
         exclusion: as in :class:`~dptrain.sampling.user_min_sep.UserMinSep`.
         method: exact where that is possible if left out.
         steps: fewest steps that a simulation averages over.
-        relative_error: of the simulated mean, in (0, 1].
+        relative_error: of the simulated mean, in (0, 1]; if left out 1e-3, or what a run of 10,000
+            steps gives where batches are so small that 1e-3 would take longer.
         seed: of the simulation, which shares no coin with a run of an equal seed.
 
     Raises:
@@ -107,7 +109,8 @@ def probability_for_batch_size(
     b = fields.integer(_OWNER, "min_sep", min_sep)
     steps = fields.integer(_OWNER, "steps", steps)
     seed = fields.integer(_OWNER, "seed", seed, minimum=0)
-    tolerance = fields.probability(_OWNER, "relative_error", relative_error)
+    if relative_error is not None:
+        relative_error = fields.probability(_OWNER, "relative_error", relative_error)
     method = _method(method, exclusion)
     n_examples = graph.examples
     size = fields.expected_batch_size(
@@ -132,6 +135,7 @@ def probability_for_batch_size(
         if method == "exact":
             root = curve.smallest_probability(size)
             return last if root is None else root
+    tolerance = max(_PRECISE, (_LONG * size) ** -0.5) if relative_error is None else relative_error
     # Were batches Poisson numbers, their mean would be as precise as asked after so many steps.
     steps = max(steps, math.ceil(1.0 / (tolerance**2 * size)))
     with _bar() as bar:
