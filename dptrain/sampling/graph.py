@@ -14,7 +14,7 @@ from dptrain.registry import JsonValue
 from dptrain.sampling import bounding, fields, neighbours
 from dptrain.sampling.graph_arrow import edges_from_dataset
 from dptrain.sampling.graph_build import edges_from_lists, edges_from_pairs
-from dptrain.sampling.graph_edges import Offsets, Users, edges_from_csr, gather
+from dptrain.sampling.graph_edges import Offsets, Users, count_users, edges_from_csr, gather
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         """The graph of canonical edges, which it keeps and makes read-only."""
         offsets.setflags(write=False)
         members.setflags(write=False)
-        per_user = np.bincount(members)
+        per_user = count_users(members, int(members.max()) + 1)
         graph = cls(
             examples=len(offsets) - 1,
             users=len(per_user),
@@ -164,7 +164,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
     def examples_per_user(self) -> Offsets:
         """Number of examples of every user, shape (users,)."""
-        return np.bincount(self.members, minlength=self.users)
+        return count_users(self.members, self.users)
 
     def by_user(self) -> tuple[Offsets, npt.NDArray[np.int64]]:
         """The same edges from users to examples, computed anew at each call.

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from tqdm.auto import tqdm
 
 from dptrain.sampling.graph_edges import MOST_USERS, Edges, Users, assembled
 
 # Examples read at a time.
-EXAMPLES = 1 << 16
+EXAMPLES = 1 << 14
+
+
+def loading_bar(examples: int | None) -> tqdm:
+    """A progress bar over the examples, shown after two seconds."""
+    return tqdm(desc="Attribution graph", total=examples, unit="example", delay=2)
 
 
 class _Numbers(dict[Hashable, int]):
@@ -48,12 +54,18 @@ def edges_from_lists(column: Iterable[Iterable[Hashable]]) -> Edges:
     numbers = _Numbers()
     lengths, parts, first = [], [], 0
     rows = iter(column)
-    while chunk := [_row(i, row) for i, row in enumerate(itertools.islice(rows, EXAMPLES), first)]:
-        size = np.fromiter(map(len, chunk), dtype=np.int64, count=len(chunk))
-        lengths.append(size)
-        parts.append(_numbers_of_chunk(numbers, chunk, size, first))
-        first += len(chunk)
-    return assembled(lengths, parts, len(numbers))
+    with loading_bar(len(column) if isinstance(column, Sized) else None) as bar:
+        while chunk := [
+            _row(i, row) for i, row in enumerate(itertools.islice(rows, EXAMPLES), first)
+        ]:
+            size = np.fromiter(map(len, chunk), dtype=np.int64, count=len(chunk))
+            lengths.append(size)
+            parts.append(_numbers_of_chunk(numbers, chunk, size, first))
+            first += len(chunk)
+            bar.update(len(chunk))
+    users = len(numbers)
+    del numbers  # its ids take more memory than the edges
+    return assembled(lengths, parts, users)
 
 
 def _row(example: int, row: Any) -> Sequence[Any]:

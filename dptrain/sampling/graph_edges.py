@@ -46,7 +46,7 @@ def edges_from_csr(offsets: npt.ArrayLike, members: npt.ArrayLike) -> Edges:
             f"members hold user number {low if low < 0 else high}: number the users 0, 1, … "
             f"without gaps ({len(users)} members are given)"
         )
-    used = np.bincount(users.astype(np.int64, copy=False))
+    used = count_users(users, high + 1)
     if not used.all():
         raise ValueError(
             f"user {int(np.argmin(used))} has no example ({int((used == 0).sum())} users of "
@@ -83,8 +83,9 @@ def assembled(lengths: Sequence[Offsets], parts: Sequence[npt.NDArray[Any]], use
     repeated = _sort_rows(offsets, members)
     if repeated is None:
         return offsets, members
-    kept = np.concatenate(([0], np.cumsum(~repeated)))
-    return kept[offsets], members[~repeated]
+    sizes -= np.add.reduceat(repeated, offsets[:-1], dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets, members[~repeated]
 
 
 def _sort_rows(offsets: Offsets, members: Users) -> npt.NDArray[np.bool_] | None:
@@ -126,6 +127,16 @@ def gather(offsets: Offsets, members: Users, rows: npt.NDArray[np.int64]) -> Edg
         shift = np.repeat(starts[begin:end] - taken[begin:end], np.diff(taken[begin : end + 1]))
         users[low:high] = members[shift + np.arange(low, high)]
     return taken, users
+
+
+def count_users(members: npt.NDArray[Any], users: int) -> npt.NDArray[np.int64]:
+    """Number of examples of each user, shape (users,)."""
+    counts = np.zeros(users, dtype=np.int64)
+    # bincount makes an int64 copy of what it is given.
+    for begin in range(0, len(members), CHUNK):
+        part = members[begin : begin + CHUNK].astype(np.int64, copy=False)
+        counts += np.bincount(part, minlength=users)
+    return counts
 
 
 def any_in_row(flags: npt.NDArray[np.bool_], offsets: Offsets) -> npt.NDArray[np.bool_]:

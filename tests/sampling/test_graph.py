@@ -44,7 +44,8 @@ def named(lists: Lists) -> list[set[int]]:
 def lists(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lists:
     # Chunks of a few rows, so that their seams are within these tests' data.
     monkeypatch.setattr(graph_build, "EXAMPLES", 7)
-    monkeypatch.setattr(graph_arrow, "EXAMPLES", 7)
+    monkeypatch.setattr(graph_arrow, "READ", 7)
+    monkeypatch.setattr(graph_arrow, "IDS", 30)
     monkeypatch.setattr(graph_edges, "CHUNK", 5)
     rng = np.random.default_rng(request.param)
     return random_lists(rng, examples=40, users=(1, 5, 30, 200)[request.param])
