@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
-from dptrain.sampling import Scheme
+from dptrain.sampling import Scheme, UserScheme
 from recipes.config import differences, load_config, to_yaml
 from recipes.loop import train
 from recipes.report import summary, write_graph, write_report
@@ -123,10 +123,10 @@ def _scheme(settings: RunSettings, task: Task, *, divisor: float = 1.0) -> Schem
 def _saved_mechanism(checkpoint: dict[str, Any], task: Task) -> MatrixMechanism:
     """The checkpoint's mechanism; its scheme gets the edges of its graph back."""
     mechanism = MatrixMechanism.from_dict(checkpoint["run"]["mechanism"])
-    attach = getattr(mechanism.scheme, "attach", None)
-    if attach is None:
-        return mechanism
-    return dataclasses.replace(mechanism, scheme=attach(task.graph))
+    scheme = mechanism.scheme
+    if isinstance(scheme, UserScheme) and task.graph is not None:
+        return dataclasses.replace(mechanism, scheme=scheme.attach(task.graph))
+    return mechanism
 
 
 def _wire(

@@ -15,6 +15,7 @@ from dptrain.sampling.truncated_min_sep import TruncatedMinSep
 from dptrain.sampling.truncated_poisson import TruncatedPoisson
 from dptrain.sampling.user_fixed import UserFixed
 from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.user_scheme import UserScheme
 
 __all__ = [
     "AttributionGraph",
@@ -34,4 +35,5 @@ __all__ = [
     "TruncatedPoisson",
     "UserFixed",
     "UserMinSep",
+    "UserScheme",
 ]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dptrain.guarantee import Unit
 from dptrain.sampling import fields
+from dptrain.sampling.example_queue import Queue
 from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.queue import Queue
-from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.scheme import Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 from dptrain.sampling.user_packing import Packing
+from dptrain.sampling.user_scheme import UserScheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Fill:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UserFixed(Scheme):
+class UserFixed(UserScheme):
     """Batches of fixed size in which a user has at most one example, every b steps at most.
 
     Unamplified multi-attribution batches (Ganesh et al. 2025; Dong & Ganesh 2026, §7.3): greedy
@@ -69,8 +69,7 @@ class UserFixed(Scheme):
 
     def __post_init__(self) -> None:
         owner = "UserFixed"
-        if not isinstance(self.graph, AttributionGraph):
-            raise ValueError(f"{owner}: graph={self.graph!r} must be an AttributionGraph")
+        self._check_graph()
         for name in ("batch_size", "min_sep", "steps"):
             object.__setattr__(self, name, fields.integer(owner, name, getattr(self, name)))
         if self.batch_size > self.graph.examples:
@@ -84,37 +83,9 @@ class UserFixed(Scheme):
         object.__setattr__(self, "max_participations", min(most, fit))
 
     @property
-    def dataset_size(self) -> int:
-        """N: the examples of the graph."""
-        return self.graph.examples
-
-    @property
-    def population(self) -> int:
-        """Number of users."""
-        return self.graph.users
-
-    @property
-    def unit(self) -> Unit:
-        """A user with at most as many examples as the graph gives any."""
-        return Unit(kind="user", max_examples=self.graph.max_examples)
-
-    @property
-    def rate(self) -> float:
-        """B̄/N."""
-        return self.batch_size / self.graph.examples
-
-    @property
     def expected_batch_size(self) -> float:
         """B̄ as it was given; batches that could not be filled are smaller."""
         return float(self.batch_size)
-
-    def attach(self, graph: AttributionGraph) -> Self:
-        """This scheme with the edges of ``graph``, which a scheme read from a file lacks.
-
-        Raises:
-            ValueError: if it is another graph.
-        """
-        return dataclasses.replace(self, graph=self.graph.attach(graph))
 
     def stream(self, seed: int) -> UserFixedStream:
         """Batches in O(B̄·users per example) amortised work a step; 4 bytes an example, 8 a user.

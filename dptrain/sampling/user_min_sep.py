@@ -7,18 +7,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from dptrain.guarantee import Unit
 from dptrain.sampling import fields
 from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.scheme import Indices, Scheme
+from dptrain.sampling.scheme import Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream, to_array, to_tensor
 from dptrain.sampling.user_batch_size import Method, probability_for_batch_size
 from dptrain.sampling.user_exclusion import Exclusion, RecentUsers, checked, default_burn_in
+from dptrain.sampling.user_scheme import UserScheme
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UserMinSep(Scheme):
+class UserMinSep(UserScheme):
     """Every example tosses a coin at every step; those close to a recent one are left out.
 
     Multi-attribution b-min-sep (Dong & Ganesh 2026, Algorithm 3). Step t samples S_t, each example
@@ -27,10 +27,11 @@ class UserMinSep(Scheme):
     user takes part at most once in any b consecutive steps, with up to k examples at once.
 
     ``exclusion="participation"`` is Algorithm 4: only examples that were used leave others out. It
-    wastes fewer samples, but no privacy theorem holds for it (the paper's Conjecture 6.2).
+    wastes fewer samples; the paper's privacy of it is Conjecture 6.2.
 
-    Whether a user's examples were sampled shows in who else is left out, so the guarantee of
-    shared examples is not that of a user alone; see the accountants.
+    Whether a user's examples were sampled shows in who else is left out, so that Theorem 6.1 of the
+    paper fails where examples are shared. What is proven for either rule is in
+    :mod:`dptrain.accounting.user_revealed`.
 
     The run begins after ``burn_in`` steps that are drawn and not used for training. Under
     ``"sampling"`` the batch of step t depends on S_{t-b+1}, …, S_t only and these are i.i.d., so
@@ -63,8 +64,7 @@ class UserMinSep(Scheme):
 
     def __post_init__(self) -> None:
         owner = "UserMinSep"
-        if not isinstance(self.graph, AttributionGraph):
-            raise ValueError(f"{owner}: graph={self.graph!r} must be an AttributionGraph")
+        self._check_graph()
         p = fields.probability(owner, "probability", self.probability)
         size = fields.expected_batch_size(
             owner,
@@ -123,29 +123,9 @@ class UserMinSep(Scheme):
         )
 
     @property
-    def dataset_size(self) -> int:
-        """N: the examples of the graph."""
-        return self.graph.examples
-
-    @property
-    def population(self) -> int:
-        """Number of users."""
-        return self.graph.users
-
-    @property
-    def unit(self) -> Unit:
-        """A user with at most as many examples as the graph gives any."""
-        return Unit(kind="user", max_examples=self.graph.max_examples)
-
-    @property
     def max_per_batch(self) -> int:
         """k: all examples of a user may be sampled together."""
         return self.graph.max_examples
-
-    @property
-    def rate(self) -> float:
-        """B̄/N, an example's average chance to be used in one step."""
-        return self.batch_size / self.graph.examples
 
     @property
     def expected_batch_size(self) -> float:
@@ -156,14 +136,6 @@ class UserMinSep(Scheme):
     def max_participations(self) -> int:
         """ceil(n/b)."""
         return -(-self.steps // self.min_sep)
-
-    def attach(self, graph: AttributionGraph) -> Self:
-        """This scheme with the edges of ``graph``, which a scheme read from a file lacks.
-
-        Raises:
-            ValueError: if it is another graph.
-        """
-        return dataclasses.replace(self, graph=self.graph.attach(graph))
 
     def stream(self, seed: int) -> UserMinSepStream:
         """Batches in O(p·N·users per example) work a step; 4 bytes a user.

@@ -12,7 +12,7 @@ import pytest
 
 from dptrain.guarantee import Unit
 from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.queue import Queue
+from dptrain.sampling.example_queue import Queue
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.user_fixed import Fill, UserFixed
 from dptrain.sampling.user_fixed_search import fewest_participations, largest_min_sep
