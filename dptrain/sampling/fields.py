@@ -25,6 +25,11 @@ def integer(owner: str, name: str, value: Any, *, minimum: int = 1) -> int:
     return number
 
 
+def optional_integer(owner: str, name: str, value: Any) -> int | None:
+    """``None``, or ``value`` as :func:`integer` takes it."""
+    return None if value is None else integer(owner, name, value)
+
+
 def _real(owner: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{owner}: {name}={value!r} must be a number, not {type(value).__name__}")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
-from dptrain.sampling.fields import integer
+from dptrain.sampling.fields import integer, optional_integer
 from dptrain.sampling.fingerprint import fingerprint
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.plan import Plan
@@ -81,12 +81,10 @@ class PrivateLoader:
     ) -> None:
         check_length(dataset, scheme)
         seed = integer("PrivateLoader", "seed", seed, minimum=0)
-        if max_physical_batch_size is not None:
-            max_physical_batch_size = integer(
-                "PrivateLoader", "max_physical_batch_size", max_physical_batch_size
-            )
-        if steps_per_epoch is not None:
-            steps_per_epoch = integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
+        max_physical_batch_size = optional_integer(
+            "PrivateLoader", "max_physical_batch_size", max_physical_batch_size
+        )
+        steps_per_epoch = optional_integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
         world_size = integer("PrivateLoader", "world_size", world_size)
         rank = integer("PrivateLoader", "rank", rank, minimum=0)
         if rank >= world_size:
