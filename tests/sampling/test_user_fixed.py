@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dptrain.guarantee import Unit
-from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.example_queue import Queue
+from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.user_fixed import Fill, UserFixed
 from dptrain.sampling.user_fixed_search import fewest_participations, largest_min_sep

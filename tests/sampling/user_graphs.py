@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.user_min_sep import UserMinSep
 from dptrain.testing.scheme_contract import bernstein_tolerance
 
 Lists = Sequence[Sequence[int]]
@@ -97,3 +98,12 @@ def assert_copies_follow(batches: Sequence[np.ndarray], size: int, count: int, l
         expected = count * float(probability)
         tolerance = bernstein_tolerance(expected * (1 - float(probability)))
         assert abs(found.get(key, 0) - expected) <= tolerance, key
+
+
+SMALL = graph_of(random_lists(1, 80, 60, 3))
+LARGE = graph_of(random_lists(2, 20_000, 15_000, 3))
+
+
+def scheme_of(graph: AttributionGraph, **changes) -> UserMinSep:
+    values = {"probability": 0.3, "min_sep": 3, "steps": 4, "batch_size": 1.0, **changes}
+    return UserMinSep(graph=graph, **values)
