@@ -18,7 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes.data.arxiv_record import BadRecord, Paper, parse_line
-from recipes.data.text_packages import text_package
+from recipes.data.packages import package
 
 FORMAT = 1  # of the cached files; raise it with any change of what a line is read as
 ON_ERROR = ("stop", "skip")
@@ -96,7 +96,7 @@ def read_snapshot(
             f"no arXiv snapshot {path}; download arxiv-metadata-oai-snapshot.json and give its path"
         )
     _check_start(path)
-    datasets = text_package("datasets")
+    datasets = package("datasets")
     sha256 = _hash(path)
     arrow = cache / f"snapshot-v{FORMAT}-{on_error}-{sha256[:32]}.arrow"
     beside = arrow.with_suffix(".json")
@@ -194,7 +194,7 @@ def _convert(path: pathlib.Path, arrow: pathlib.Path, *, skip: bool, sha256: str
 
 
 def _write_arrow(target: pathlib.Path, papers: _Lines) -> None:
-    pa, ipc = text_package("pyarrow"), text_package("pyarrow.ipc")
+    pa, ipc = package("pyarrow"), package("pyarrow.ipc")
     schema = pa.schema(
         {
             "id": pa.string(),

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from recipes.data.text_packages import readable_import_errors, text_package
+from recipes.data.packages import package, readable_import_errors
 
 FORMAT = 1  # of the cached files; raise it with any change of what is stored
 
@@ -43,7 +43,7 @@ def load_tokenizer(source: str | pathlib.Path, *, offline: bool = False) -> Any:
     Raises:
         ValueError: if there is none, it is not a fast one, or it does not pad.
     """
-    transformers = text_package("transformers")
+    transformers = package("transformers")
     try:
         with readable_import_errors():
             tokenizer = transformers.AutoTokenizer.from_pretrained(
@@ -114,7 +114,7 @@ def tokenise(
     Raises:
         ValueError: if ``max_length`` does not leave room for a token of text.
     """
-    datasets = text_package("datasets")
+    datasets = package("datasets")
     if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 3:
         raise ValueError(f"max_length={max_length!r}: at least 3, for [CLS], a token and [SEP]")
     facts = f"{FORMAT}:{key}:{vocabulary_of(tokenizer).fingerprint}:{max_length}:{len(papers)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipes.data.images import Transform
-from recipes.data.optional import torchvision_part
+from recipes.data.packages import torchvision_part
 
 PADDING = 4  # pixels on every side before the crop
 

@@ -8,7 +8,7 @@ import torch
 
 from recipes.data.augment import training_transform
 from recipes.data.decode import decode
-from recipes.data.optional import torchvision_part
+from recipes.data.packages import torchvision_part
 from recipes.data.photographs import (
     CLASSES,
     IMAGE_SIZE,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from recipes.data.optional import vision_package
+from recipes.data.packages import VISION, package
 
 CHUNK = 256  # images a task: enough to make handing over cheap
 MODES = ("RGB", "L")  # grey (L) becomes RGB with three equal channels
@@ -41,7 +41,7 @@ def decode(
         ValueError: if pillow is not installed, or naming the first image that is damaged or of
             another size or mode.
     """
-    pillow = vision_package("PIL.Image", purpose="decoding images")
+    pillow = package("PIL.Image", purpose="decoding images", extra=VISION)
     pixels = np.empty((len(sources), 3, image_size, image_size), dtype=np.uint8)
 
     def decode_chunk(start: int) -> int:

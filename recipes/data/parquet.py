@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from recipes.data.decode import decode
-from recipes.data.optional import vision_package
+from recipes.data.packages import VISION, package
 from recipes.data.photographs import Part, checked_labels
 
 IMAGE, LABEL = "img", "label"
@@ -48,7 +48,7 @@ def read_parquet(files: list[pathlib.Path], image_size: int) -> Part:
     Raises:
         ValueError: naming the file, and the row that is damaged.
     """
-    datasets = vision_package("datasets", purpose="reading parquet files")
+    datasets = package("datasets", purpose="reading parquet files", extra=VISION)
     parts = []
     for file in files:
         with tempfile.TemporaryDirectory(prefix="parquet-") as cache:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from recipes.data.arxiv_tokens import not_found
-from recipes.data.text_packages import readable_import_errors, text_package
+from recipes.data.packages import package, readable_import_errors
 
 MASKED_TOKENS, CATEGORY = "masked-tokens", "category"
 HEADS = {MASKED_TOKENS: "AutoModelForMaskedLM", CATEGORY: "AutoModelForSequenceClassification"}
@@ -85,7 +85,7 @@ def bert(
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
         config.classifier_dropout = None  # as hidden_dropout_prob
     with readable_import_errors():
-        kind = getattr(text_package("transformers"), HEADS[head])
+        kind = getattr(package("transformers"), HEADS[head])
         if pretrained and not isinstance(source, BertSizes):
             model = _pretrained(kind, source, config, head=head, offline=offline)
         else:
@@ -105,7 +105,7 @@ def bert(
 
 
 def _config(source: Any, *, vocabulary: int, max_length: int, offline: bool) -> Any:
-    transformers = text_package("transformers")
+    transformers = package("transformers")
     if isinstance(source, BertSizes):
         return _new_config(source, vocabulary=vocabulary, max_length=max_length)
     try:
@@ -138,7 +138,7 @@ def _new_config(sizes: BertSizes, *, vocabulary: int, max_length: int) -> Any:
     if sizes.hidden_size % sizes.heads:
         raise ValueError(f"hidden_size={sizes.hidden_size}: must be a multiple of {sizes.heads=}")
     with readable_import_errors():
-        return text_package("transformers").BertConfig(
+        return package("transformers").BertConfig(
             vocab_size=vocabulary,
             hidden_size=sizes.hidden_size,
             num_hidden_layers=sizes.layers,

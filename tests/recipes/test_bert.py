@@ -13,7 +13,7 @@ from transformers import BertForMaskedLM, BertForSequenceClassification
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule
 from dptrain.validation import check_module
-from recipes.data.text_packages import readable_import_errors
+from recipes.data.packages import readable_import_errors
 from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert
 from recipes.models.bert_heads import (
     IGNORED,

@@ -61,7 +61,7 @@ def test_an_unknown_field_names_the_nearest(wrong, right):
 
 def test_an_unknown_field_in_the_file_names_the_file(tmp_path):
     path = _write(tmp_path, "optimizer:\n  momentun: 4\n")
-    with pytest.raises(ValueError, match=r"config\.yaml: unknown field 'optimizer\.momentun'.*tum'"):
+    with pytest.raises(ValueError, match=r"config\.yaml: unknown field 'optimizer\.momentun'.*um'"):
         load_config(VisionSettings, path)
 
 

@@ -1,0 +1,120 @@
+"""Packages that only some recipes need, and what to do where they are missing or broken."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from types import ModuleType
+
+import torch
+
+VISION, TEXT = "vision", "text"  # the extras that bring them
+
+
+def package(module: str, *, purpose: str = "the text recipe", extra: str = TEXT) -> ModuleType:
+    """A module such as ``"datasets"`` or ``"PIL.Image"``; torchvision has a function of its own.
+
+    Args:
+        module: its name.
+        purpose: what it is needed for, as the subject of the error's sentence.
+        extra: what to install it by, :data:`VISION` or :data:`TEXT`.
+
+    Raises:
+        ValueError: if it is not installed or does not load, saying what to do.
+    """
+    with readable_import_errors(purpose=purpose, extra=extra):
+        return importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def readable_import_errors(
+    *, purpose: str = "the text recipe", extra: str = TEXT
+) -> Iterator[None]:
+    """Say what to install where a package is missing, or what broke it.
+
+    transformers loads its parts when they are first used, and with them torchvision where that is
+    installed. A torchvision that was built for another torch then fails in the middle of an
+    unrelated call, under a message that names neither.
+
+    Args:
+        purpose, extra: as in :func:`package`.
+
+    Raises:
+        ValueError: in place of the import's own error.
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        reasons = [f"{type(e).__name__}: {_first_line(e)}" for e in _chain(error)]
+        if any("torchvision" in reason for reason in reasons):
+            raise ValueError(
+                f"{purpose} needs a package that does not load because the installed torchvision "
+                f"does not fit torch {torch.__version__} ({reasons[-1]}): uninstall torchvision, "
+                "which is not needed here, or install the release and build made for this torch"
+            ) from error
+        if not isinstance(error, ImportError):
+            raise
+        raise ValueError(
+            f"{purpose} needs a package that is not installed ({reasons[-1]}): install it with pip "
+            f'install -e ".[{extra}]"'
+        ) from error
+
+
+def torchvision_part(part: str, *, purpose: str) -> ModuleType:
+    """The module ``torchvision.<part>``.
+
+    Args:
+        part: ``"datasets"``, ``"transforms.v2"``.
+        purpose: what it is needed for, as the subject of the error's sentence.
+
+    Raises:
+        ValueError: if torchvision is not installed, or is but does not load beside this torch: it
+            holds compiled operators, so a CUDA build beside a CPU torch, or another release, fails.
+    """
+    try:
+        return importlib.import_module(f"torchvision.{part}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "torchvision":
+            problem = "torchvision is not installed"
+            remedy = "install the release made for it from the package index that torch came from"
+        else:
+            problem = f"torchvision needs the package {error.name}, which is not installed"
+            remedy = f"install {error.name}"
+        raise _unavailable(purpose, problem, remedy) from error
+    except Exception as error:  # whatever a library for another torch raises while it loads
+        raise _unavailable(
+            purpose,
+            f"torchvision {_version()} is installed but does not load "
+            f"({type(error).__name__}: {_first_line(error)})",
+            "the two must be of matching releases and both CPU or both the same CUDA build: "
+            "uninstall torchvision and install the one made for this torch, from the package index "
+            "that torch came from",
+        ) from error
+
+
+def _unavailable(purpose: str, problem: str, remedy: str) -> ValueError:
+    return ValueError(
+        f"{purpose} needs torchvision beside torch {torch.__version__}: {problem}; {remedy}"
+    )
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("torchvision")
+    except importlib.metadata.PackageNotFoundError:
+        return "(of unknown version)"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    return chain
