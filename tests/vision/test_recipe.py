@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pathlib
 
 import pytest
 
 from recipes.vision import main
 from tests.recipes.image_files import write_batches, write_cinic
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SMALL = [
