@@ -14,9 +14,12 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
+from recipes.command import run_recipe
 from recipes.data.arxiv import ArxivData, arxiv
-from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert
+from recipes.data.arxiv_tokens import load_tokenizer
+from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert, export
 from recipes.models.bert_heads import (
     ClassLoss,
     MaskedTokenLoss,
@@ -27,9 +30,10 @@ from recipes.models.bert_heads import (
     masked_token_metrics,
     target,
 )
-from recipes.run import run_recipe, seeded
-from recipes.settings import RunSettings
-from recipes.task import Task
+from recipes.run import seeded
+from recipes.runfolder import MODEL
+from recipes.settings import FREE_ON_RESUME, RunSettings
+from recipes.task import Export, Task
 
 
 @dataclasses.dataclass
@@ -37,7 +41,9 @@ class DataSettings:
     """The snapshot, and which of its papers are used.
 
     ``max_examples`` is k, the most training examples of an author; ``duplicates`` uses a paper
-    several times while all of its authors have room. Nothing is fetched when ``offline``.
+    several times while all of its authors have room. ``max_neighbours`` bounds how many training
+    examples share an author with one of them, itself included: fewer papers, larger batches under
+    exclusion. Nothing is fetched when ``offline``.
     """
 
     path: str | None = None
@@ -47,6 +53,7 @@ class DataSettings:
     test_size: int = 200_000
     max_examples: int = 2
     duplicates: bool = True
+    max_neighbours: int | None = None
     seed: int = 0  # of the shuffle and the bounding; public
     on_error: str = "stop"
     offline: bool = False
@@ -75,6 +82,15 @@ class ModelSettings:
 @dataclasses.dataclass
 class ArxivSettings(RunSettings):
     """A whole run of the arXiv recipe."""
+
+    # Where things lie; what they are is recognised by the fingerprints of graph and tokens.
+    free_on_resume: ClassVar[tuple[str, ...]] = (
+        *FREE_ON_RESUME,
+        "data.path",
+        "data.cache_dir",
+        "data.tokenizer",
+        "data.offline",
+    )
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
@@ -118,6 +134,7 @@ def build_task(settings: ArxivSettings) -> Task:
         test_size=data.test_size,
         max_examples=data.max_examples,
         duplicates=data.duplicates,
+        max_neighbours=data.max_neighbours,
         seed=data.seed,
         max_length=data.max_length,
         on_error=data.on_error,
@@ -155,12 +172,26 @@ def build_task(settings: ArxivSettings) -> Task:
         bounded=found.bounded,
         criterion=ClassLoss() if classify else MaskedTokenLoss(),
         target=target,
+        export=Export(
+            name=MODEL,
+            write=lambda trained, folder: _export(settings, trained, folder, found.classes),
+            how="with its tokenizer, for transformers' from_pretrained",
+        ),
         examples="papers",
         notes=(
             f"the loss is the cross entropy of {'the archive' if classify else 'masked tokens'}",
             *found.notes,
         ),
     )
+
+
+def _export(
+    settings: ArxivSettings, trained: Any, folder: pathlib.Path, classes: Sequence[str]
+) -> None:
+    """Model and tokenizer in one folder, as on the hub."""
+    export(trained, folder, labels=classes if settings.model.head == CATEGORY else None)
+    assert settings.data.tokenizer is not None
+    load_tokenizer(settings.data.tokenizer, offline=settings.data.offline).save_pretrained(folder)
 
 
 def _masking(found: ArxivData) -> MaskTokens:

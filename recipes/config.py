@@ -90,7 +90,9 @@ def read_yaml(path: pathlib.Path) -> dict[str, Any]:
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
+        raise ValueError(f"{path} is not YAML: {_one_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -102,7 +104,14 @@ def _value(text: str, override: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{override!r}: the value is not YAML ({error})") from error
+        raise ValueError(f"{override!r}: the value is not YAML ({_one_line(error)})") from error
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    """What is wrong and where; PyYAML would draw it over several lines."""
+    mark = getattr(error, "problem_mark", None)
+    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
+    return f"{getattr(error, 'problem', None) or ' '.join(str(error).split())}{where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +167,19 @@ def _unknown(name: str, known: list[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers include ``1e-5`` (YAML 1.1 insists on ``1.0e-5``)."""
+    """YAML whose numbers include ``1e-5`` (YAML 1.1 insists on ``1.0e-5``), and no name twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As PyYAML, which would let the last of two equal names win."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value!r} is set twice", key.start_mark
+                )
+            seen.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
 
 
 _Loader.add_implicit_resolver(

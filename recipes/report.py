@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from dptrain.plots import plot_graph
 from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Scheme, UserMinSep
 from dptrain.sampling.bounding import BoundedGraph
-from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE
+from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, remove
 from recipes.simulation import Simulation
 from recipes.task import evaluate
 
@@ -29,7 +29,7 @@ def write_graph(bounded: BoundedGraph, scheme: Scheme, path: pathlib.Path) -> No
 
 
 def write_report(current: Run) -> None:
-    """The statement and the plots of a run that is complete; of a simulation, the curves only."""
+    """Statement, plots and model of a run that is complete; of a simulation, the curves only."""
     path = current.folder.path
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")
@@ -40,16 +40,28 @@ def write_report(current: Run) -> None:
     if current.settings.plots:
         # A single simulation or computation gives all points; beyond twice ε nobody looks.
         points = np.linspace(0, 2 * guarantee.epsilon, 81)
-        accountant = current.settings.build_accountant()
-        found = profile(current.private.mechanism, points, accountant=accountant)
+        mechanism = current.private.mechanism
+        accountant = current.settings.build_accountant(mechanism)
+        found = profile(mechanism, points, accountant=accountant)
         curve = as_shown(found, guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
     privacy_report(guarantee, path, profile=curve)
+    export = current.task.export
+    remove(path / export.name)  # of an earlier report
+    export.write(current.task.model, path / export.name)
+
+
+def _final_evaluation(current: Run) -> dict[str, Any]:
+    """On the whole test set after the last step; the loop has recorded it already."""
+    for record in reversed(current.folder.metrics()):
+        if record["split"] == "test" and record["step"] == current.private.mechanism.steps:
+            return {name: v for name, v in record.items() if name not in ("step", "split")}
+    return evaluate(current.task)
 
 
 def summary(current: Run) -> str:
     """What the user reads at the end."""
-    result = evaluate(current.task)
+    result = _final_evaluation(current)
     measured = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
     lines = [
         f"test {measured} on {len(current.task.test)} held-out {current.task.examples}",
@@ -59,11 +71,13 @@ def summary(current: Run) -> str:
     if current.simulation is not None:
         lines.append(Simulation(current.private.mechanism, current.simulation).describe())
         return "\n".join(lines)
+    export = current.task.export
     lines += [
         str(current.private.guarantee()),
         "",
-        f"everything is in {current.folder.path}: privacy_report.md is the statement to publish "
-        "with the model; checkpoint.pt, ledger.jsonl and the training metrics are private",
+        f"everything is in {current.folder.path}: {export.name} is the trained model "
+        f"({export.how}), privacy_report.md the statement to publish with it; checkpoint.pt, "
+        "ledger.jsonl and the training metrics are private",
     ]
     if current.private.nonfinite_examples:
         lines.append(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -13,19 +11,19 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
+from dptrain.accounting import Accountant
 from dptrain.sampling import Scheme, UserScheme
-from recipes.config import differences, load_config, to_yaml
+from recipes.config import differences, to_yaml
 from recipes.loop import train
-from recipes.report import summary, write_graph, write_report
-from recipes.runfolder import SUMMARY, RunFolder, load_checkpoint
+from recipes.report import write_graph, write_report
+from recipes.runfolder import RunFolder, load_checkpoint
 from recipes.schedule import Schedule
 from recipes.scheme import build_scheme
-from recipes.settings import FREE_ON_RESUME, NOISE_DTYPES, RunSettings
+from recipes.settings import NOISE_DTYPES, RunSettings
 from recipes.simulation import Simulation
 from recipes.task import Task
 
 FORMAT = 2
-INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -73,40 +71,75 @@ def prepare(settings: S, build_task: Callable[[S], Task], *, resume: bool = Fals
     settings = settings.with_steps(len(task.train))
     scheme = _scheme(settings, task)
     settings = settings.with_delta(scheme.population)
-    settings.build_strategy().bind(scheme.steps)  # before anything is overwritten
-    mechanism: dict[str, Any]
-    simulation: Simulation | None = None
-    if checkpoint is not None:
-        _check_resumable(checkpoint, settings)
-        mechanism = {"mechanism": _saved_mechanism(checkpoint, task)}
-    else:
-        RunFolder.claim(settings.output, overwrite=settings.overwrite)
-        if settings.simulate is not None:
-            small = _scheme(settings, task, divisor=settings.simulate)
-            simulation = Simulation.of(settings, full=scheme, small=small)
-            mechanism = {"mechanism": simulation.mechanism}
-        else:
-            mechanism = {
-                "scheme": scheme,
-                "strategy": settings.build_strategy(),
-                "target_epsilon": settings.privacy.epsilon,
-                "noise_multiplier": settings.privacy.noise_multiplier,
-            }
+    plan = _plan(settings, scheme)
     task.model.to(settings.device)
-    private, scheduler = _wire(settings, task, steps=scheme.steps, mechanism=mechanism)
     if checkpoint is not None:
-        private.load_state_dict(checkpoint["run"])
-    folder = RunFolder(
-        settings.output,
-        completed_steps=private.steps_executed,
-        config=None if resume else to_yaml(settings),
-    )
-    if task.bounded is not None and not resume:
+        return _resumed(settings, task, checkpoint)
+    with RunFolder.claim(settings.output, overwrite=settings.overwrite):
+        return _new(settings, task, plan)
+
+
+def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
+    """A run at its first step, calibrated; its checkpoint is written."""
+    scheme, simulation = plan.scheme, None
+    mechanism: dict[str, Any] = {
+        "scheme": scheme,
+        "strategy": settings.build_strategy(),
+        "target_epsilon": settings.privacy.epsilon,
+        "noise_multiplier": settings.privacy.noise_multiplier,
+    }
+    accountant = settings.build_accountant(plan)
+    if settings.simulate is not None:
+        small = _scheme(settings, task, divisor=settings.simulate)
+        if small.expected_batch_size < 1:
+            raise ValueError(
+                f"simulate={settings.simulate:g}: an expected batch size of "
+                f"{scheme.expected_batch_size:g} leaves nothing to divide; use at most "
+                f"{int(scheme.expected_batch_size)}"
+            )
+        simulation = Simulation.of(settings, plan=plan, small=small)
+        mechanism = {"mechanism": simulation.mechanism}
+    private, scheduler = _wire(settings, task, mechanism=mechanism, accountant=accountant)
+    folder = RunFolder(settings.output, config=to_yaml(settings))
+    if task.bounded is not None:
         write_graph(task.bounded, scheme, folder.path)
     if simulation is not None:
         simulation.mark(folder.path)
-    facts = simulation.full if simulation else checkpoint and checkpoint["simulation"]
-    return Run(settings, task, scheduler, private, folder, facts)
+    facts = None if simulation is None else simulation.full
+    run = Run(settings, task, scheduler, private, folder, facts)
+    run.save()  # the calibrated mechanism is worth keeping from the start
+    return run
+
+
+def _resumed(settings: RunSettings, task: Task, checkpoint: dict[str, Any]) -> Run:
+    """The run of the checkpoint, at its step."""
+    _check_resumable(checkpoint, settings)
+    mechanism = _saved_mechanism(checkpoint, task)
+    private, scheduler = _wire(
+        settings,
+        task,
+        mechanism={"mechanism": mechanism},
+        accountant=settings.build_accountant(mechanism),
+    )
+    private.load_state_dict(checkpoint["run"])
+    folder = RunFolder(settings.output, completed_steps=private.steps_executed)
+    return Run(settings, task, scheduler, private, folder, checkpoint["simulation"])
+
+
+def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
+    """Scheme and strategy, with any noise: what can be seen to be wrong is refused here.
+
+    Raises:
+        ValueError: if the strategy does not fit the steps, or nobody accounts for the pair.
+    """
+    try:
+        plan = MatrixMechanism(
+            scheme=scheme, strategy=settings.build_strategy(), noise_multiplier=1.0
+        )
+    except ValueError as error:
+        raise ValueError(f"strategy: {error}") from error
+    settings.build_accountant(plan)
+    return plan
 
 
 def _scheme(settings: RunSettings, task: Task, *, divisor: float = 1.0) -> Scheme:
@@ -130,8 +163,13 @@ def _saved_mechanism(checkpoint: dict[str, Any], task: Task) -> MatrixMechanism:
 
 
 def _wire(
-    settings: RunSettings, task: Task, *, steps: int, mechanism: dict[str, Any]
+    settings: RunSettings,
+    task: Task,
+    *,
+    mechanism: dict[str, Any],
+    accountant: str | Accountant | None,
 ) -> tuple[PrivateTraining, LambdaLR]:
+    """Engine and learning-rate schedule; ``mechanism`` is what make_private is told of it."""
     ghost = settings.grad_sample_mode == "ghost"
     if ghost and task.criterion is None:
         raise ValueError(
@@ -139,7 +177,8 @@ def _wire(
             "needs; use hooks or functorch"
         )
     optimizer = settings.optimizer.build([p for p in task.model.parameters() if p.requires_grad])
-    scheduler = LambdaLR(optimizer, Schedule(settings.optimizer.schedule, steps))
+    assert settings.steps is not None
+    scheduler = LambdaLR(optimizer, Schedule(settings.optimizer.schedule, settings.steps))
     private = PrivacyEngine().make_private(
         module=task.model,
         optimizer=optimizer,
@@ -154,7 +193,7 @@ def _wire(
         pin_memory=settings.device != "cpu",
         lr_scheduler=scheduler,
         seed=settings.seed,
-        accountant=settings.build_accountant(),
+        accountant=accountant,
         secure=settings.privacy.secure,
         noise_dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
         regenerate_noise=settings.privacy.regenerate_noise,
@@ -172,8 +211,6 @@ def finish(current: Run) -> None:
     the metrics are there.
     """
     try:
-        if current.private.steps_executed == 0:
-            current.save()  # the calibrated mechanism is worth keeping from the start
         complete = train(
             current.private,
             task=current.task,
@@ -195,7 +232,7 @@ def _check_resumable(checkpoint: dict[str, Any], settings: RunSettings) -> None:
     lines = [
         f"{name}: the run has {old!r}, now {new!r}"
         for name, (old, new) in changed.items()
-        if name not in FREE_ON_RESUME
+        if name not in settings.free_on_resume
     ]
     if lines:
         raise ValueError(
@@ -209,47 +246,3 @@ def seeded(seed: int, build: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
-
-
-def run_recipe(
-    name: str,
-    description: str,
-    schema: type[S],
-    build_task: Callable[[S], Task],
-    argv: Sequence[str] | None = None,
-) -> int:
-    """The command line of a recipe; returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m recipes.{name}", description=description)
-    parser.add_argument("--config", required=True, help="YAML file, e.g. configs/*.yaml")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
-    parser.add_argument("--output", help="run folder (the field output)")
-    parser.add_argument(
-        "--simulate",
-        type=float,
-        metavar="FACTOR",
-        help="divide batch size and noise by FACTOR: cheap, for tuning, and NOT private",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
-    arguments = parser.parse_intermixed_args(argv)
-    try:
-        settings = load_config(schema, arguments.config, list(arguments.overrides))
-        if arguments.output is not None:
-            settings.output = arguments.output
-        if arguments.simulate is not None:
-            settings.simulate = arguments.simulate
-        current = prepare(settings, build_task, resume=arguments.resume)
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    finish(current)
-    if current.private.steps_executed < current.private.mechanism.steps:
-        print(
-            f"stopped after {current.private.steps_executed} of {current.private.mechanism.steps} "
-            "steps; continue with the same command and --resume",
-            file=sys.stderr,
-        )
-        return INTERRUPTED
-    text = summary(current)
-    (current.folder.path / SUMMARY).write_text(text + "\n", encoding="utf-8")
-    print(text)
-    return 0

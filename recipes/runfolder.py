@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,6 +22,7 @@ CONFIG, METRICS, CHECKPOINT, LEDGER = (
 )
 EVENTS = "tensorboard"
 GRAPH_TABLE, GRAPH_PLOT = "graph.txt", "graph.png"
+WEIGHTS, MODEL = "model.pt", "model"  # the trained model: a file or a folder, by recipe
 SUMMARY = "summary.txt"  # written last: the run is finished
 NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
 OURS = (
@@ -34,6 +38,8 @@ OURS = (
     GRAPH_TABLE,
     GRAPH_PLOT,
     NOT_PRIVATE,
+    WEIGHTS,
+    MODEL,
     SUMMARY,
 )
 
@@ -62,11 +68,15 @@ class RunFolder:
         """What an earlier run left in ``path``, if it may be overwritten.
 
         Raises:
-            ValueError: if it may not, or ``path`` is a file.
+            ValueError: if it may not, ``path`` is a file, or nothing can be written there.
         """
         path = pathlib.Path(path)
         if path.exists() and not path.is_dir():
             raise ValueError(f"output={path} is a file; name a folder")
+        above = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+            what = "cannot be written to" if above.is_dir() else "is a file"
+            raise ValueError(f"output={path}: {above} {what}; name another folder")
         present = [path / name for name in OURS if (path / name).exists()]
         if present and not overwrite:
             raise ValueError(
@@ -76,18 +86,39 @@ class RunFolder:
         return present
 
     @staticmethod
-    def claim(path: str | pathlib.Path, *, overwrite: bool) -> None:
-        """Make way for a new run in ``path``.
+    @contextlib.contextmanager
+    def claim(path: str | pathlib.Path, *, overwrite: bool) -> Iterator[None]:
+        """Make way for a new run in ``path``; should it fail to start, the old one comes back.
+
+        Only what a run wrote is touched: the folder may hold other things.
 
         Raises:
             ValueError: as :meth:`refuse`.
         """
         present = RunFolder.refuse(path, overwrite=overwrite)
-        for old in present:  # only what a run wrote: the folder may hold other things
-            if old.is_dir():
-                shutil.rmtree(old)
-            else:
-                old.unlink()
+        path = pathlib.Path(path)
+        existed = path.exists()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            aside = pathlib.Path(tempfile.mkdtemp(dir=path, prefix="replaced-"))
+        except OSError as error:
+            raise ValueError(
+                f"output={path} cannot be written ({error.strerror}); name another folder"
+            ) from error
+        for old in present:
+            old.rename(aside / old.name)
+        try:
+            yield
+        except BaseException:
+            for name in OURS:
+                remove(path / name)
+            for old in aside.iterdir():
+                old.rename(path / old.name)
+            aside.rmdir()
+            if not existed:
+                path.rmdir()
+            raise
+        shutil.rmtree(aside)
 
     @staticmethod
     def ledger_path(path: str | pathlib.Path) -> pathlib.Path:
@@ -133,20 +164,47 @@ class RunFolder:
         temporary.replace(path)
 
 
+def remove(path: pathlib.Path) -> None:
+    """Delete a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def load_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
     """The checkpoint of the run in folder ``path``, read without executing code from it.
 
     Raises:
-        ValueError: if there is none to resume from.
+        ValueError: if there is none to resume from, or it is damaged.
     """
     file = pathlib.Path(path) / CHECKPOINT
     if not file.is_file():
         raise ValueError(f"no {CHECKPOINT} in {path}: nothing to resume; start without --resume")
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # zipfile's, pickle's and torch's own kinds
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{file} is damaged ({type(error).__name__}: {reason}): put a copy of it back, or "
+            "start anew with overwrite=true"
+        ) from error
     return state
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl; a last line that was cut off while being written is left out."""
+    """Records of a metrics.jsonl; a last line that was cut off while being written is left out.
+
+    Raises:
+        ValueError: naming another line that is no record.
+    """
     text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    records = []
+    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: it is not JSON ({error}); repair it or delete the line"
+            ) from error
+    return records

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
+from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant
+from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.adaptive import ScaledAdam
 from dptrain.strategies import Strategy
@@ -92,6 +94,8 @@ class RunSettings:
     private.
     """
 
+    free_on_resume: ClassVar[tuple[str, ...]] = FREE_ON_RESUME
+
     scheme: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"type": "MinSep", "batch_size": 128.0, "min_sep": 8},
         metadata={"common": SIZES},
@@ -144,12 +148,6 @@ class RunSettings:
             raise ValueError(
                 f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "
                 "that others can find; set seed to null, or privacy.secure to false"
-            )
-        named = self.privacy.accountant
-        if self.privacy.certificates is not None and named not in (None, MinSepMonteCarlo.name):
-            raise ValueError(
-                f"privacy.certificates={self.privacy.certificates!r} with privacy.accountant="
-                f"{named!r}, which makes none; set one of them to null"
             )
         self.build_strategy()
         check_scheme(self.scheme)
@@ -207,11 +205,25 @@ class RunSettings:
         privacy = dataclasses.replace(self.privacy, delta=1 / (2 * population))
         return dataclasses.replace(self, privacy=privacy)
 
-    def build_accountant(self) -> str | Accountant | None:
-        """The one asked for; where certificates are to be kept, the one that makes them."""
-        if self.privacy.certificates is None:
-            return self.privacy.accountant
-        return MinSepMonteCarlo(cache=self.privacy.certificates)
+    def build_accountant(self, mechanism: MatrixMechanism) -> str | Accountant | None:
+        """The one asked for; where certificates are to be kept, the one that makes them.
+
+        Raises:
+            ValueError: if nobody accounts for the mechanism, or certificates are to be kept and
+                whoever does makes none.
+        """
+        folder, named = self.privacy.certificates, self.privacy.accountant
+        found = [member.name for member in find_accountants(mechanism, named)]
+        if folder is None:
+            return named
+        if found != [MinSepMonteCarlo.name]:
+            raise ValueError(
+                f"privacy.certificates={folder!r}: only simulated accounting makes certificates, "
+                f"and scheme.type={type(mechanism.scheme).__name__} with strategy.type="
+                f"{type(mechanism.strategy).__name__} is accounted for without ({', '.join(found)})"
+                "; set privacy.certificates to null"
+            )
+        return MinSepMonteCarlo(cache=folder)
 
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""

@@ -32,25 +32,25 @@ class Simulation:
     full: dict[str, Any]
 
     @classmethod
-    def of(cls, settings: RunSettings, *, full: Scheme, small: Scheme) -> Simulation:
-        """Scale the noise of ``full`` down to ``small``, whose batches are divided by the factor.
+    def of(cls, settings: RunSettings, *, plan: MatrixMechanism, small: Scheme) -> Simulation:
+        """Scale the noise of ``plan`` down to ``small``, whose batches are divided by the factor.
 
         Args:
             settings: resolved; the target or the noise multiplier is that of the full run.
-            full: the scheme of the run that is simulated.
-            small: the same with batches divided by ``settings.simulate``.
+            plan: the run that is simulated, with any noise.
+            small: its scheme with batches divided by ``settings.simulate``.
         """
-        privacy, strategy = settings.privacy, settings.build_strategy()
+        privacy, strategy = settings.privacy, plan.strategy
         sigma, promised = privacy.noise_multiplier, None
         if sigma is None:
             assert privacy.epsilon is not None
             assert privacy.delta is not None
             found = calibrate(
-                scheme=full,
+                scheme=plan.scheme,
                 strategy=strategy,
                 epsilon=privacy.epsilon,
                 delta=privacy.delta,
-                accountant=settings.build_accountant(),
+                accountant=settings.build_accountant(plan),
             )
             sigma, promised = found.mechanism.noise_multiplier, found.guarantee.epsilon
         assert settings.simulate is not None
@@ -60,7 +60,7 @@ class Simulation:
             {
                 "factor": settings.simulate,
                 "noise_multiplier": sigma,
-                "expected_batch_size": full.expected_batch_size,
+                "expected_batch_size": plan.scheme.expected_batch_size,
                 "epsilon": promised,
                 "delta": privacy.delta,
             },

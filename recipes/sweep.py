@@ -17,8 +17,8 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes import arxiv, vision
+from recipes.command import INTERRUPTED
 from recipes.config import read_yaml
-from recipes.run import INTERRUPTED
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {"vision": vision.main, "arxiv": arxiv.main}
@@ -62,6 +62,11 @@ def members(grid: Mapping[str, Any], output: pathlib.Path) -> list[Member]:
         raise ValueError(f"recipe={grid.get('recipe')!r}: choose one of {', '.join(RECIPES)}")
     if not grid.get("runs"):
         raise ValueError("runs: name at least one configuration")
+    if not isinstance(grid["runs"], list):
+        raise ValueError(f"runs: {grid['runs']!r} should be a list of configurations")
+    for name, axes in (("common", grid), *(("grid", entry) for entry in grid["runs"])):
+        if isinstance(axes, Mapping) and not isinstance(axes.get(name, {}), Mapping):
+            raise ValueError(f"{name}: {axes[name]!r} should be 'field: [values]' lines")
     found = []
     for entry in grid["runs"]:
         if not isinstance(entry, Mapping) or not {"config"} <= set(entry) <= {"config", "grid"}:
@@ -71,6 +76,8 @@ def members(grid: Mapping[str, Any], output: pathlib.Path) -> list[Member]:
             stem = pathlib.Path(entry["config"]).stem
             name = "_".join([stem, *(f"{k.rpartition('.')[2]}={v}" for k, v in overrides.items())])
             found.append(Member(entry["config"], overrides, output / name))
+    if missing := [member.config for member in found if not pathlib.Path(member.config).is_file()]:
+        raise ValueError(f"config: {missing[0]!r} is no file, seen from the working directory")
     if len({member.folder for member in found}) < len(found):
         raise ValueError("runs: two runs have the same configuration and values")
     return found
@@ -124,26 +131,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         grid = read_yaml(pathlib.Path(arguments.grid))
         output = pathlib.Path(arguments.output or grid.get("output", "runs/sweep"))
         found = members(grid, output)
-    except (ValueError, FileNotFoundError) as error:
+        if arguments.list:
+            print("\n".join(str(member.folder) for member in found))
+            return 0
+        output.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if arguments.list:
-        print("\n".join(str(member.folder) for member in found))
-        return 0
-    output.mkdir(parents=True, exist_ok=True)
-    failed = []
+    failed, interrupted = [], False
     for member in tqdm(found, desc="runs", unit="run"):
         if member.finished:
             continue
         status = RECIPES[grid["recipe"]](member.arguments(arguments.overrides))
-        if status == INTERRUPTED:
+        if interrupted := status == INTERRUPTED:
             break
         if status:
             failed.append(member.folder.name)
     print(summarise(found, output))
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return INTERRUPTED if interrupted else 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
+from tqdm import tqdm
 
 from dptrain.sampling.bounding import BoundedGraph
 from dptrain.sampling.graph import AttributionGraph
+from recipes.runfolder import WEIGHTS
 
 _SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export:
+    """How the trained model leaves the run.
+
+    Attributes:
+        name: of the file or folder in the run's folder, ``WEIGHTS`` or ``MODEL``.
+        write: writes the module there.
+        how: how it is read back, for the user.
+    """
+
+    name: str
+    write: Callable[[nn.Module, pathlib.Path], None]
+    how: str
+
+
+def save_weights(module: nn.Module, path: pathlib.Path) -> None:
+    """The module's ``state_dict``, on the CPU."""
+    torch.save({name: value.cpu() for name, value in module.state_dict().items()}, path)
+
+
+STATE_DICT = Export(name=WEIGHTS, write=save_weights, how="a state_dict for load_state_dict")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +59,7 @@ class Task:
         bounded: the contribution bounding that made ``graph``, whose statistics are worth seeing.
         views: augmented views of an example in a training batch, in consecutive rows.
         criterion, target: the loss as a module and its second argument, for ghost mode.
+        export: how the trained model is saved.
         examples: what the test examples are called.
         notes: remarks about the data, for the trainer.
     """
@@ -48,6 +75,7 @@ class Task:
     views: int = 1
     criterion: nn.Module | None = None
     target: Callable[[Any], torch.Tensor] | None = None
+    export: Export = STATE_DICT
     examples: str = "examples"
     notes: tuple[str, ...] = ()
 
@@ -79,9 +107,10 @@ def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
     task.model.eval()
     totals: dict[str, float] = {}
     # The generators are put back: an evaluation must not change how training goes on.
+    loader = DataLoader(test, batch_size=256, collate_fn=task.collate_fn)
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
-        for batch in DataLoader(test, batch_size=256, collate_fn=task.collate_fn):
+        for batch in tqdm(loader, desc="evaluate", unit="batch", delay=2, leave=False):
             batch = to_device(batch, device)
             values = task.metrics(task.forward(task.model, batch), batch)
             for name, value in values.items():

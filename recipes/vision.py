@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from recipes.command import run_recipe
 from recipes.data import Split, cifar10, cinic10, digits
 from recipes.models import vgg
-from recipes.run import run_recipe, seeded
-from recipes.settings import RunSettings
+from recipes.run import seeded
+from recipes.settings import FREE_ON_RESUME, RunSettings
 from recipes.task import Task
 
 DATA_SETS = ("digits", "cifar10", "cinic10")
@@ -56,6 +57,9 @@ class ModelSettings:
 @dataclasses.dataclass
 class VisionSettings(RunSettings):
     """A whole run of the vision recipe."""
+
+    # Where the images lie; what they are is recognised by their fingerprint.
+    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)

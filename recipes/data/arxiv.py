@@ -69,6 +69,7 @@ def arxiv(
     test_size: int = 200_000,
     max_examples: int = 2,
     duplicates: bool = True,
+    max_neighbours: int | None = None,
     seed: int = 0,
     max_length: int = 128,
     on_error: str = "stop",
@@ -83,7 +84,7 @@ def arxiv(
         path: the metadata snapshot; see :func:`~recipes.data.arxiv_snapshot.read_snapshot`.
         tokenizer: folder or hub name; see :func:`~recipes.data.arxiv_tokens.load_tokenizer`.
         cache_dir: where arrow files are kept.
-        test_size, max_examples, duplicates, seed: see :func:`select_papers`.
+        test_size, max_examples, duplicates, max_neighbours, seed: see :func:`select_papers`.
         max_length: tokens of a row.
         on_error: ``"stop"`` at the first bad line, or ``"skip"`` such lines and report them.
         offline: never ask the hub.
@@ -94,7 +95,12 @@ def arxiv(
     loaded = load_tokenizer(tokenizer, offline=offline)
     snapshot = read_snapshot(path, cache_dir=cache_dir, on_error=on_error)
     chosen = select_papers(
-        snapshot, test_size=test_size, max_examples=max_examples, duplicates=duplicates, seed=seed
+        snapshot,
+        test_size=test_size,
+        max_examples=max_examples,
+        duplicates=duplicates,
+        max_neighbours=max_neighbours,
+        seed=seed,
     )
 
     def tokens(rows: Rows, name: str) -> Any:
@@ -123,6 +129,7 @@ def select_papers(
     test_size: int = 200_000,
     max_examples: int = 2,
     duplicates: bool = True,
+    max_neighbours: int | None = None,
     seed: int = 0,
 ) -> Selection:
     """Drop papers of a single author, shuffle, hold out the last ones, bound each author's share.
@@ -132,10 +139,12 @@ def select_papers(
         test_size: papers that are held out.
         max_examples: k, the most training examples of an author.
         duplicates: whether a paper may be used several times while its authors have room.
+        max_neighbours: the most training examples, copies counted, that share an author with one of
+            them (itself included); ``None`` for no such bound.
         seed: of the shuffle and of the bounding; public.
 
     Raises:
-        ValueError: for a test size that leaves no training paper, saying the largest possible.
+        ValueError: for a test size or bounds that leave no training paper, with the remedy.
     """
     if isinstance(test_size, bool) or not isinstance(test_size, int) or test_size < 1:
         raise ValueError(f"test_size={test_size!r}: must be a whole number of at least 1")
@@ -155,7 +164,12 @@ def select_papers(
     whole = AttributionGraph.from_dataset(
         snapshot.papers.select(candidates, keep_in_memory=True), "authors"
     )
-    bounded = whole.bound(max_examples, duplicates=duplicates, seed=bound_seed)
+    try:
+        bounded = whole.bound(
+            max_examples, duplicates=duplicates, max_neighbours=max_neighbours, seed=bound_seed
+        )
+    except ValueError as error:
+        raise ValueError(f"{max_examples=}, {max_neighbours=}: {error}") from error
     return Selection(
         train=candidates[bounded.rows],
         test=test,

@@ -18,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 from recipes.data.arxiv_record import BadRecord, Paper, parse_line
+from recipes.data.cache import cache_folder
 from recipes.data.packages import package
 
 FORMAT = 1  # of the cached files; raise it with any change of what a line is read as
@@ -88,7 +89,7 @@ def read_snapshot(
     """
     if on_error not in ON_ERROR:
         raise ValueError(f"on_error={on_error!r}: choose one of {', '.join(ON_ERROR)}")
-    path, cache = pathlib.Path(path), pathlib.Path(cache_dir)
+    path = pathlib.Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file of JSON lines in it")
     if not path.is_file():
@@ -97,11 +98,11 @@ def read_snapshot(
         )
     _check_start(path)
     datasets = package("datasets")
+    cache = cache_folder(cache_dir)
     sha256 = _hash(path)
     arrow = cache / f"snapshot-v{FORMAT}-{on_error}-{sha256[:32]}.arrow"
     beside = arrow.with_suffix(".json")
     if not (arrow.is_file() and beside.is_file()):
-        cache.mkdir(parents=True, exist_ok=True)
         report = _convert(path, arrow, skip=on_error == "skip", sha256=sha256)
         _write(beside, json.dumps(dataclasses.asdict(report)))
     fields = json.loads(beside.read_text(encoding="utf-8"))

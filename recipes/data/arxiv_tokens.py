@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from recipes.data.cache import cache_folder
 from recipes.data.packages import package, readable_import_errors
 
 FORMAT = 1  # of the cached files; raise it with any change of what is stored
@@ -41,7 +42,7 @@ def load_tokenizer(source: str | pathlib.Path, *, offline: bool = False) -> Any:
         offline: never ask the hub; a hub name then works if it was downloaded before.
 
     Raises:
-        ValueError: if there is none, it is not a fast one, or it does not pad.
+        ValueError: if there is none, it is not a fast one, knows no word, or does not pad.
     """
     transformers = package("transformers")
     try:
@@ -51,13 +52,23 @@ def load_tokenizer(source: str | pathlib.Path, *, offline: bool = False) -> Any:
             )
     except (OSError, ValueError) as error:
         raise not_found("tokenizer", source, offline, error) from error
-    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+    if problem := _problem(tokenizer):
         raise ValueError(
-            f"the tokenizer {source} is {'not a fast one' if not tokenizer.is_fast else 'without'}"
-            f"{'' if not tokenizer.is_fast else ' a padding token'}; use that of a BERT model "
-            "(a folder with tokenizer.json)"
+            f"the tokenizer {source} {problem}; use that of a BERT model (a folder with "
+            "tokenizer.json)"
         )
     return tokenizer
+
+
+def _problem(tokenizer: Any) -> str | None:
+    if not tokenizer.is_fast:
+        return "is not a fast one"
+    if tokenizer.pad_token_id is None:
+        return "has no padding token"
+    # transformers makes an empty one where a folder holds a model and no tokenizer.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        return "knows no token of text"
+    return None
 
 
 def not_found(what: str, source: Any, offline: bool, error: Exception) -> ValueError:
@@ -98,9 +109,10 @@ def tokenise(
     """Token rows of the papers' abstracts, as a memory-mapped ``datasets.Dataset``.
 
     Columns, in numpy: ``input_ids``, ``attention_mask`` (0 for padding), ``token_type_ids`` (all 0)
-    and ``position_ids`` (0, 1, …), each of ``max_length``, and ``label``. A row holds its own
-    position and type ids because per-example gradients need one row an example in every layer's
-    input, where BERT would make one row for all.
+    and ``position_ids`` (0, 1, …), each of ``max_length``, and ``label``. The attribute
+    ``fingerprint`` names the content, as a resumed run compares it. A row holds its own position
+    and type ids because per-example gradients need one row an example in every layer's input, where
+    BERT would make one row for all.
 
     Args:
         papers: dataset with the columns ``abstract`` and ``label``.
@@ -119,8 +131,7 @@ def tokenise(
         raise ValueError(f"max_length={max_length!r}: at least 3, for [CLS], a token and [SEP]")
     facts = f"{FORMAT}:{key}:{vocabulary_of(tokenizer).fingerprint}:{max_length}:{len(papers)}"
     digest = hashlib.sha256(facts.encode()).hexdigest()
-    cache = pathlib.Path(cache_dir)
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = cache_folder(cache_dir)
     row = {"input_ids": "int32", "attention_mask": "int8", "token_type_ids": "int8"}
     features = {
         column: datasets.List(datasets.Value(dtype), length=max_length)
@@ -154,4 +165,7 @@ def tokenise(
         new_fingerprint=digest[:32],
         desc=f"tokenise {name}",
     )
-    return tokens.with_format("numpy")
+    tokens = tokens.with_format("numpy")
+    # By what the rows are made of: a resumed run must see the same ones, wherever they lie.
+    tokens.fingerprint = digest
+    return tokens

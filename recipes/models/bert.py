@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ MASKED_TOKENS, CATEGORY = "masked-tokens", "category"
 HEADS = {MASKED_TOKENS: "AutoModelForMaskedLM", CATEGORY: "AutoModelForSequenceClassification"}
 # Parts that a checkpoint may lack, as it was made with another head; they begin at random.
 _NEW = {MASKED_TOKENS: ("cls.",), CATEGORY: ("classifier.", "bert.pooler.")}
+
+DECODER_BIAS, HEAD_BIAS = "cls.predictions.decoder.bias", "cls.predictions.bias"
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +107,25 @@ def bert(
     return module
 
 
+def export(model: Any, folder: pathlib.Path, *, labels: Sequence[str] | None = None) -> None:
+    """Save a model that :func:`bert` made as transformers' own, for ``from_pretrained``.
+
+    Args:
+        model: the module, trained or not; it stays as it is.
+        folder: made if missing; holds ``config.json`` and ``model.safetensors`` afterwards.
+        labels: names of the classes, for the category head.
+    """
+    state = model.state_dict()
+    if DECODER_BIAS in state:
+        # The second name that bert() took away. A copy: of two names for one tensor only this one
+        # would be written, and a model with untied weights does not find the other again.
+        state[HEAD_BIAS] = state[DECODER_BIAS].clone()
+    if labels is not None:
+        model.config.id2label = dict(enumerate(labels))
+        model.config.label2id = {label: number for number, label in enumerate(labels)}
+    model.save_pretrained(folder, state_dict=state)
+
+
 def _config(source: Any, *, vocabulary: int, max_length: int, offline: bool) -> Any:
     transformers = package("transformers")
     if isinstance(source, BertSizes):
@@ -122,6 +144,14 @@ def _config(source: Any, *, vocabulary: int, max_length: int, offline: bool) -> 
         raise ValueError(
             f"the model {source} knows {config.vocab_size} tokens and the tokenizer has "
             f"{vocabulary}; use the tokenizer that was made for the model"
+        )
+    if config.vocab_size > vocabulary:
+        _log.warning(
+            "the model %s knows %d tokens and the tokenizer has %d: make sure that it is the "
+            "model's own",
+            source,
+            config.vocab_size,
+            vocabulary,
         )
     if config.max_position_embeddings < max_length:
         raise ValueError(

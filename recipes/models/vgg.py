@@ -36,6 +36,8 @@ def vgg(
     """
     if not channels:
         raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
+    if hidden < 1:
+        raise ValueError(f"hidden={hidden}: the dense layer has at least one unit")
     if groups < 0:
         raise ValueError(f"groups={groups}: give the groups of each GroupNorm, or 0 for none")
     if bad := [width for width in channels if width < 1]:

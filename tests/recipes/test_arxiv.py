@@ -12,7 +12,7 @@ import torch
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
-from recipes.run import INTERRUPTED
+from recipes.command import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
 from tests.recipes.arxiv_files import write_arxiv_files
 

@@ -95,8 +95,15 @@ def test_no_override(wrong):
 def test_unreadable_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.yaml"):
         load_config(VisionSettings, tmp_path / "nothing.yaml")
-    with pytest.raises(ValueError, match="not YAML"):
-        load_config(VisionSettings, _write(tmp_path, "a: [1"))
+    for text, where in (("a: [1", "line 1"), ("a: 1\n\tb: 2", "line 2, column 1")):
+        with pytest.raises(ValueError, match=f"not YAML: .*{where}") as caught:
+            load_config(VisionSettings, _write(tmp_path, text))
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"'steps' is set twice \(line 3"):
+        load_config(VisionSettings, _write(tmp_path, "steps: 1\nplots: true\nsteps: 2\n"))
+    (tmp_path / "config.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="UTF-8"):
+        load_config(VisionSettings, tmp_path / "config.yaml")
     with pytest.raises(ValueError, match="field: value"):
         load_config(VisionSettings, _write(tmp_path, "- 1"))
     assert load_config(VisionSettings, _write(tmp_path, "")) == VisionSettings()
@@ -130,6 +137,7 @@ def test_differences_name_the_fields():
         (["steps=1", "checkpoint_every=0"], "checkpoint_every"),
         (["steps=1", "privacy.noise_dtype=float16"], "privacy.noise_dtype='float16'.*bfloat16"),
         (["steps=1", "privacy.secure=true", "seed=3"], "seed=3.*privacy.secure"),
+        (["steps=1", "device=cuda:99"], "device='cuda:99' cannot be used here"),
     ],
 )
 def test_impossible_settings_are_named(overrides, message):

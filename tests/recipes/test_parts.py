@@ -10,7 +10,7 @@ import torch
 
 from recipes.data import digits
 from recipes.models import vgg
-from recipes.runfolder import RunFolder, load_checkpoint
+from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
 from recipes.schedule import Schedule
 
 
@@ -68,6 +68,7 @@ def test_vgg_of_the_demo_has_the_stated_layers():
     [
         ({"channels": []}, "at least one block"),
         ({"channels": [12], "groups": 8}, "groups=8"),
+        ({"hidden": 0}, "hidden=0"),
         ({"channels": [8, 8, 8], "image_size": 4}, "halved 3 times"),
     ],
 )
@@ -116,13 +117,43 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 def test_a_run_is_not_overwritten_unasked_and_other_files_stay(tmp_path):
     RunFolder(tmp_path, config="a: 1\n").close()
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"--resume.*overwrite=true"):
-        RunFolder.claim(tmp_path, overwrite=False)
-    RunFolder.claim(tmp_path, overwrite=True)
+    with (
+        pytest.raises(ValueError, match=r"--resume.*overwrite=true"),
+        RunFolder.claim(tmp_path, overwrite=False),
+    ):
+        pass
+    with RunFolder.claim(tmp_path, overwrite=True):
+        pass
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
-    RunFolder.claim(tmp_path, overwrite=False)
-    with pytest.raises(ValueError, match="is a file"):
-        RunFolder.claim(tmp_path / "notes.txt", overwrite=True)
+    with RunFolder.claim(tmp_path, overwrite=False):
+        pass
+
+
+@pytest.mark.parametrize("where", ["notes.txt", "notes.txt/run", "notes.txt/deep/run"])
+def test_a_folder_that_cannot_be_is_refused(tmp_path, where):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"output=.*is a file; name a"):
+        RunFolder.refuse(tmp_path / where, overwrite=True)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_fails_to_start_leaves_the_old_one(tmp_path, error):
+    RunFolder(tmp_path, config="a: 1\n").close()
+    before = sorted(path.name for path in tmp_path.iterdir())
+
+    def fail(folder):
+        with RunFolder.claim(folder, overwrite=True):
+            RunFolder(folder, config="b: 2\n").close()
+            (folder / "model").mkdir()
+            raise error
+
+    with pytest.raises(error):
+        fail(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
+    with pytest.raises(error):
+        fail(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
@@ -137,3 +168,12 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
 def test_no_checkpoint_to_resume(tmp_path):
     with pytest.raises(ValueError, match="nothing to resume"):
         load_checkpoint(tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_damaged_line_of_metrics_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2\n{"st')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: it is not JSON"):
+        read_metrics(tmp_path / "metrics.jsonl")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import signal
 
 import pytest
 import yaml
 
+from recipes.command import INTERRUPTED
+from recipes.runfolder import RunFolder
 from recipes.sweep import main, members
 
 TINY = """
@@ -25,7 +29,10 @@ def _points(grid, output=pathlib.Path("runs")):
     return [member.overrides for member in members(grid, output)]
 
 
-def test_products_and_references():
+def test_products_and_references(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / name).write_text("")
     grid = {
         "recipe": "vision",
         "common": {"privacy.epsilon": [1, 2]},
@@ -47,15 +54,15 @@ def test_products_and_references():
     assert folders[0] == "a_epsilon=1"
 
 
-def test_the_grids_of_the_paper():
+def test_the_grids_of_the_paper(monkeypatch):
     """Section 7.2 of Dong & Ganesh 2026: 25 runs of DP-SGD, and 25 for each choice of BandMF."""
     root = pathlib.Path(__file__).parents[2]
+    monkeypatch.chdir(root)
     for path in (root / "configs" / "grids").glob("c*10.yaml"):
         grid = yaml.safe_load(path.read_text())
         found = members(grid, pathlib.Path("runs"))
         assert len(found) == 25 * (1 + 6 + 6 + 18)
-        for member in found:
-            assert (root / member.config).is_file()
+        assert {path.stem, *(m.config.partition("_")[0][8:] for m in found)} == {path.stem}
 
 
 def _grid(tmp_path, **entries):
@@ -95,6 +102,28 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
     assert "1 runs failed: tiny_momentum=2.0" in captured.err
 
 
+def test_an_interruption_ends_the_sweep(tmp_path, monkeypatch):
+    """The run that was stopped says so, and the ones after it are not begun."""
+    log = RunFolder.log
+
+    def log_then_stop(self, record, *, private):
+        log(self, record, private=private)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    path = _grid(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "log", log_then_stop)
+        assert main(["--grid", str(path)]) == INTERRUPTED
+    assert len(list((tmp_path / "runs").glob("tiny_*"))) == 1
+    assert main(["--grid", str(path)]) == 0
+    assert len(list((tmp_path / "runs").glob("tiny_*/summary.txt"))) == 2
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
+    assert main(["--grid", str(_grid(tmp_path)), "--output", str(tmp_path / "grid.yaml")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
@@ -104,6 +133,10 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
         ({"colour": 1}, "unknown entries \\['colour'\\]"),
         ({"common": {"steps": 3}}, "steps: 3 should be a list"),
         ({"common": {"steps": ["=stepz"]}}, "names no field of the grid"),
+        ({"common": 3}, "common: 3 should be"),
+        ({"runs": 3}, "runs: 3 should be a list"),
+        ({"runs": [{"config": "a.yaml", "grid": [1]}]}, r"grid: \[1\] should be"),
+        ({"runs": [{"config": "nowhere.yaml"}]}, "'nowhere.yaml' is no file"),
     ],
 )
 def test_impossible_grids(tmp_path, entries, message):

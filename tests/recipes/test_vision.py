@@ -14,7 +14,8 @@ import yaml
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.randomness import split_seed
-from recipes.run import INTERRUPTED
+from recipes.command import INTERRUPTED
+from recipes.models import vgg
 from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
 from recipes.vision import main
 
@@ -67,6 +68,7 @@ def test_every_file_is_written(finished):
         "config.yaml",
         "metrics.jsonl",
         "checkpoint.pt",
+        "model.pt",
         "ledger.jsonl",
         "tensorboard",
         "privacy_report.json",
@@ -82,6 +84,14 @@ def test_every_file_is_written(finished):
     assert [r["step"] for r in metrics if r["split"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [r["step"] for r in metrics if r["split"] == "test"] == [2, 4, 6]
     assert all(r["not_for_release"] for r in metrics if r["split"] == "train")
+
+
+def test_the_saved_model_is_the_trained_one(finished):
+    model = vgg(in_channels=1, classes=10, image_size=8, channels=[4], groups=2, hidden=4)
+    model.load_state_dict(torch.load(finished / "model.pt", weights_only=True))
+    trained = load_checkpoint(finished)["run"]["module"].values()
+    for ours, theirs in zip(model.state_dict().values(), trained, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_guarantee_is_certified_and_that_of_the_checkpoint(finished):

@@ -1,0 +1,79 @@
+"""The command line of a recipe: its arguments, its errors in one line, its exit status."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from recipes.config import load_config
+from recipes.report import summary
+from recipes.run import Run, finish, prepare
+from recipes.runfolder import SUMMARY
+from recipes.settings import RunSettings
+from recipes.task import Task
+
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
+
+S = TypeVar("S", bound=RunSettings)
+
+
+def run_recipe(
+    name: str,
+    description: str,
+    schema: type[S],
+    build_task: Callable[[S], Task],
+    argv: Sequence[str] | None = None,
+) -> int:
+    """The command line of a recipe; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=f"python -m recipes.{name}", description=description)
+    parser.add_argument("--config", required=True, help="YAML file, e.g. configs/*.yaml")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument("--output", help="run folder (the field output)")
+    parser.add_argument(
+        "--simulate",
+        type=float,
+        metavar="FACTOR",
+        help="divide batch size and noise by FACTOR: cheap, for tuning, and NOT private",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
+    arguments = parser.parse_intermixed_args(argv)
+    try:
+        settings = load_config(schema, arguments.config, list(arguments.overrides))
+        if arguments.output is not None:
+            settings.output = arguments.output
+        if arguments.simulate is not None:
+            settings.simulate = arguments.simulate
+        current = prepare(settings, build_task, resume=arguments.resume)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped before the first step", file=sys.stderr)
+        return INTERRUPTED
+    try:
+        finish(current)
+        if current.private.steps_executed < current.private.mechanism.steps:
+            return _stopped(current)
+        text = summary(current)
+        (current.folder.path / SUMMARY).write_text(text + "\n", encoding="utf-8")
+    except KeyboardInterrupt:
+        return _stopped(current)
+    except OSError as error:  # a full disk, say
+        print(
+            f"error: {error}; when that is mended, continue with the same command and --resume",
+            file=sys.stderr,
+        )
+        return 2
+    print(text)
+    return 0
+
+
+def _stopped(current: Run) -> int:
+    print(
+        f"stopped after {current.private.steps_executed} of {current.private.mechanism.steps} "
+        "steps; continue with the same command and --resume",
+        file=sys.stderr,
+    )
+    return INTERRUPTED
