@@ -8,13 +8,14 @@ import signal
 
 import pytest
 import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
 from recipes.command import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
-from tests.recipes.arxiv_files import write_arxiv_files
+from tests.recipes.arxiv_files import write_arxiv_files, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,7 @@ def finished(tiny, tmp_path_factory):
 def test_the_folder_holds_the_statement_and_the_graph(finished):
     names = {path.name for path in finished.iterdir()}
     assert {"graph.txt", "graph.png", "privacy_report.md", "checkpoint.pt", "summary.txt"} <= names
+    assert "model is the trained model" in (finished / "summary.txt").read_text()
     report = json.loads((finished / "privacy_report.json").read_text())
     guarantee = Guarantee.from_json(json.dumps(report["guarantee"]))
     assert guarantee.unit.kind == "user"
@@ -75,6 +77,16 @@ def test_users_stay_apart_in_what_was_planned(finished):
     assert mechanism.scheme.min_sep == 2
     assert mechanism.scheme.graph.max_examples == 2
     assert not mechanism.scheme.graph.attached
+
+
+def test_the_saved_model_and_tokenizer_are_complete(finished):
+    model = AutoModelForMaskedLM.from_pretrained(finished / "model")
+    trained = load_checkpoint(finished)["run"]["module"]
+    ours = model.state_dict()
+    for name, value in trained.items():
+        assert torch.equal(ours[name.removeprefix("_module.")], value), name
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model", local_files_only=True)
+    assert len(tokenizer) == model.config.vocab_size
 
 
 def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, monkeypatch):
@@ -96,22 +108,31 @@ def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, mon
         assert torch.equal(ours["module"][name], value), name
 
 
-def test_other_papers_are_refused_on_resume(tiny, finished, tmp_path, capsys):
-    """Even with the settings of the checkpoint: the graph is another one."""
-    other = tmp_path / "other.jsonl"
-    path = next(a.partition("=")[2] for a in tiny if a.startswith("data.path"))
-    lines = open(path, encoding="utf-8").read().splitlines()  # noqa: SIM115
-    backup = "\n".join(lines) + "\n"
-    other.write_text(backup)
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines[:-9]) + "\n")
-        arguments = ["--config", CONFIG, "--output", str(finished), "--resume", *tiny, *NARROW]
-        assert main(arguments) == 2
-        assert "changed" in capsys.readouterr().err
-    finally:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(backup)
+def _edited(edit):
+    def change(records):
+        edit(records)
+        return records
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda records: records, 0),  # merely moved
+        (lambda records: records[:-9], 2),
+        (_edited(lambda records: [r.update(abstract="we show") for r in records[::7]]), 2),
+        (_edited(lambda records: records[3]["authors_parsed"].append(["New", "One", ""])), 2),
+    ],
+)
+def test_other_papers_are_refused_on_resume(
+    files, tiny, finished, tmp_path, capsys, change, status
+):
+    records = [json.loads(line) for line in files.snapshot.read_text().splitlines()]
+    write_lines(tmp_path / "other.jsonl", change(records))
+    arguments = ["--config", CONFIG, "--output", str(finished), "--resume", *tiny, *NARROW]
+    assert main([*arguments, f"data.path={tmp_path / 'other.jsonl'}"]) == status
+    assert status == 0 or "changed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -140,7 +161,11 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
         (["scheme.min_sep=4", "scheme.batch_size=80"], "largest possible"),
         (["model.head=sentiment"], "model.head='sentiment'"),
         (["grad_sample_mode=ghost"], "model.tied"),
-        (["data.max_examples=0"], "at least 1"),
+        (["data.max_examples=0"], "max_examples=0"),
+        (["data.max_neighbours=0"], "max_neighbours=0"),
+        (["--simulate", "100"], "use at most 12"),
+        (["privacy.certificates=some"], "privacy.certificates='some'"),
+        (["strategy.bands=5"], "strategy: "),
         (["scheme.type=MinSep", "scheme.min_sep=2"], "users"),
     ],
 )

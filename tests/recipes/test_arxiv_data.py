@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 
 from dptrain import PrivateLoader
 from dptrain.sampling import Poisson
+from dptrain.sampling.fingerprint import fingerprint
+from dptrain.sampling.neighbours import neighbourhood_sizes
 from recipes.data import arxiv_snapshot
 from recipes.data.arxiv import arxiv, select_papers
 from recipes.data.arxiv_categories import CLASSES
@@ -169,6 +172,40 @@ def test_tokens_are_made_once_for_the_same_rows_tokenizer_and_length(files, snap
     assert count(tokenizer=changed) == 4
     with pytest.raises(ValueError, match="max_length=2"):
         count(max_length=2)
+
+
+def test_rows_are_recognised_wherever_they_lie(files, tmp_path):
+    one, two = (_arxiv(files, tmp_path / name).train for name in ("one", "two"))
+    assert fingerprint(one) == fingerprint(two)
+    assert fingerprint(one) != fingerprint(_arxiv(files, tmp_path / "one", seed=1).train)
+    # A row that no sample of rows would have shown.
+    records = [json.loads(line) for line in files.snapshot.read_text().splitlines()]
+    paper = next(r for r in records if len(r["authors_parsed"]) > 1)
+    paper["abstract"] = "we show"
+    write_lines(tmp_path / "other.jsonl", records)
+    other = dataclasses.replace(files, snapshot=tmp_path / "other.jsonl")
+    assert fingerprint(one) != fingerprint(_arxiv(other, tmp_path / "one").train)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(files):
+    """transformers makes one without words of a model's config.json."""
+    with pytest.raises(ValueError, match="knows no token of text"):
+        load_tokenizer(files.model, offline=True)
+
+
+def test_neighbourhoods_can_be_bounded(snapshot):
+    graph = select_papers(snapshot, test_size=50, max_neighbours=3).bounded.graph
+    sizes = neighbourhood_sizes(graph.offsets, graph.members, graph.users)
+    loose = select_papers(snapshot, test_size=50).bounded.graph
+    free = neighbourhood_sizes(loose.offsets, loose.members, loose.users)
+    assert sizes.max() <= 3 < free.max()
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_that_cannot_be_is_refused(files, tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"cache_dir=.*name another"):
+        _arxiv(files, tmp_path / name)
 
 
 def test_a_missing_tokenizer_is_found_out_first(files, tmp_path):
