@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 import torch
@@ -14,8 +12,9 @@ from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
 from recipes.command import INTERRUPTED
-from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
+from recipes.runfolder import load_checkpoint, read_metrics
 from tests.recipes.arxiv_files import write_arxiv_files, write_lines
+from tests.recipes.stopping import ctrl_c, stop_at
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +89,9 @@ def test_the_saved_model_and_tokenizer_are_complete(finished):
 
 
 def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, monkeypatch):
-    log = RunFolder.log
-
-    def log_then_stop(self, record, *, private):
-        log(self, record, private=private)
-        if record["step"] == 3 and record["split"] == "train":
-            os.kill(os.getpid(), signal.SIGINT)
-
     arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny, *NARROW]
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "log", log_then_stop)
+        stop_at(patch, 3, ctrl_c)
         assert main(arguments) == INTERRUPTED
     assert main([*arguments, "--resume"]) == 0
     ours, theirs = (load_checkpoint(p)["run"] for p in (tmp_path / "run", finished))

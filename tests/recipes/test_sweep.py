@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import signal
 
 import pytest
 import yaml
 
 from recipes.command import INTERRUPTED
-from recipes.runfolder import RunFolder
 from recipes.sweep import main, members
+from tests.recipes.stopping import ctrl_c, stop_at
 
 TINY = """
 data: {image_size: 8}
@@ -104,15 +102,9 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
 
 def test_an_interruption_ends_the_sweep(tmp_path, monkeypatch):
     """The run that was stopped says so, and the ones after it are not begun."""
-    log = RunFolder.log
-
-    def log_then_stop(self, record, *, private):
-        log(self, record, private=private)
-        os.kill(os.getpid(), signal.SIGINT)
-
     path = _grid(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "log", log_then_stop)
+        stop_at(patch, 1, ctrl_c)
         assert main(["--grid", str(path)]) == INTERRUPTED
     assert len(list((tmp_path / "runs").glob("tiny_*"))) == 1
     assert main(["--grid", str(path)]) == 0

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -16,8 +14,9 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.randomness import split_seed
 from recipes.command import INTERRUPTED
 from recipes.models import vgg
-from recipes.runfolder import RunFolder, load_checkpoint, read_metrics
+from recipes.runfolder import load_checkpoint, read_metrics
 from recipes.vision import main
+from tests.recipes.stopping import ctrl_c, stop_at
 
 SEED = 987654321
 TINY = [
@@ -155,17 +154,6 @@ def uninterrupted(config, tmp_path_factory):
     return output
 
 
-def _stop_at(monkeypatch, step: int, stop) -> None:
-    log = RunFolder.log
-
-    def log_then_stop(self, record, *, private):
-        log(self, record, private=private)
-        if record["step"] == step and record["split"] == "train":
-            stop()
-
-    monkeypatch.setattr(RunFolder, "log", log_then_stop)
-
-
 def _assert_like(output, uninterrupted) -> None:
     ours, theirs = _final(output), _final(uninterrupted)
     for part in ("module", "optimizer", "schedulers", "ledger"):
@@ -181,7 +169,7 @@ def test_ctrl_c_then_resume_ends_in_the_same_model(
     config, uninterrupted, tmp_path, monkeypatch, capsys
 ):
     with monkeypatch.context() as patch:
-        _stop_at(patch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+        stop_at(patch, 3, ctrl_c)
         assert _main(config, tmp_path / "run", *PLAIN) == INTERRUPTED
     assert "--resume" in capsys.readouterr().err
     assert load_checkpoint(tmp_path / "run")["run"]["steps_executed"] == 3
@@ -197,7 +185,7 @@ def test_a_crash_then_resume_ends_in_the_same_model(config, uninterrupted, tmp_p
         raise Crash
 
     with monkeypatch.context() as patch:
-        _stop_at(patch, 5, crash)
+        stop_at(patch, 5, crash)
         with pytest.raises(Crash):
             _main(config, tmp_path / "run", *PLAIN)
     assert load_checkpoint(tmp_path / "run")["run"]["steps_executed"] == 4
@@ -249,6 +237,9 @@ def test_free_settings_may_change_on_resume(config, uninterrupted):
         ([], "overwrite=true"),
         (["scheme.type=MinSep", "scheme.minsep=3"], "did you mean 'scheme.min_sep'"),
         (["privacy.epsilon=1"], "give exactly one"),
+        (["overwrite=true", "privacy.certificates=some"], "only simulated accounting"),
+        (["overwrite=true", "privacy.accountant=moments"], "accountant='moments' is unknown"),
+        (["overwrite=true", "strategy.type=BSR", "strategy.bands=9"], "strategy: "),
     ],
 )
 def test_mistakes_end_in_one_line(config, uninterrupted, capsys, arguments, message):
@@ -259,10 +250,15 @@ def test_mistakes_end_in_one_line(config, uninterrupted, capsys, arguments, mess
 
 
 def test_impossible_settings_spare_the_old_run(config, uninterrupted, capsys):
+    before = {path: path.stat().st_mtime_ns for path in uninterrupted.iterdir()}
     changes = ["overwrite=true", "scheme.type=MinSep", "scheme.min_sep=1000"]
     assert _main(config, uninterrupted, *PLAIN, *changes) == 2
     assert "min_sep" in capsys.readouterr().err
-    assert load_checkpoint(uninterrupted)["run"]["steps_executed"] == 6
+    # Found out by the engine, when the folder is the new run's already.
+    changes = ["overwrite=true", "privacy.max_grad_norm=-1"]
+    assert _main(config, uninterrupted, *PLAIN, *changes) == 2
+    assert "max_grad_norm=-1" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in uninterrupted.iterdir()} == before
 
 
 def test_a_secure_run_says_so_and_stays_secure(config, tmp_path, capsys):

@@ -7,8 +7,11 @@ import pathlib
 
 import pytest
 
+from recipes.command import INTERRUPTED
+from recipes.runfolder import load_checkpoint
 from recipes.vision import main
 from tests.recipes.image_files import write_batches, write_cinic
+from tests.recipes.stopping import ctrl_c, stop_at
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
@@ -51,20 +54,24 @@ def test_every_cinic10_configuration_runs(cinic, tmp_path, capsys, scheme):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_augmented_views_resume_in_the_same_model(tmp_path, workers):
+def test_augmented_views_resume_in_the_same_model(tmp_path, monkeypatch, workers):
     """The views of a step are drawn again after an interruption, also in other processes."""
-    from recipes.runfolder import load_checkpoint
-
     root = tmp_path / "data"
     write_batches(root, size=20)
     options = [f"data.root={root}", *BY_SCHEME["minsep"], "data.augment=true", "data.views=3"]
     options += ["seed=5", "checkpoint_every=1", f"num_workers={workers}"]
     assert _run("cifar10_minsep.yaml", tmp_path / "whole", *options) == 0
-    whole = load_checkpoint(tmp_path / "whole")["run"]
-    assert _run("cifar10_minsep.yaml", tmp_path / "again", *options, "num_workers=0") == 0
-    assert load_checkpoint(tmp_path / "again")["run"]["ledger"] == whole["ledger"]
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2, ctrl_c)
+        assert _run("cifar10_minsep.yaml", tmp_path / "again", *options) == INTERRUPTED
+    assert (
+        _run("cifar10_minsep.yaml", tmp_path / "again", *options, "num_workers=0", "--resume") == 0
+    )
     assert _run("cifar10_minsep.yaml", tmp_path / "plain", *options, "data.views=1") == 0
-    assert load_checkpoint(tmp_path / "plain")["run"]["ledger"] != whole["ledger"]
+    whole, again, plain = (
+        load_checkpoint(tmp_path / name)["run"]["ledger"] for name in ("whole", "again", "plain")
+    )
+    assert again == whole != plain
 
 
 def test_changed_images_are_refused_on_resume(tmp_path, capsys):
