@@ -11,7 +11,7 @@ from torch import nn
 
 from dptrain.accounting import Accountant, account
 from dptrain.clipping import GhostClipper
-from dptrain.guarantee import Guarantee
+from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.optimizer import PrivateOptimizer
 from dptrain.randomness import global_state, restore_global_state
@@ -222,6 +222,9 @@ class PrivateTraining:
                 f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
                 f"{len(self._schedulers)}: register them before load_state_dict()"
             )
+        guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
+        for guarantee in guarantees:
+            self._check_saved(guarantee)
         private = state["private"]
         self.optimizer.ledger.resume(state["ledger"])
         self.optimizer.noise.load_state_dict(private["noise"])
@@ -240,11 +243,29 @@ class PrivateTraining:
             note = RESUME_NOTE.format(self.steps_executed)
             self._notes = tuple(dict.fromkeys((*self._notes, note)))
             logger.warning("%s (ledger=PATH in make_private lets the run check it)", note)
-        for text in state["guarantees"]:
-            guarantee = Guarantee.from_json(text)
-            self._guarantees[guarantee.delta] = guarantee
+        for guarantee in guarantees:
+            # What was simulated is kept; anything else is computed again rather than believed.
+            if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:
+                self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
         restore_global_state(private["rng"])
+
+    def _check_saved(self, guarantee: Guarantee) -> None:
+        """Refuse a saved guarantee that is about something else than this run."""
+        mechanism = self.mechanism
+        about = {
+            "mechanism_hash": mechanism.hash,
+            "noise_multiplier": mechanism.noise_multiplier,
+            "scheme": mechanism.scheme.to_dict(),
+            "strategy_hash": mechanism.strategy.coefficient_hash,
+            "unit": mechanism.scheme.unit,
+            "steps_planned": mechanism.steps,
+        }
+        if wrong := [name for name, value in about.items() if getattr(guarantee, name) != value]:
+            raise ValueError(
+                f"the checkpoint holds a guarantee of another mechanism (its {', '.join(wrong)}): "
+                "it was changed after it was written; go on from one that was not"
+            )
 
     def _remember_rng(self) -> None:
         self._boundary_rng = global_state()

@@ -38,7 +38,15 @@ class JsonValue:
             JsonValue._families.setdefault(family, {})
             JsonValue._bases[family] = cls
         if cls._family and ABC not in cls.__bases__ and not cls.__name__.startswith("_"):
-            JsonValue._families[cls._family][cls.__name__] = cls
+            members = JsonValue._families[cls._family]
+            known = members.get(cls.__name__)
+            if known is not None and _origin(known) != _origin(cls):
+                raise TypeError(
+                    f"{_origin(cls)}: a {cls._family} of this name is known already "
+                    f"({_origin(known)}), and what was written for that would be read as this; "
+                    "choose another name"
+                )
+            members[cls.__name__] = cls
 
     def to_dict(self) -> dict[str, Any]:
         """``{"type": class name, field: value, ...}`` with tuples as lists.
@@ -77,6 +85,11 @@ class JsonValue:
             return member(**fields)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from error
+
+
+def _origin(member: type) -> str:
+    """Where a class comes from; a module that is loaded again has the same."""
+    return f"{member.__module__}.{member.__qualname__}"
 
 
 def _from_json(item: Any) -> Any:

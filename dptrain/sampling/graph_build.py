@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 from typing import Any
@@ -30,17 +31,40 @@ class _Numbers(dict[Hashable, int]):
     """
 
     def __missing__(self, user: Any) -> int:
-        if user is None:
-            raise ValueError("a user id is None: leave unknown users out, or give each a name")
-        if isinstance(user, torch.Tensor) or type(user).__hash__ is object.__hash__:
-            raise ValueError(
-                f"user id {user!r} of type {type(user).__name__} is equal to no other object, so "
-                "that two examples could never share it; use text or integers"
-            )
-        if user != user:
-            raise ValueError(f"user id {user!r} is not a number: leave unknown users out")
+        _check_id(user, user)
         number = self[user] = len(self)
         return number
+
+
+def _check_id(part: Any, user: Any) -> None:
+    """Refuse ``part`` of a user id; tuples and the like are looked into, as they compare by parts.
+
+    A tuple is equal to itself even where a part of it is not, so that the id as a whole tells
+    nothing.
+    """
+    if part is None:
+        raise ValueError(
+            f"a user id is {user!r}, with None for an unknown: leave unknown users out, or give "
+            "each a name"
+        )
+    if isinstance(part, str | bytes):
+        return
+    if isinstance(part, tuple | frozenset):
+        for item in part:
+            _check_id(item, user)
+        return
+    if dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            _check_id(getattr(part, field.name), user)
+    if isinstance(part, torch.Tensor) or type(part).__hash__ is object.__hash__:
+        raise ValueError(
+            f"user id {user!r}: a {type(part).__name__} is equal to no other object, so that two "
+            "examples could never share it; use text or integers"
+        )
+    if part != part:
+        raise ValueError(
+            f"user id {user!r} is not a number, or a part of it is not: leave unknown users out"
+        )
 
 
 def edges_from_lists(column: Iterable[Iterable[Hashable]]) -> Edges:

@@ -50,7 +50,18 @@ class Scheme(JsonValue, ABC, family="scheme"):
 
     Subclasses are frozen, keyword-only dataclasses whose fields are JSON values; they validate
     their fields on construction with ``ValueError`` naming the field, the value and the remedy.
+    They are final: accountants know a scheme by its class, and would state the guarantee of a
+    parent for whatever a child draws.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for base in cls.__mro__[1:]:
+            if issubclass(base, Scheme) and ABC not in base.__bases__:
+                raise TypeError(
+                    f"{cls.__name__}: {base.__name__} cannot be subclassed, as the accountants "
+                    "that cover it would cover other draws too; write a scheme of its own"
+                )
+        super().__init_subclass__(**kwargs)
 
     # A scheme may declare these as a field (Poisson.steps) or derive them (BallsInBins.steps).
     # A property here at run time would become the default of such a field, so the base only

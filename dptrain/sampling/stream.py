@@ -28,11 +28,23 @@ def to_tensor(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array.copy())
 
 
-def to_array(value: Any, dtype: type[np.signedinteger[Any]]) -> npt.NDArray[Any]:
-    """A copy of a tensor or an array as a numpy array of the given integer type."""
+def to_array(
+    value: Any, dtype: type[np.signedinteger[Any]], size: int | None = None
+) -> npt.NDArray[Any]:
+    """A copy of a tensor or an array as a numpy array of the given integer type.
+
+    Raises:
+        ValueError: if it has not ``size`` entries.
+    """
     if isinstance(value, torch.Tensor):
         value = value.cpu().numpy()
-    return np.array(value, dtype=dtype)
+    array = np.array(value, dtype=dtype)
+    if size is not None and array.shape != (size,):
+        raise ValueError(
+            f"the state holds an array of shape {array.shape} where the scheme has {size} entries; "
+            "it is damaged, go on from another checkpoint"
+        )
+    return array
 
 
 class SeededStream(BatchStream):

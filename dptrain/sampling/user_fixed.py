@@ -169,6 +169,7 @@ class UserFixedStream(SeededStream):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        users = self._scheme.graph.users
         times = to_array(state["waiting_until"], np.int64)
         ends = np.cumsum(to_array(state["waiting_sizes"], np.int64))
         groups = np.split(to_array(state["waiting"], self._dtype), ends[:-1]) if len(ends) else []
@@ -177,5 +178,5 @@ class UserFixedStream(SeededStream):
         }
         entries = to_array(state["queue"], self._dtype)
         self._queue = Queue(entries, self._scheme.dataset_size)
-        self._packing.last = to_array(state["last_used"], np.int32)
-        self._packing.used = to_array(state["times_used"], np.int32)
+        self._packing.last = to_array(state["last_used"], np.int32, users)
+        self._packing.used = to_array(state["times_used"], np.int32, users)

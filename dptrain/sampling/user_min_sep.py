@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Self
 
 import numpy as np
+from tqdm import tqdm
 
 from dptrain.sampling import fields
 from dptrain.sampling.graph import AttributionGraph
@@ -15,6 +16,8 @@ from dptrain.sampling.stream import SeededStream, to_array, to_tensor
 from dptrain.sampling.user_batch_size import Method, probability_for_batch_size
 from dptrain.sampling.user_exclusion import Exclusion, RecentUsers, checked, default_burn_in
 from dptrain.sampling.user_scheme import UserScheme
+
+_MOST_STEPS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,13 @@ class UserMinSep(UserScheme):
             burn_in = default_burn_in(self.min_sep, self.exclusion)
         burn_in = fields.integer(owner, "burn_in", burn_in, minimum=0)
         object.__setattr__(self, "burn_in", burn_in)
+        # A user's last step is kept in 32 bits.
+        if burn_in + self.steps > _MOST_STEPS or self.min_sep > _MOST_STEPS:
+            raise ValueError(
+                f"{owner}: min_sep={self.min_sep} and burn_in={burn_in} with steps={self.steps} "
+                f"are more than {_MOST_STEPS} steps; a min_sep of at most steps is enough to keep "
+                "every user to one batch, and burn_in=0 begins at once"
+            )
 
     @classmethod
     def for_batch_size(
@@ -155,7 +165,7 @@ class UserMinSepStream(SeededStream):
         self._recent = RecentUsers(
             scheme.graph, scheme.min_sep, scheme.exclusion, start=-scheme.burn_in
         )
-        for step in range(-scheme.burn_in, 0):
+        for step in tqdm(range(-scheme.burn_in, 0), desc="burn-in", unit="step", delay=2):
             self._recent.admit(step, self._sample())
 
     def _sample(self) -> Indices:
@@ -169,4 +179,4 @@ class UserMinSepStream(SeededStream):
         return {"last_touched": to_tensor(self._recent.last)}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._recent.last = to_array(state["last_touched"], np.int32)
+        self._recent.last = to_array(state["last_touched"], np.int32, self._scheme.population)

@@ -218,3 +218,37 @@ def test_checksum_sees_one_bit_one_swap_and_one_move():
     assert len(seen) == 1 + changes + 2
     assert checksum([t.clone() for t in tensors]) in seen
     assert checksum([]) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mechanism_hash": "0" * 64},
+        {"noise_multiplier": 50.0},
+        {"scheme": {"type": "Nonsense"}},
+        {"steps_planned": 1},
+    ],
+)
+def test_a_guarantee_of_something_else_is_refused(change):
+    data = images()
+    private = make(small_net(), data, scheme=everything_every_step(24, 3), target_delta=1e-3)
+    private.guarantee()
+    state = private.state_dict()
+    state["guarantees"] = [json.dumps({**json.loads(t), **change}) for t in state["guarantees"]]
+    again = make(small_net(), data, scheme=everything_every_step(24, 3), target_delta=1e-3)
+    with pytest.raises(ValueError, match="guarantee of another mechanism"):
+        again.load_state_dict(state)
+    assert again.steps_executed == 0
+
+
+def test_what_a_checkpoint_claims_is_computed_again():
+    data = images()
+    private = make(small_net(), data, scheme=everything_every_step(24, 3), target_delta=1e-3)
+    truth = private.guarantee().epsilon
+    state = private.state_dict()
+    state["guarantees"] = [
+        json.dumps({**json.loads(t), "epsilon": 0.001}) for t in state["guarantees"]
+    ]
+    again = make(small_net(), data, scheme=everything_every_step(24, 3))
+    again.load_state_dict(state)
+    assert again.guarantee().epsilon == truth  # at the target's δ, which the checkpoint names

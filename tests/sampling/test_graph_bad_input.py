@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import dataclasses
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import pytest
@@ -119,3 +120,44 @@ def test_impossible_facts() -> None:
     for change in ({"edges": 2}, {"edges": 5}, {"max_examples": 4}, {"examples": 0}):
         with pytest.raises(ValueError, match="AttributionGraph"):
             AttributionGraph(**{**facts, **change})
+
+
+@dataclasses.dataclass(frozen=True)
+class Person:
+    name: str
+    born: float
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ("smith", float("nan")),
+        lambda: (("smith", (float("nan"),)), 3),
+        lambda: frozenset({"smith", float("nan")}),
+        lambda: Person("smith", float("nan")),
+        lambda: ("smith", None),
+        lambda: ("smith", Plain()),
+        lambda: ("smith", torch.tensor(3)),
+    ],
+)
+def test_ids_that_are_unequal_inside(make: Callable[[], Hashable]) -> None:
+    """Fifty such ids look like fifty people, each with one example: k would be 50 times too low."""
+    with pytest.raises(ValueError, match=r"user id"):
+        AttributionGraph.from_lists([[make()] for _ in range(50)])
+    with pytest.raises(ValueError, match=r"user id"):
+        AttributionGraph.from_pairs(list(range(50)), [make() for _ in range(50)])
+
+
+def test_ids_made_of_parts_are_one_user() -> None:
+    ids: list[Callable[[], Hashable]] = [
+        lambda: ("smith", "j", 3),
+        lambda: Person("smith", 1970.0),
+        lambda: frozenset({"a", "b"}),
+    ]
+    for make in ids:
+        graph = AttributionGraph.from_lists([[make()] for _ in range(5)])
+        assert (graph.users, graph.max_examples) == (1, 5)

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dptrain.sampling import Poisson
+from dptrain.sampling import TruncatedPoisson
 from dptrain.sampling.microbatch import split
 from dptrain.sampling.padding import blank_rows
 from tests.sampling.loaders import N, logical, make, planned, record
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Padded(Poisson):
-    """Poisson batches padded to 24 rows (the private name keeps it out of the registry)."""
-
-    @property
-    def physical_batch_size(self):
-        return 24
-
-
-SCHEME = _Padded(probability=0.1, dataset_size=N, steps=30)
+SCHEME = TruncatedPoisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
 
 
 @pytest.mark.parametrize("cap", [None, 24, 10, 7, 1])

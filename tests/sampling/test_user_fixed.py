@@ -264,3 +264,11 @@ def test_queue_against_a_list():
                 model = put + model
         assert len(queue) == len(model)
         assert queue.entries().tolist() == model
+
+
+@pytest.mark.parametrize("name", ["last_used", "times_used"])
+def test_damaged_state_is_refused(name):
+    stream = UserFixed(graph=SMALL, batch_size=5, min_sep=2, steps=6).stream(1)
+    state = stream.state_dict()
+    with pytest.raises(ValueError, match="damaged"):
+        stream.load_state_dict({**state, name: state[name][:-1]})

@@ -89,3 +89,18 @@ def test_default_burn_in_of_participation_is_ample(b):
             use.append(p * (1 - sum(use[max(0, t - b + 1) : t])))
         p0 = p / (1 + (b - 1) * p)
         assert max(abs(x / p0 - 1) for x in use[burn_in:]) < tolerance
+
+
+@pytest.mark.parametrize(
+    "changes", [{"min_sep": 10**12}, {"burn_in": 2**31}, {"min_sep": 2**31, "burn_in": 0}]
+)
+def test_more_steps_than_are_kept(changes):
+    with pytest.raises(ValueError, match=r"min_sep=\d+ and burn_in=\d+"):
+        scheme_of(SMALL, **changes)
+
+
+def test_damaged_state_is_refused():
+    stream = scheme_of(SMALL).stream(1)
+    state = stream.state_dict()
+    with pytest.raises(ValueError, match="damaged"):
+        stream.load_state_dict({**state, "last_touched": state["last_touched"][:-1]})

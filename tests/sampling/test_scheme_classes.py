@@ -1,0 +1,43 @@
+"""A scheme's class is what accountants go by: it is final, and its name is its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dptrain.registry import JsonValue
+from dptrain.sampling import ExchangeableScheme, Poisson, Scheme, UserScheme
+from dptrain.strategies import Strategy
+from recipes.typed import members_of
+
+
+@pytest.mark.parametrize("name", sorted(members_of(Scheme)))
+def test_a_scheme_cannot_be_subclassed(name):
+    """Or its child's draws, whatever they are, would have the parent's guarantee."""
+    with pytest.raises(TypeError, match="cannot be subclassed"):
+        type("Child", (members_of(Scheme)[name],), {})
+    assert "Child" not in members_of(Scheme)
+
+
+def test_the_bases_can_be():
+    for base in (Scheme, ExchangeableScheme, UserScheme):
+        child = type("_Private", (base,), {})  # the underscore keeps it out of the registry
+        assert issubclass(child, Scheme)
+
+
+@pytest.mark.parametrize(("base", "name"), [(Scheme, "Poisson"), (Strategy, "BandMF")])
+def test_a_name_cannot_be_taken_over(base, name):
+    """Else a checkpoint of the one would be read as the other, with an equal hash."""
+    before = JsonValue._families[base._family][name]
+    with pytest.raises(TypeError, match="known already"):
+        dataclasses.dataclass(frozen=True)(type(name, (base,), {}))
+    assert JsonValue._families[base._family][name] is before
+
+
+def test_the_same_class_may_be_made_again():
+    """As when its module is loaded anew, or by ``dataclass(slots=True)``."""
+    members = JsonValue._families["scheme"]
+    again = type("Poisson", (ExchangeableScheme,), {"__module__": Poisson.__module__})
+    assert members["Poisson"] is again
+    members["Poisson"] = Poisson
