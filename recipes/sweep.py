@@ -18,10 +18,11 @@ from tqdm import tqdm
 
 from recipes import arxiv, vision
 from recipes.command import INTERRUPTED
-from recipes.config import read_yaml
+from recipes.config import load_config, read_yaml
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {"vision": vision.main, "arxiv": arxiv.main}
+SCHEMAS: dict[str, type] = {"vision": vision.VisionSettings, "arxiv": arxiv.ArxivSettings}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +35,13 @@ class Member:
 
     def arguments(self, extra: Sequence[str]) -> list[str]:
         """The recipe's command line; ``extra`` comes last and wins."""
-        own = [f"{name}={json.dumps(value)}" for name, value in self.overrides.items()]
         resume = ["--resume"] if (self.folder / CHECKPOINT).exists() else []
-        return ["--config", self.config, "--output", str(self.folder), *resume, *own, *extra]
+        fields = self.fields(extra)
+        return ["--config", self.config, "--output", str(self.folder), *resume, *fields]
+
+    def fields(self, extra: Sequence[str]) -> list[str]:
+        """What overrides the configuration file."""
+        return [*(f"{name}={json.dumps(v)}" for name, v in self.overrides.items()), *extra]
 
     @property
     def finished(self) -> bool:
@@ -131,6 +136,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         grid = read_yaml(pathlib.Path(arguments.grid))
         output = pathlib.Path(arguments.output or grid.get("output", "runs/sweep"))
         found = members(grid, output)
+        # One of each configuration: a misspelt field should not fail hundreds of times.
+        for member in {member.config: member for member in found}.values():
+            load_config(SCHEMAS[grid["recipe"]], member.config, member.fields(arguments.overrides))
         if arguments.list:
             print("\n".join(str(member.folder) for member in found))
             return 0

@@ -111,6 +111,13 @@ def test_an_interruption_ends_the_sweep(tmp_path, monkeypatch):
     assert len(list((tmp_path / "runs").glob("tiny_*/summary.txt"))) == 2
 
 
+def test_a_misspelt_field_is_refused_once(tmp_path, capsys):
+    path = _grid(tmp_path, common={"privacy.epsilom": [1, 2]})
+    assert main(["--grid", str(path)]) == 2
+    assert "did you mean 'privacy.epsilon'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_output_that_is_a_file_is_refused(tmp_path, capsys):
     assert main(["--grid", str(_grid(tmp_path)), "--output", str(tmp_path / "grid.yaml")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
