@@ -116,7 +116,8 @@ def probability_for_batch_size(
     size = fields.expected_batch_size(
         _OWNER,
         batch_size,
-        largest=n_examples / (b if exclusion == "participation" else 1),
+        # Where sampled examples exclude, the curve below knows the largest.
+        largest=math.inf if exclusion == "sampling" and b > 1 else n_examples / b,
         why=f"the graph has {n_examples} examples, each used once in {b} steps at most",
     )
     if b == 1:  # nothing is excluded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -227,3 +228,16 @@ def test_bad_input(changes, match):
 def test_bad_input_of_a_simulation(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         simulated_batch_size(GRAPH, **{"probability": 0.1, "min_sep": 2, **changes})
+
+
+def test_more_than_there_are_examples_names_what_can_be_reached():
+    """PATH has far fewer than N reachable: the message gives the maximum of the curve."""
+    graph = graph_of([[0, 1], [1, 2], [2, 3]])
+    sizes = [2, 3, 2]
+    p = np.linspace(0, 1, 200_001)
+    best = sum(p * (1 - p) ** (2 * n) for n in sizes).max()
+    with pytest.raises(ValueError, match="largest possible batch size is") as caught:
+        probability_for_batch_size(graph, batch_size=100, min_sep=3)
+    named = float(re.search(r"batch size is ([\d.]+)", str(caught.value))[1])
+    assert named <= best
+    assert named == pytest.approx(best, rel=1e-3)
