@@ -206,7 +206,6 @@ def test_detached_graph():
         ({"batch_size": 0}, "batch_size"),
         ({"batch_size": math.nan}, "batch_size"),
         ({"batch_size": "9"}, "batch_size"),
-        ({"batch_size": 601}, "largest possible batch size is 600"),
         ({"batch_size": 150}, "lower batch_size or min_sep, or bound the graph"),
         ({"min_sep": 0}, "min_sep"),
         ({"exclusion": "used"}, "exclusion='used'"),
