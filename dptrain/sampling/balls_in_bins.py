@@ -37,9 +37,7 @@ class BallsInBins(ExchangeableScheme):
     dataset_size: int
 
     def __post_init__(self) -> None:
-        for name in ("bins", "epochs", "dataset_size"):
-            value = fields.integer("BallsInBins", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(self, integers=("bins", "epochs", "dataset_size"))
 
     @classmethod
     def for_batch_size(cls, *, batch_size: float, dataset_size: int, epochs: int) -> Self:

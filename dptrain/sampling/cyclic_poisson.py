@@ -62,14 +62,10 @@ class CyclicPoisson(ExchangeableScheme):
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        p = fields.probability("CyclicPoisson", "probability", self.probability)
-        object.__setattr__(self, "probability", p)
         names = ["cycle", "dataset_size", "steps"]
         if self.max_batch_size is not None:
             names.append("max_batch_size")
-        for name in names:
-            value = fields.integer("CyclicPoisson", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(self, integers=names, probabilities=("probability",))
         if self.assignment not in ASSIGNMENTS:
             raise ValueError(
                 f"CyclicPoisson: assignment={self.assignment!r} is unknown; use 'equal' (parts "

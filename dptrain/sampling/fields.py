@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -46,6 +47,21 @@ def probability(owner: str, name: str, value: Any) -> float:
     if not 0.0 < number <= 1.0:
         raise ValueError(f"{owner}: {name}={number} must be a probability in (0, 1]")
     return number
+
+
+def settle(
+    value: object, *, integers: Sequence[str] = (), probabilities: Sequence[str] = ()
+) -> None:
+    """Check fields of a frozen dataclass and leave them in their canonical types.
+
+    Raises:
+        ValueError: as :func:`integer` and :func:`probability`, naming the class and the field.
+    """
+    owner = type(value).__name__
+    for name in probabilities:
+        object.__setattr__(value, name, probability(owner, name, getattr(value, name)))
+    for name in integers:
+        object.__setattr__(value, name, integer(owner, name, getattr(value, name)))
 
 
 def flag(owner: str, name: str, value: Any) -> bool:

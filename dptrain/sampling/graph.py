@@ -43,9 +43,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
     fingerprint: str
 
     def __post_init__(self) -> None:
-        for name in ("examples", "users", "edges", "max_examples"):
-            value = fields.integer("AttributionGraph", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(self, integers=("examples", "users", "edges", "max_examples"))
         if not (
             max(self.examples, self.users) <= self.edges <= self.users * self.max_examples
             and self.max_examples <= self.examples

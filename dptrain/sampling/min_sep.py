@@ -65,10 +65,9 @@ class MinSep(ExchangeableScheme):
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        p = fields.probability("MinSep", "probability", self.probability)
-        object.__setattr__(self, "probability", p)
-        for name in ("min_sep", "dataset_size", "steps"):
-            object.__setattr__(self, name, fields.integer("MinSep", name, getattr(self, name)))
+        fields.settle(
+            self, integers=("min_sep", "dataset_size", "steps"), probabilities=("probability",)
+        )
         fields.flag("MinSep", "warm_start", self.warm_start)
 
     @classmethod

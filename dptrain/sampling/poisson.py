@@ -35,10 +35,7 @@ class Poisson(ExchangeableScheme):
     steps: int
 
     def __post_init__(self) -> None:
-        p = fields.probability("Poisson", "probability", self.probability)
-        object.__setattr__(self, "probability", p)
-        for name in ("dataset_size", "steps"):
-            object.__setattr__(self, name, fields.integer("Poisson", name, getattr(self, name)))
+        fields.settle(self, integers=("dataset_size", "steps"), probabilities=("probability",))
 
     @classmethod
     def for_batch_size(cls, *, batch_size: float, dataset_size: int, steps: int) -> Self:

@@ -41,9 +41,9 @@ class RandomAllocation(ExchangeableScheme):
     dataset_size: int
 
     def __post_init__(self) -> None:
-        for name in ("steps_per_epoch", "participations", "epochs", "dataset_size"):
-            value = fields.integer("RandomAllocation", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(
+            self, integers=("steps_per_epoch", "participations", "epochs", "dataset_size")
+        )
         if self.participations > self.steps_per_epoch:
             raise ValueError(
                 f"RandomAllocation: participations={self.participations} do not fit into "

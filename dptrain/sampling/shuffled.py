@@ -49,8 +49,7 @@ class Shuffled(ExchangeableScheme):
     reshuffle: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "dataset_size", "epochs"):
-            object.__setattr__(self, name, fields.integer("Shuffled", name, getattr(self, name)))
+        fields.settle(self, integers=("batch_size", "dataset_size", "epochs"))
         fields.flag("Shuffled", "reshuffle", self.reshuffle)
         if self.batch_size > self.dataset_size:
             raise ValueError(

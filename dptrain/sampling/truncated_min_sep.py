@@ -44,11 +44,11 @@ class TruncatedMinSep(ExchangeableScheme):
     warm_start: bool = True
 
     def __post_init__(self) -> None:
-        p = fields.probability("TruncatedMinSep", "probability", self.probability)
-        object.__setattr__(self, "probability", p)
-        for name in ("min_sep", "dataset_size", "steps", "max_batch_size"):
-            value = fields.integer("TruncatedMinSep", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(
+            self,
+            integers=("min_sep", "dataset_size", "steps", "max_batch_size"),
+            probabilities=("probability",),
+        )
         fields.flag("TruncatedMinSep", "warm_start", self.warm_start)
 
     @classmethod

@@ -46,11 +46,11 @@ class TruncatedPoisson(ExchangeableScheme):
     max_batch_size: int
 
     def __post_init__(self) -> None:
-        p = fields.probability("TruncatedPoisson", "probability", self.probability)
-        object.__setattr__(self, "probability", p)
-        for name in ("dataset_size", "steps", "max_batch_size"):
-            value = fields.integer("TruncatedPoisson", name, getattr(self, name))
-            object.__setattr__(self, name, value)
+        fields.settle(
+            self,
+            integers=("dataset_size", "steps", "max_batch_size"),
+            probabilities=("probability",),
+        )
 
     @classmethod
     def for_batch_size(

@@ -70,8 +70,7 @@ class UserFixed(UserScheme):
     def __post_init__(self) -> None:
         owner = "UserFixed"
         self._check_graph()
-        for name in ("batch_size", "min_sep", "steps"):
-            object.__setattr__(self, name, fields.integer(owner, name, getattr(self, name)))
+        fields.settle(self, integers=("batch_size", "min_sep", "steps"))
         if self.batch_size > self.graph.examples:
             raise ValueError(
                 f"{owner}: batch_size={self.batch_size} is more than the {self.graph.examples} "

@@ -68,7 +68,6 @@ class UserMinSep(UserScheme):
     def __post_init__(self) -> None:
         owner = "UserMinSep"
         self._check_graph()
-        p = fields.probability(owner, "probability", self.probability)
         size = fields.expected_batch_size(
             owner,
             self.batch_size,
@@ -76,10 +75,8 @@ class UserMinSep(UserScheme):
             why=f"the graph has {self.graph.examples} examples",
         )
         checked(owner, self.exclusion)
-        object.__setattr__(self, "probability", p)
         object.__setattr__(self, "batch_size", size)
-        for name in ("min_sep", "steps"):
-            object.__setattr__(self, name, fields.integer(owner, name, getattr(self, name)))
+        fields.settle(self, integers=("min_sep", "steps"), probabilities=("probability",))
         burn_in = self.burn_in
         if burn_in is None:
             burn_in = default_burn_in(self.min_sep, self.exclusion)
