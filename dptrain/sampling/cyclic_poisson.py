@@ -145,11 +145,6 @@ class CyclicPoisson(ExchangeableScheme):
         return self.cycle
 
     @property
-    def max_participations(self) -> int:
-        """ceil(n/b)."""
-        return -(-self.steps // self.cycle)
-
-    @property
     def physical_batch_size(self) -> int | None:
         """B, which every batch is padded to, or ``None``."""
         return self.max_batch_size

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from dptrain.sampling.fetch import seeded_globals
 
@@ -23,6 +24,9 @@ def fingerprint(dataset: Any) -> str:
     of the length and of :data:`ROWS` rows spread evenly: a change elsewhere goes unnoticed. Rows
     that come out differently when read twice (augmentation from a generator of the data set's own)
     are left out.
+
+    Raises:
+        ValueError: if a row cannot be read in this process.
     """
     sha = hashlib.sha256()
     declared = getattr(dataset, "fingerprint", None)
@@ -31,8 +35,17 @@ def fingerprint(dataset: Any) -> str:
     if isinstance(declared, str):
         sha.update(declared.encode())
         return sha.hexdigest()
-    for row in sorted(set(np.linspace(0, size - 1, min(size, ROWS)).astype(int).tolist())):
-        first, second = _row_digest(dataset, row), _row_digest(dataset, row)
+    rows = sorted(set(np.linspace(0, size - 1, min(size, ROWS)).astype(int).tolist()))
+    for row in tqdm(rows, desc="recognising the data", unit="row", delay=2, leave=False):
+        try:
+            first, second = _row_digest(dataset, row), _row_digest(dataset, row)
+        except Exception as error:  # whatever a data set raises that only workers can read
+            raise ValueError(
+                f"row {row} of {type(dataset).__name__} cannot be read in the main process "
+                f"({type(error).__name__}: {error}), where the data are recognised for a "
+                "checkpoint; make it readable there, or give the data set an attribute "
+                "fingerprint, a text that names its contents"
+            ) from error
         sha.update(first if first == second else b"unstable")
     return sha.hexdigest()
 

@@ -74,7 +74,8 @@ class AttributionGraph(JsonValue, family="attribution graph"):
     def from_lists(cls, column: Iterable[Iterable[Hashable]]) -> Self:
         """The graph of a column of user lists, one list an example, read once and in chunks.
 
-        Users are numbered in order of first appearance; one named twice in an example counts once.
+        Users are numbered in order of first appearance, those of a set in ascending order; one
+        named twice in an example counts once.
 
         Args:
             column: an iterable of iterables of ids that are hashable and equal for equal users:

@@ -102,6 +102,15 @@ def _row(example: int, row: Any) -> Sequence[Any]:
         row = row.tolist()
     if isinstance(row, list | tuple):
         return row
+    if isinstance(row, set | frozenset):
+        # Its order is another one in every process, and the users' numbers would be: a run that
+        # goes on in a new process has to find the graph that it began with.
+        if {type(user) for user in row} not in (set(), {str}, {bytes}, {int}):
+            raise ValueError(
+                f"example {example} has the set {row!r} of users, which has no order of its own: "
+                "give a list"
+            )
+        return sorted(row)
     try:
         return tuple(row)
     except TypeError:

@@ -101,11 +101,6 @@ class MinSep(ExchangeableScheme):
         """p0 = p / (1 + (b-1)p)."""
         return self.probability / (1.0 + (self.min_sep - 1) * self.probability)
 
-    @property
-    def max_participations(self) -> int:
-        """ceil(n/b)."""
-        return -(-self.steps // self.min_sep)
-
     def stream(self, seed: int) -> MinSepStream:
         """Batches in O(B̄) work a step; at most 8 bytes an example."""
         return MinSepStream(self, seed)

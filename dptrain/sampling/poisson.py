@@ -60,11 +60,6 @@ class Poisson(ExchangeableScheme):
         """1: nothing keeps an example from two steps in a row."""
         return 1
 
-    @property
-    def max_participations(self) -> int:
-        """n: an example may be drawn every time."""
-        return self.steps
-
     def stream(self, seed: int) -> PoissonStream:
         """Batches in O(B̄) work a step by geometric skipping; no state but the generator."""
         return PoissonStream(self, seed)

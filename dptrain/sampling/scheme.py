@@ -94,9 +94,9 @@ class Scheme(JsonValue, ABC, family="scheme"):
         return self.dataset_size * self.rate
 
     @property
-    @abstractmethod
     def max_participations(self) -> int:
-        """Most steps that one unit can take part in, whatever is drawn."""
+        """Most steps that one unit can take part in, whatever is drawn: ceil(n/b) at most."""
+        return -(-self.steps // self.min_sep)
 
     @property
     def unit(self) -> Unit:

@@ -104,11 +104,6 @@ class TruncatedMinSep(ExchangeableScheme):
         return float(inclusion_probability(self.dataset_size, drawn, self.max_batch_size))
 
     @property
-    def max_participations(self) -> int:
-        """ceil(n/b)."""
-        return self.untruncated.max_participations
-
-    @property
     def physical_batch_size(self) -> int:
         """B: every batch is padded to it."""
         return self.max_batch_size

@@ -90,11 +90,6 @@ class TruncatedPoisson(ExchangeableScheme):
         return 1
 
     @property
-    def max_participations(self) -> int:
-        """n: an example may be drawn every time."""
-        return self.steps
-
-    @property
     def physical_batch_size(self) -> int:
         """B: every batch is padded to it."""
         return self.max_batch_size

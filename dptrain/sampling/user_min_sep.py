@@ -139,11 +139,6 @@ class UserMinSep(UserScheme):
         """B̄ as it was given."""
         return self.batch_size
 
-    @property
-    def max_participations(self) -> int:
-        """ceil(n/b)."""
-        return -(-self.steps // self.min_sep)
-
     def stream(self, seed: int) -> UserMinSepStream:
         """Batches in O(p·N·users per example) work a step; 4 bytes a user.
 
