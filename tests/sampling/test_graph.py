@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 import pickle
+import subprocess
+import sys
 from collections.abc import Hashable
 
 import numpy as np
@@ -199,3 +203,26 @@ def test_json_and_attach() -> None:
     copy = pickle.loads(pickle.dumps(graph))
     assert copy == graph
     np.testing.assert_array_equal(copy.members, graph.members)
+
+
+def test_sets_of_users_are_read_alike_in_every_process() -> None:
+    """Python orders a set of texts anew in every process; the graph must not follow."""
+    code = (
+        "from dptrain.sampling.graph import AttributionGraph as Graph\n"
+        "rows = [set('abcdefgh'), {'x', 'c'}, frozenset({'y', 'a', 'z'})]\n"
+        "print(Graph.from_lists(rows).fingerprint)"
+    )
+    root = pathlib.Path(__file__).parents[2]
+    prints = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    sorted_lists = AttributionGraph.from_lists([list("abcdefgh"), ["c", "x"], ["a", "y", "z"]])
+    assert prints == [sorted_lists.fingerprint] * 2
+    assert AttributionGraph.from_lists([{3, 1}, {1}]) == AttributionGraph.from_lists([[1, 3], [1]])
