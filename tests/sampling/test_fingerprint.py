@@ -112,6 +112,20 @@ def test_augmentations_do_not_count():
     assert fingerprint(Own([1, 2])) == fingerprint(Own([3, 4])) != fingerprint(Own([3, 4, 5]))
 
 
+def test_rows_that_only_workers_can_read():
+    """As where ``worker_init_fn`` opens the file: a checkpoint needs the rows in this process."""
+
+    class InWorkers(Rows):
+        def __getitem__(self, index):
+            raise TypeError(f"no file is open for row {index}")
+
+    rows = InWorkers([1, 2])
+    with pytest.raises(ValueError, match=r"row 0 of InWorkers.*TypeError.*attribute fingerprint"):
+        fingerprint(rows)
+    rows.fingerprint = "version 3"
+    assert fingerprint(rows)
+
+
 def test_changed_data_is_refused_on_resume():
     loader = make()
     next(iter(loader))
