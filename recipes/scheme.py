@@ -100,6 +100,8 @@ def build_scheme(
         if "epochs" not in parameters:
             return make(**fields)
         epoch = make(**fields, epochs=1).steps
+        if steps % epoch and divisor != 1:
+            raise ValueError(_unfit_factor(make, fields, size * divisor, steps, divisor))
         if steps % epoch:
             raise ValueError(
                 f"steps={steps}: {name} with an expected batch size of {size:g} runs "
@@ -108,3 +110,27 @@ def build_scheme(
         return make(**fields, epochs=steps // epoch)
     except ValueError as error:
         raise ValueError(f"scheme: {error}") from error
+
+
+def _unfit_factor(
+    make: Any, fields: Mapping[str, Any], full: float, steps: int, divisor: float
+) -> str:
+    """Why batches of ``full/divisor`` fill no whole epochs, and by which factors they do.
+
+    Changing the number of steps, the remedy for a real run, would simulate another one.
+    """
+
+    def epoch(factor: float) -> int:
+        size = round(full / factor) if isinstance(fields["batch_size"], int) else full / factor
+        return make(**{**fields, "batch_size": size}, epochs=1).steps
+
+    usable = [
+        factor
+        for factor in range(2, int(min(steps // epoch(1), full)) + 1)
+        if steps % epoch(factor) == 0
+    ]
+    remedy = f"use one of {', '.join(map(str, usable))}" if usable else "no whole number does"
+    return (
+        f"simulate={divisor:g} makes epochs of {epoch(divisor)} steps, of which steps={steps} are "
+        f"no multiple, as they have to be here; {remedy}"
+    )

@@ -250,6 +250,20 @@ def test_a_simulated_scheme_has_smaller_batches():
     assert _scheme(*cut, divisor=4).physical_batch_size == 33
 
 
+@pytest.mark.parametrize("kind", ["BallsInBins", "RandomAllocation", "Shuffled"])
+def test_a_simulation_of_epochs_needs_a_factor_that_fits(kind):
+    """Epochs of 10 steps in 60: 20, 30 or 60 steps would fit as well, but not 40."""
+    entries = [f"scheme.type={kind}", "scheme.batch_size=120"]
+    for factor in (2, 3, 6):
+        scheme = _scheme(*entries, size=1200, steps=60, divisor=factor)
+        assert scheme.steps == 60
+        assert scheme.expected_batch_size == pytest.approx(120 / factor)
+    with pytest.raises(ValueError, match=r"simulate=4 .*epochs of 40 steps.*use one of 2, 3, 6$"):
+        _scheme(*entries, size=1200, steps=60, divisor=4)
+    with pytest.raises(ValueError, match=r"simulate=2 .*no whole number does"):
+        _scheme(*entries, size=1200, steps=10, divisor=2)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
