@@ -1,4 +1,4 @@
-"""The arXiv papers of Ganesh et al. (2026), §7.3: training examples whose users are authors."""
+"""The arXiv papers of Dong & Ganesh 2026, §7.3: training examples whose users are authors."""
 
 from __future__ import annotations
 
