@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
+from dptrain.accounting.deterministic import Array, DeterministicAccountant
 from dptrain.accounting.gram import cyclic_bandwidth, gram_matrix
 from dptrain.accounting.renyi import (
     EFFORTS,
     RenyiOrders,
     affordable_exactly,
-    epsilon_from_renyi,
-    log_delta_from_renyi,
     remove_orders,
 )
-from dptrain.accounting.search import least_true
+from dptrain.accounting.renyi_curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
@@ -33,15 +30,15 @@ def log_delta_add(gram: Array, sigma: float, epsilon: Array) -> Array:
 
     By Jensen's inequality the add-direction loss is at most Y ~ N(ν, ξ²) with
     ν = tr(G)/(2bσ²), ξ² = 1ᵀG1/(b²σ²): the step behind Lemma 3.4 of Schuchardt & Kalinin, used
-    without the detour through Rényi divergences. δ ≤ E[(1 - e^{ε-Y})_+].
+    without the detour through Rényi divergences.
     """
     bins = gram.shape[0]
     nu = float(np.trace(gram)) / (2.0 * bins * sigma**2)
     xi = math.sqrt(float(gram.sum())) / (bins * sigma)
-    return gaussian.log_excess((epsilon - nu) / xi, xi)
+    return log_delta_gaussian_loss(nu, xi, epsilon)
 
 
-class BallsInBinsCurve(Curve):
+class BallsInBinsCurve(RenyiCurve):
     """Bounds for P = (1/b) Σ_i N(m_i, σ²I) against Q = N(0, σ²I), given the Gram matrix of m.
 
     Remove: the Rényi divergence of every affordable integer order, and the average over i of the
@@ -66,11 +63,7 @@ class BallsInBinsCurve(Curve):
     def orders(
         self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
     ) -> RenyiOrders:
-        """Divergences at the least effort that settles the best order of ``convert``.
-
-        ``convert`` maps divergences to the value they prove (less is better) and the best order;
-        a value of at most ``enough`` is not improved further.
-        """
+        """Divergences at the least effort that settles the best order of ``convert``."""
         for effort in range(len(EFFORTS)):
             orders = self._computed(sigma, effort)
             value, best = convert(orders.divergence)
@@ -78,66 +71,29 @@ class BallsInBinsCurve(Curve):
                 return orders
             if not affordable_exactly(self._gram, max(best, orders.exact_up_to) + 1):
                 break
+        if self._bandwidth == 1:
+            return orders  # there is no narrower band
         # Larger orders are out of reach at the true bandwidth: narrower ones may still help.
         return self._computed(sigma, min(max(effort, 1), 2), narrower=True)
 
-    def _unamplified(self, sigma: float, epsilon: Array) -> Array:
+    def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
+        """The function of the same name at this Gram matrix."""
+        return log_delta_add(self._gram, sigma, epsilon)
+
+    def unamplified(self, sigma: float, epsilon: Array) -> Array:
+        """The average over the bins of the Gaussian curves."""
         values = gaussian.log_delta(epsilon[..., None], self._norms / sigma)
         return np.asarray(np.exp(values) @ (self._counts / self._counts.sum()))
 
-    def remove(self, sigma: float, epsilon: Array) -> Array:
-        """δ(ε) of (P, Q), rounded up."""
-        value = self._unamplified(sigma, epsilon)
-        for i, at in enumerate(epsilon):
-            convert = functools.partial(log_delta_from_renyi, epsilon=float(at))
-            orders = self.orders(sigma, convert)
-            value[i] = min(value[i], math.exp(convert(orders.divergence)[0]))
-        return value
+    @property
+    def sensitivity(self) -> float:
+        """The largest ‖m_i‖."""
+        return float(self._norms[-1])
 
-    def add(self, sigma: float, epsilon: Array) -> Array:
-        """δ(ε) of (Q, P), rounded up."""
-        jensen = np.exp(log_delta_add(self._gram, sigma, epsilon))
-        return np.minimum(jensen, self._unamplified(sigma, epsilon))
-
-    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """δ in both directions."""
-        return self.remove(sigma, epsilon), self.add(sigma, epsilon)
-
-    def _at_delta(self, sigma: float, delta: float) -> tuple[float, float, RenyiOrders]:
-        """ε in the add direction, ε of the unamplified bound, and the Rényi orders for remove."""
-        top = gaussian.epsilon(delta, float(self._norms[-1]) / sigma)
-
-        def solve(curve: Callable[[float, Array], Array]) -> float:
-            return least_true(
-                lambda e: float(curve(sigma, np.array([e]))[0]) <= delta,
-                low=0.0,
-                high=top,
-                tolerance=1e-9 * top,
-            )
-
-        add, plain = solve(self.add), solve(self._unamplified)
-        orders = self.orders(sigma, lambda r: epsilon_from_renyi(r, delta), enough=add)
-        return add, plain, orders
-
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε of the two directions, each by its best bound."""
-        add, plain, orders = self._at_delta(sigma, delta)
-        return max(add, min(plain, epsilon_from_renyi(orders.divergence, delta)[0]))
-
-    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """ε per direction, and which order and effective bandwidth gave the remove direction."""
-        add, plain, orders = self._at_delta(sigma, delta)
-        renyi, best = epsilon_from_renyi(orders.divergence, delta)
-        directions = f"ε = {min(renyi, plain):.6g} (remove) and {add:.6g} (add)"
-        if plain <= renyi:
-            return (f"{directions}, remove by the Gaussian bound without amplification",)
-        used = int(orders.bandwidth[best])
+    def describe(self, orders: RenyiOrders, best: int) -> str:
+        """The effective bandwidth, and whether it is the true one."""
         exactness = "exact" if best <= orders.exact_up_to else f"the true one is {self._bandwidth}"
-        return (
-            f"{directions}, remove by the Rényi divergence of order {best} (of 2 to "
-            f"{orders.divergence.size - 1}) with bandwidth {used} ({exactness}), "
-            f"add by the Gaussian bound",
-        )
+        return f"with bandwidth {int(orders.bandwidth[best])} ({exactness})"
 
 
 class BallsInBinsRenyi(DeterministicAccountant):

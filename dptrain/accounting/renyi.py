@@ -26,10 +26,10 @@ EFFORTS = (int(6e6), int(2e7), int(8e7), int(3e8))
 # Share of it for each effective bandwidth below the true one, and the ones that are tried.
 _INEXACT_SHARE = 4
 _BANDWIDTHS = (24, 16, 12, 8, 6, 5, 4, 3, 2)
-_DIAGONAL_ORDERS = (64, 128, 256, 512)
+DIAGONAL_ORDERS = (64, 128, 256, 512)
 _MOST_BANDED_ORDER = 128
 # Relative rounding of the divergences, above the error of up to 1e4 products of sums.
-_PAD = 1e-10
+RELATIVE_PAD = 1e-10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def affordable_exactly(gram: Array, order: int) -> bool:
     """Whether some effort computes R_α of this order at the true bandwidth."""
     bins, true = gram.shape[0], cyclic_bandwidth(gram)
     if true == 1:
-        return order <= _DIAGONAL_ORDERS[-1]
+        return order <= DIAGONAL_ORDERS[-1]
     if true <= (bins + 1) // 2 and program_size(true, bins, order) <= EFFORTS[-1]:
         return True
     return enumeration_size(bins, order) * bins <= EFFORTS[-1] // _INEXACT_SHARE
@@ -82,12 +82,12 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
     """
     bins, budget = gram.shape[0], EFFORTS[effort]
     true = cyclic_bandwidth(gram)
-    divergence = np.full(_DIAGONAL_ORDERS[effort] + 1, np.inf)
+    divergence = np.full(DIAGONAL_ORDERS[effort] + 1, np.inf)
     bandwidth = np.zeros(divergence.size, dtype=np.int64)
     exact, reached, most = 1, 1, divergence.size - 1
 
     def offer(log_sums: Array, tau: float, label: int) -> None:
-        value = renyi_from_log_sums(log_sums) * (1.0 + _PAD)
+        value = renyi_from_log_sums(log_sums) * (1.0 + RELATIVE_PAD)
         value = value + np.arange(value.size) * tau / (2.0 * sigma**2)
         better = value < divergence[: value.size]
         divergence[: value.size][better] = value[better]
