@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.accounting.pld import Composition
@@ -12,22 +13,12 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
 
 
-@dataclasses.dataclass(frozen=True)
-class SubsampledGaussianCurve(Curve):
-    """``steps`` Gaussians of the given sensitivity, each subsampled with ``probability``."""
+class ComposedCurve(Curve):
+    """Independent copies of one step's pair of laws, composed numerically."""
 
-    probability: float
-    steps: int
-    sensitivity: float
-
+    @abstractmethod
     def _composition(self, sigma: float, *, remove: bool) -> Composition:
-        single = subsampled_gaussian(
-            probability=self.probability,
-            sigma=sigma / self.sensitivity,
-            count=self.steps,
-            remove=remove,
-        )
-        return Composition(single, self.steps)
+        """The composed losses of (P, Q) (remove) or (Q, P) (add)."""
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
         """δ(ε) of the composed losses in both directions."""
@@ -49,6 +40,24 @@ class SubsampledGaussianCurve(Curve):
             "privacy losses were rounded pessimistically to a grid (connect the dots), "
             "normal tails beyond 13.5 standard deviations count as δ",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class SubsampledGaussianCurve(ComposedCurve):
+    """``steps`` Gaussians of the given sensitivity, each subsampled with ``probability``."""
+
+    probability: float
+    steps: int
+    sensitivity: float
+
+    def _composition(self, sigma: float, *, remove: bool) -> Composition:
+        single = subsampled_gaussian(
+            probability=self.probability,
+            sigma=sigma / self.sensitivity,
+            count=self.steps,
+            remove=remove,
+        )
+        return Composition(single, self.steps)
 
 
 class PoissonPLD(DeterministicAccountant):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,8 @@ from dptrain.accounting.pld import LossDistribution, connect_the_dots
 Array = npt.NDArray[np.float64]
 
 # Normal tails cut at this many standard deviations: mass under 1e-40, charged to δ.
-_TAIL = 13.5
-_MOST_POINTS = 1 << 18
+TAIL = 13.5
+MOST_POINTS = 1 << 18
 
 
 def loss(x: Array, *, probability: float, sigma: float) -> Array:
@@ -37,31 +38,49 @@ def _where_loss_is(losses: Array, *, probability: float, sigma: float) -> Array:
     return sigma**2 * log_ratio + 0.5
 
 
-def _interval_masses(edges: Array) -> Array:
+def interval_masses(edges: Array) -> Array:
     """Standard normal mass between neighbouring edges, with relative precision in both tails."""
     middle = 0.5 * (edges[1:] + edges[:-1])
     left, right = ndtr(edges), ndtr(-edges)
     return np.maximum(np.where(middle > 0, right[:-1] - right[1:], left[1:] - left[:-1]), 0.0)
 
 
-def _spacing(*, probability: float, sigma: float, count: int, remove: bool) -> float:
-    """Grid spacing: a 500th of one step's standard deviation, coarser where memory demands it.
+class Spread(NamedTuple):
+    """Mean, variance, least and greatest value of a step's loss, roughly: for choosing a grid."""
 
-    The discretisation adds at most a quarter of the squared spacing to the variance of a step's
-    loss, 1e-6 of it at the default.
-    """
-    x = np.linspace(-_TAIL * sigma, 1.0 + _TAIL * sigma, 8001)
-    values = loss(x, probability=probability, sigma=sigma)
+    mean: float
+    variance: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Array, density: Array) -> Spread:
+        """From losses on an even grid of x, ascending in x, and a multiple of the density there."""
+        density = density / density.sum()
+        mean = float(density @ values)
+        variance = float(density @ (values - mean) ** 2)
+        return cls(mean, variance, float(values[0]), float(values[-1]))
+
+    def spacing(self, count: int) -> float:
+        """A 500th of the standard deviation and at most 1, coarser where memory demands it.
+
+        The discretisation adds at most a quarter of the squared spacing to the variance of a
+        step's loss, 1e-6 of it at the default.
+        """
+        deviation = math.sqrt(self.variance)
+        window = 20.0 * math.sqrt(count) * deviation
+        span = self.high - self.low
+        return max(min(deviation / 500.0, 1.0), span / MOST_POINTS, window / MOST_POINTS)
+
+
+def spread(*, probability: float, sigma: float, remove: bool) -> Spread:
+    """Of log dP/dQ under P (remove) or under Q (add)."""
+    x = np.linspace(-TAIL * sigma, 1.0 + TAIL * sigma, 8001)
     density = np.exp(-0.5 * (x / sigma) ** 2)
     if remove:
         moved = np.exp(-0.5 * ((x - 1.0) / sigma) ** 2)
         density = (1.0 - probability) * density + probability * moved
-    density /= density.sum()
-    mean = float(density @ values)
-    deviation = math.sqrt(float(density @ (values - mean) ** 2))
-    window = 20.0 * math.sqrt(count) * deviation
-    span = float(values[-1] - values[0])
-    return max(deviation / 500.0, span / _MOST_POINTS, window / _MOST_POINTS)
+    return Spread.of(loss(x, probability=probability, sigma=sigma), density)
 
 
 def subsampled_gaussian(
@@ -73,14 +92,24 @@ def subsampled_gaussian(
     Gaussian (Zhu, Dong & Wang 2022). ``count`` is how often it will be composed; it only sets the
     spacing.
     """
-    h = _spacing(probability=probability, sigma=sigma, count=count, remove=remove)
-    ends = np.array([-_TAIL * sigma, 1.0 + _TAIL * sigma])
+    h = spread(probability=probability, sigma=sigma, remove=remove).spacing(count)
+    return subsampled_gaussian_on_grid(
+        probability=probability, sigma=sigma, spacing=h, remove=remove
+    )
+
+
+def subsampled_gaussian_on_grid(
+    *, probability: float, sigma: float, spacing: float, remove: bool
+) -> LossDistribution:
+    """:func:`subsampled_gaussian` with a given spacing."""
+    h = spacing
+    ends = np.array([-TAIL * sigma, 1.0 + TAIL * sigma])
     bottom, top = loss(ends, probability=probability, sigma=sigma)
     lowest, highest = math.floor(bottom / h), math.ceil(top / h)
     grid = h * np.arange(lowest, highest + 1)
     x = _where_loss_is(grid, probability=probability, sigma=sigma)
-    q = _interval_masses(x / sigma)
-    p = (1.0 - probability) * q + probability * _interval_masses((x - 1.0) / sigma)
+    q = interval_masses(x / sigma)
+    p = (1.0 - probability) * q + probability * interval_masses((x - 1.0) / sigma)
     if remove:
         left, right = float(x[0]), float(x[-1])
         return connect_the_dots(
