@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.allocation_add import add_orders
 from dptrain.accounting.deterministic import Array, DeterministicAccountant
-from dptrain.accounting.renyi import DIAGONAL_ORDERS, RELATIVE_PAD, RenyiOrders
+from dptrain.accounting.renyi import (
+    DIAGONAL_ORDERS,
+    RELATIVE_PAD,
+    RenyiOrders,
+    log_delta_from_renyi,
+)
 from dptrain.accounting.renyi_curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.accounting.renyi_sum import independent_log_sums, renyi_from_log_sums
 from dptrain.guarantee import Kind
@@ -30,7 +37,8 @@ class RandomAllocationCurve(RenyiCurve):
     Remove: R_α of E copies is E times that of one (exact, an integer order is a multinomial sum).
     Add: by Jensen the loss of one copy is at most N(ν, ξ²) with ν = c²/(2σ²), ξ² = c²/(tσ²), a
     linear function of its own sample; copies are independent, so that of all is at most
-    N(Eν, Eξ²). Both: μ-GDP with μ = √E·c/σ, what is left when the picks are published.
+    N(Eν, Eξ²). Or E·R_α of :func:`add_orders`, mostly less. Both: μ-GDP with μ = √E·c/σ, what is
+    left when the picks are published.
 
     Attributes:
         bins: t.
@@ -44,6 +52,10 @@ class RandomAllocationCurve(RenyiCurve):
     _orders: dict[tuple[float, int], RenyiOrders] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _add: dict[float, Array] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    add_bound: ClassVar[str] = "the least of a Gaussian loss and Rényi divergences"
 
     def _computed(self, sigma: float, largest: int) -> RenyiOrders:
         key = (sigma, largest)
@@ -69,10 +81,20 @@ class RandomAllocationCurve(RenyiCurve):
                 break
         return orders
 
+    def _add_divergence(self, sigma: float) -> Array:
+        if sigma not in self._add:
+            while len(self._add) >= 12:
+                del self._add[next(iter(self._add))]
+            single = add_orders(self.bins, self.norm / sigma, DIAGONAL_ORDERS[0])
+            self._add[sigma] = self.epochs * single
+        return self._add[sigma]
+
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
-        """By the Gaussian loss N(Eν, Eξ²)."""
+        """The least of the Gaussian loss N(Eν, Eξ²) and the Rényi divergences."""
         mu = self.sensitivity / sigma
-        return log_delta_gaussian_loss(mu**2 / 2.0, mu / math.sqrt(self.bins), epsilon)
+        loss = log_delta_gaussian_loss(mu**2 / 2.0, mu / math.sqrt(self.bins), epsilon)
+        orders = self._add_divergence(sigma)
+        return np.minimum(loss, [log_delta_from_renyi(orders, float(at))[0] for at in epsilon])
 
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
         """δ(ε) of μ-GDP."""

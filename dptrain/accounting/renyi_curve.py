@@ -6,6 +6,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class RenyiCurve(Curve):
     loss; both: the Gaussian mechanism without amplification.
     """
 
+    add_bound: ClassVar[str] = "the Gaussian bound"
+
     @abstractmethod
     def orders(
         self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
@@ -43,7 +46,7 @@ class RenyiCurve(Curve):
 
     @abstractmethod
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
-        """log δ(ε) of the add direction by a Gaussian loss, rounded up."""
+        """log δ(ε) of the add direction by :attr:`add_bound`, rounded up."""
 
     @abstractmethod
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
@@ -107,5 +110,5 @@ class RenyiCurve(Curve):
         return (
             f"{directions}, remove by the Rényi divergence of order {best} (of 2 to "
             f"{orders.divergence.size - 1}) {self.describe(orders, best)}, "
-            f"add by the Gaussian bound",
+            f"add by {self.add_bound}",
         )

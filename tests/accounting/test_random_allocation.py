@@ -7,6 +7,7 @@ import pytest
 from scipy.special import logsumexp
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.allocation_add import add_orders
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
 from dptrain.accounting.random_allocation import RandomAllocationCurve, RandomAllocationRenyi
 from dptrain.accounting.renyi import epsilon_from_renyi
@@ -59,14 +60,14 @@ def test_one_epoch_is_balls_in_bins(bins, sigma):
                 (BallsInBinsRenyi(), there),
             )
         )
-        assert found == pytest.approx(expected, rel=1e-7)
+        assert found <= expected * (1 + 1e-7)
     grid = [0.0, 0.1, 0.5, 2.0]
     found, expected = (
         accountant.profile(mechanism, grid)
         for accountant, mechanism in ((RandomAllocationRenyi(), here), (BallsInBinsRenyi(), there))
     )
     np.testing.assert_allclose(found.remove, expected.remove, rtol=1e-7, atol=1e-300)
-    np.testing.assert_allclose(found.add, expected.add, rtol=1e-7, atol=1e-300)
+    assert (found.add <= expected.add * (1 + 1e-7)).all()  # it has one more bound
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,34 @@ def test_moments_of_all_picks(bins, epochs):
         assert orders.divergence[order] == pytest.approx(exact, rel=1e-7)
 
 
-def test_add_loss_is_a_proven_bound_on_the_divergence():
+@pytest.mark.parametrize(("bins", "ratio"), [(1, 0.5), (1, 1.0), (2, 0.8), (10, 1.0), (400, 2.0)])
+def test_add_moments_are_above_the_truth_and_near_it(bins, ratio):
+    """t = 1 in closed form, t = 2 by quadrature over the plane, more by simulation."""
+    found = add_orders(bins, ratio, 8)
+    order = np.arange(2, 6)
+    if bins == 1:
+        truth = order * ratio**2 / 2
+    elif bins == 2:
+        z = np.linspace(-14, 14, 1401)
+        density = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+        x = np.exp(ratio * z - ratio**2 / 2)
+        mean = (x[:, None] + x) / 2
+        truth = [math.log(density @ mean ** -(a - 1.0) @ density) / (a - 1) for a in order]
+    else:
+        rng = np.random.default_rng(bins)
+        a = np.exp(ratio * rng.standard_normal((200_000 // bins * 4, bins)) - ratio**2 / 2)
+        for at in order:
+            terms = a.mean(axis=1) ** -(at - 1.0)
+            error = 6 * terms.std() / math.sqrt(terms.size)
+            value = math.exp((at - 1) * found[at])
+            assert terms.mean() - error <= value <= (terms.mean() + error) * (1 + 1e-3)
+        return
+    assert (found[2:6] >= np.multiply(truth, 1 - 1e-12)).all()
+    # Beyond, the bound on the tail of the integral is felt where t is 1 or 2.
+    assert (found[2:5] <= np.multiply(truth, 1 + 2e-3)[:3]).all()
+
+
+def test_gaussian_loss_proves_more_than_its_divergence():
     """Converting Lemma 3.4, times E, proves no more than the Gaussian loss itself."""
     bins, epochs, sigma, delta = 50, 4, 1.2, 1e-6
     curve = curve_of(made(bins=bins, epochs=epochs, sigma=sigma))
