@@ -132,14 +132,20 @@ class Composition:
         """Chernoff limits of the tilted total loss: mass ≤ ``_OUTSIDE`` beyond either."""
         low, high = self._count * float(self._losses[0]), self._top
         need = -math.log(_OUTSIDE)
-        # Where the total is nearly normal the best step is sqrt(2 need)/deviation; heavier tails
-        # want a smaller or, against a bounded end, a larger one.
+        # Where the total is nearly normal the best step is sqrt(2 need)/deviation; rare large
+        # losses want one that is smaller by orders of magnitude, a bounded end a larger one. Any
+        # step is valid: it is chosen on the coarse copy.
         deviation = max(self._moments(tilt)[2] * math.sqrt(self._count), self._single.spacing)
-        for scale in (0.1, 0.3, 0.6, 1.0, 1.6, 4.0):
-            step = scale * math.sqrt(2.0 * need) / deviation
-            up = (self._count * (self._cumulant(tilt + step) - base) + need) / step
-            down = -(self._count * (self._cumulant(tilt - step) - base) + need) / step
-            high, low = min(high, up), max(low, down)
+        steps = np.geomspace(1e-5, 10.0, 49) * math.sqrt(2.0 * need) / deviation
+
+        def limit(step: float, cumulant: float) -> float:
+            return (self._count * (cumulant - base) + need) / abs(step)
+
+        for sign in (1.0, -1.0):
+            rough = [limit(step, self._moments(tilt + sign * step)[0]) for step in steps]
+            step = float(steps[int(np.argmin(rough))])
+            end = limit(step, self._cumulant(tilt + sign * step))
+            low, high = (low, min(high, end)) if sign > 0 else (max(low, -end), high)
         return low, high
 
     def _tail(self, tilt: float) -> tuple[Array, Array, npt.NDArray[np.bool_]]:

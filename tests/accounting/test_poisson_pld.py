@@ -126,6 +126,17 @@ def test_agrees_with_dp_accounting(p, sigma, steps):
     assert curve.epsilon(sigma, 1e-5) >= optimistic.get_epsilon_for_delta(1e-5)
 
 
+def test_rare_large_losses_fit_into_memory():
+    # Nearly every step loses nothing: a window sized by the standard deviation is 1e9 cells wide.
+    p, sigma, steps, delta = 1e-6, 0.3, 1000, 1e-7
+    ours = SubsampledGaussianCurve(p, steps, 1.0).epsilon(sigma, delta)
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, sampling_prob=p, value_discretization_interval=1e-4
+    ).self_compose(steps)
+    assert one_step_delta(ours, p, sigma, remove=True) <= delta
+    assert ours == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-3)
+
+
 def test_both_directions_are_reported_and_differ():
     remove, add = SubsampledGaussianCurve(0.1, 50, 1.0).delta(1.0, np.array([0.5, 2.0]))
     assert (add < remove).all()
