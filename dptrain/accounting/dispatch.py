@@ -11,6 +11,7 @@ from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
@@ -24,6 +25,7 @@ ACCOUNTANTS: list[Accountant] = [
     PoissonPLD(),
     CyclicPoissonPLD(),
     BallsInBinsRenyi(),
+    RandomAllocationRenyi(),
     RevealedDraws(),
     RevealedDrawsAnyBlocking(),
     UnsampledGaussian(),
@@ -34,12 +36,13 @@ SUPPORTED = (
     "Poisson with independent noise, the same at every step (bands=1)",
     "CyclicPoisson without max_batch_size, bands <= cycle",
     "BallsInBins with any strategy",
+    "RandomAllocation with participations=1 and independent noise, the same at every step",
     "MinSep with a banded Toeplitz strategy, bands <= min_sep (by simulation)",
     "UserMinSep, UserFixed and Shuffled with any strategy (UserMinSep gains from bands <= min_sep)",
     "any pair with accountant='gaussian', without amplification by sampling",
 )
 
-# Schemes that nothing but the Gaussian bound covers yet.
+# Schemes that nothing but the Gaussian bound covers yet, for some or all of their parameters.
 _NOT_YET = ("TruncatedPoisson", "TruncatedMinSep", "RandomAllocation")
 
 
@@ -91,7 +94,7 @@ def _not_yet(mechanism: MatrixMechanism) -> str:
         return ""
     how = "truncated CyclicPoisson" if truncated else type(scheme).__name__
     return (
-        f"There is no accountant yet that uses the sampling of {how}; accountant='gaussian' is "
+        f"There is no accountant yet that uses this sampling of {how}; accountant='gaussian' is "
         "valid for it, without amplification. "
     )
 
