@@ -13,6 +13,7 @@ from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.truncated_poisson import TruncatedPoissonPLD
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
 from dptrain.guarantee import Guarantee
@@ -23,6 +24,7 @@ from dptrain.sampling.cyclic_poisson import CyclicPoisson
 # chosen automatically is theirs to say (``Accountant.reserved``).
 ACCOUNTANTS: list[Accountant] = [
     PoissonPLD(),
+    TruncatedPoissonPLD(),
     CyclicPoissonPLD(),
     BallsInBinsRenyi(),
     RandomAllocationRenyi(),
@@ -34,6 +36,7 @@ ACCOUNTANTS: list[Accountant] = [
 
 SUPPORTED = (
     "Poisson with independent noise, the same at every step (bands=1)",
+    "TruncatedPoisson with independent noise, the same at every step (bands=1)",
     "CyclicPoisson without max_batch_size, bands <= cycle",
     "BallsInBins with any strategy",
     "RandomAllocation with participations=1 and independent noise, the same at every step",

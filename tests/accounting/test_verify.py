@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from dptrain.accounting.verify import (
+    ROUNDING,
     binary_kl,
     failure_probability,
     overall_delta,
@@ -104,9 +105,12 @@ def test_upper_confidence_covers(count: int, samples: int, failure: float) -> No
     # binomial tail, and with equality in the Chernoff exponent.
     if u < 1:
         assert binom.cdf(count, samples, u) <= failure
-        exponent = samples * exact_kl(count / samples, u)
-        assert exponent == pytest.approx(-math.log(failure), rel=1e-5)
-        assert exponent >= -math.log(failure)
+        needed = -math.log(failure)
+        assert samples * exact_kl(count / samples, u) >= needed
+        # It is not larger than its rounding makes it: near 1 the exponent is steep, and a digit of
+        # u less is what has to fall short.
+        less = u / (1.0 + ROUNDING) ** 2 * (1.0 - 1e-12)
+        assert samples * exact_kl(count / samples, less) <= needed * (1.0 + 1e-5)
 
 
 @pytest.mark.parametrize(
