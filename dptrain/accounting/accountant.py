@@ -80,3 +80,11 @@ class Accountant(ABC):
         Raises:
             ValueError: if no σ reaches the target.
         """
+
+
+def varying_noise(mechanism: MatrixMechanism) -> str | None:
+    """Why an accountant that composes equal steps of C = c·I refuses the diagonal, or ``None``."""
+    norms = mechanism.strategy.column_norms(mechanism.steps)
+    if norms.min() < norms.max():
+        return "it needs the same noise at every step, the diagonal of the strategy varies"
+    return None

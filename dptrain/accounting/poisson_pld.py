@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 
+from dptrain.accounting.accountant import varying_noise
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.accounting.pld import Composition
 from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
@@ -82,10 +83,7 @@ class PoissonPLD(DeterministicAccountant):
                 f"it needs independent noise (bands=1), the strategy has "
                 f"bands={mechanism.strategy.bands}"
             )
-        norms = mechanism.strategy.column_norms(scheme.steps)
-        if norms.min() < norms.max():
-            return "it needs the same noise at every step, the diagonal of the strategy varies"
-        return None
+        return varying_noise(mechanism)
 
     def curve(self, mechanism: MatrixMechanism) -> SubsampledGaussianCurve:
         """The curve; a diagonal C only scales the sensitivity."""

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.accountant import varying_noise
 from dptrain.accounting.allocation_add import add_orders
 from dptrain.accounting.deterministic import Array, DeterministicAccountant
 from dptrain.accounting.renyi import (
@@ -151,13 +152,8 @@ class RandomAllocationRenyi(DeterministicAccountant):
                 "noise shared by two epochs couples their picks, so they do not compose; use "
                 "Identity(), or BallsInBins with this strategy"
             )
-        norms = strategy.column_norms(scheme.steps)
-        if norms.min() < norms.max():
-            return (
-                "it needs the same noise at every step, the diagonal of the strategy varies; "
-                "use Identity()"
-            )
-        return None
+        varies = varying_noise(mechanism)
+        return varies and f"{varies}; use Identity()"
 
     def curve(self, mechanism: MatrixMechanism) -> RandomAllocationCurve:
         """The curve of t bins and E epochs; a diagonal C only scales the norm."""

@@ -7,6 +7,7 @@ import math
 
 from scipy.stats import binom
 
+from dptrain.accounting.accountant import varying_noise
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.pld import Composition
 from dptrain.accounting.poisson_pld import ComposedCurve, SubsampledGaussianCurve
@@ -177,13 +178,8 @@ class TruncatedPoissonPLD(DeterministicAccountant):
                 f"it needs independent noise, the strategy has bands={strategy.bands}; use bands=1 "
                 "(Identity), or accountant='gaussian' without amplification"
             )
-        norms = strategy.column_norms(scheme.steps)
-        if norms.min() < norms.max():
-            return (
-                "it needs the same noise at every step, the diagonal of the strategy varies; use "
-                "Identity"
-            )
-        return None
+        varies = varying_noise(mechanism)
+        return varies and f"{varies}; use Identity"
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if no batch can be cut."""

@@ -46,13 +46,7 @@ class BallsInBins(ExchangeableScheme):
         Raises:
             ValueError: if the batch size is not in (0, N].
         """
-        n_examples = fields.integer("BallsInBins", "dataset_size", dataset_size)
-        size = fields.expected_batch_size(
-            "BallsInBins",
-            batch_size,
-            largest=n_examples,
-            why=f"the dataset has {n_examples} examples",
-        )
+        size, n_examples = fields.batch_of_dataset("BallsInBins", batch_size, dataset_size)
         return cls(bins=round(n_examples / size), epochs=epochs, dataset_size=n_examples)
 
     @property

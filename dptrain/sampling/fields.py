@@ -90,3 +90,14 @@ def expected_batch_size(owner: str, value: Any, *, largest: float, why: str) -> 
             f"is {largest:.10g} ({why})"
         )
     return number
+
+
+def batch_of_dataset(owner: str, batch_size: Any, dataset_size: Any) -> tuple[float, int]:
+    """B̄ in (0, N] and N, where nothing but the number of examples limits the batch.
+
+    Raises:
+        ValueError: as :func:`integer` and :func:`expected_batch_size`.
+    """
+    n_examples = integer(owner, "dataset_size", dataset_size)
+    why = f"the dataset has {n_examples} examples"
+    return expected_batch_size(owner, batch_size, largest=n_examples, why=why), n_examples

@@ -59,14 +59,8 @@ class RandomAllocation(ExchangeableScheme):
         Raises:
             ValueError: if the batch size is not in (0, N].
         """
-        n_examples = fields.integer("RandomAllocation", "dataset_size", dataset_size)
         k = fields.integer("RandomAllocation", "participations", participations)
-        size = fields.expected_batch_size(
-            "RandomAllocation",
-            batch_size,
-            largest=n_examples,
-            why=f"the dataset has {n_examples} examples",
-        )
+        size, n_examples = fields.batch_of_dataset("RandomAllocation", batch_size, dataset_size)
         return cls(
             steps_per_epoch=round(n_examples * k / size),
             participations=k,

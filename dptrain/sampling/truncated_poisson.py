@@ -63,13 +63,7 @@ class TruncatedPoisson(ExchangeableScheme):
         Raises:
             ValueError: if the batch size is not in (0, N].
         """
-        n_examples = fields.integer("TruncatedPoisson", "dataset_size", dataset_size)
-        size = fields.expected_batch_size(
-            "TruncatedPoisson",
-            batch_size,
-            largest=n_examples,
-            why=f"the dataset has {n_examples} examples",
-        )
+        size, n_examples = fields.batch_of_dataset("TruncatedPoisson", batch_size, dataset_size)
         return cls(
             probability=size / n_examples,
             dataset_size=n_examples,
