@@ -106,8 +106,8 @@ def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
     was_training = task.model.training
     task.model.eval()
     totals: dict[str, float] = {}
-    # The generators are put back: an evaluation must not change how training goes on.
     loader = DataLoader(test, batch_size=256, collate_fn=task.collate_fn)
+    # The generators are put back: an evaluation must not change how training goes on.
     with torch.random.fork_rng():
         torch.manual_seed(_SEED)
         for batch in tqdm(loader, desc="evaluate", unit="batch", delay=2, leave=False):

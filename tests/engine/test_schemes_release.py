@@ -52,6 +52,13 @@ def _options(name):
     return {"accountant": "gaussian", "scheme": SCHEMES[name]}
 
 
+def assert_released(private, model, data, rows):
+    """The last release, times B̄, is the clipped sum over ``rows`` at ``model``."""
+    expected = reference_sum(model, data, rows, 0.5)
+    found = released(private, private.mechanism.scheme.expected_batch_size)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_release_is_the_sum_over_the_batch(mode, name, micro):
@@ -74,9 +81,7 @@ def test_the_release_is_the_sum_over_the_batch(mode, name, micro):
         rows.setdefault(batch.step, []).extend(batch.indices.tolist())
         sizes.add(batch.rows)
         if batch.last:
-            expected = reference_sum(frozen, data, rows[batch.step], 0.5)
-            found = released(private, scheme.expected_batch_size)
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+            assert_released(private, frozen, data, rows[batch.step])
 
     train(private, after_step=check)
     assert private.steps_executed == scheme.steps
@@ -104,12 +109,9 @@ def test_padding_rows_that_are_nan_change_nothing(mode):
         lr=0.0,
         **_options("TruncatedPoisson"),
     )
-    scheme = SCHEMES["TruncatedPoisson"]
 
     def check():
-        expected = reference_sum(frozen, data, private.loader.current.indices.tolist(), 0.5)
-        found = released(private, scheme.expected_batch_size)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+        assert_released(private, frozen, data, private.loader.current.indices.tolist())
 
     train(private, after_step=check)
     assert private.nonfinite_examples == 0  # padding is nobody's gradient
@@ -143,7 +145,7 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(name, workers):
         steps_per_epoch=4,
         max_physical_batch_size=5,
         seed=6,
-        **{key: value for key, value in _options(name).items()},
+        **_options(name),
     )
     again.load_state_dict(state)
     while again.steps_executed < SCHEMES[name].steps:
