@@ -17,8 +17,7 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting import certificate_cache, gaussian
 from dptrain.accounting.hockey_stick import hockey_stick
-from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
-from dptrain.accounting.min_sep_loss import loss_chunks
+from dptrain.accounting.simulation import DIRECTIONS, Simulation, default_threads, loss_chunks
 from dptrain.accounting.verify import Verdict, samples_needed
 
 Array = npt.NDArray[np.float64]
@@ -28,14 +27,7 @@ STEP = 1.01
 # Steps of the grid around the estimate; shared noise makes a further σ cheap, and the far ones
 # catch an estimate that came out too low before the unamplified Gaussian has to.
 OFFSETS = (-1, 0, 1, 2, 4, 8, 16)
-# The loss is evaluated at ε - SLACK: covers its rounding (below 1e-10) a hundred times over.
-SLACK = 1e-9
 ESTIMATE, VERIFY = 0, 1  # purposes of the random streams, never shared
-
-
-def default_threads() -> int:
-    """Number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -52,7 +44,7 @@ def fresh_seed(seed: int | None) -> int:
 
 
 def certify_noise(
-    law: MinSepLaw,
+    simulation: Simulation,
     *,
     epsilon: float,
     delta: float,
@@ -90,7 +82,7 @@ def certify_noise(
     whatever ``seed`` says: the natural way not to repeat an attempt.
 
     Args:
-        law: sampling law and coefficients.
+        simulation: the pair of distributions.
         epsilon: ε ≥ 0.
         delta: δ in (0, 1).
         seed: of all streams; by default 128 fresh random bits. Recorded. It must not depend on the
@@ -110,7 +102,7 @@ def certify_noise(
     verdict = samples_needed(delta)
     request = {
         "method": METHOD,
-        "law": law.to_dict(),
+        "law": simulation.to_dict(),
         "epsilon": epsilon,
         "delta": delta,
         "samples": verdict.samples,
@@ -121,12 +113,18 @@ def certify_noise(
         return found
     seed = fresh_seed(seed)
     threads = threads or default_threads()
-    ceiling = law.sensitivity / gaussian.largest_mu(epsilon, verdict.violated)
-    guess = _estimate(law, epsilon, verdict.threshold, ceiling, seed, threads, progress)
+    ceiling = simulation.sensitivity / gaussian.largest_mu(epsilon, verdict.violated)
+    guess = _estimate(simulation, epsilon, verdict.threshold, ceiling, seed, threads, progress)
     grid = declare_grid(guess, ceiling)
     sigmas = [STEP**exponent for exponent in grid]
     rows = verify_grid(
-        law, sigmas, epsilon=epsilon, verdict=verdict, seed=seed, threads=threads, progress=progress
+        simulation,
+        sigmas,
+        epsilon=epsilon,
+        verdict=verdict,
+        seed=seed,
+        threads=threads,
+        progress=progress,
     )
     for exponent, row in zip(grid, rows, strict=True):
         row["exponent"] = exponent
@@ -135,8 +133,8 @@ def certify_noise(
         "seed": str(seed),
         "streams": "SFC64 of SeedSequence([seed, purpose], spawn_key=(chunk,)), shared by the "
         f"directions; purpose {ESTIMATE} estimate (and its round), {VERIFY} verify",
-        "chunks": {"samples": law.lanes, "count": -(-verdict.samples // law.lanes)},
-        "epsilon_slack": SLACK,
+        "chunks": {"samples": simulation.lanes, "count": -(-verdict.samples // simulation.lanes)},
+        "epsilon_slack": simulation.slack,
         "violated": verdict.violated,
         "failure_probability": verdict.failure,
         "delta_proved": verdict.delta,
@@ -158,7 +156,7 @@ def declare_grid(guess: float, ceiling: float) -> list[int]:
 
 
 def verify_grid(
-    law: MinSepLaw,
+    simulation: Simulation,
     sigmas: Sequence[float],
     *,
     epsilon: float,
@@ -194,10 +192,12 @@ def verify_grid(
         disable=not progress, delay=2.0,
     ) as bar:  # fmt: skip
         for block in loss_chunks(
-            law, standing, "both", seed=[seed, VERIFY], samples=verdict.samples,
+            simulation, standing, "both", seed=[seed, VERIFY], samples=verdict.samples,
             threads=threads, shrinking=True,
         ):  # fmt: skip
-            terms = hockey_stick(block[:, block.shape[1] - len(standing) :], epsilon - SLACK)
+            terms = hockey_stick(
+                block[:, block.shape[1] - len(standing) :], epsilon - simulation.slack
+            )
             sums[:, lowest:] += terms.sum(axis=2)
             used += block.shape[2]
             bar.update(2 * block.shape[2])
@@ -220,7 +220,7 @@ def verify_grid(
 
 
 def _estimate(
-    law: MinSepLaw,
+    simulation: Simulation,
     epsilon: float,
     target: float,
     ceiling: float,
@@ -238,7 +238,12 @@ def _estimate(
             disable=not progress, delay=2.0, leave=False,
         ) as bar:  # fmt: skip
             for block in loss_chunks(
-                law, sigmas, "both", seed=[seed, ESTIMATE, label], samples=samples, threads=threads
+                simulation,
+                sigmas,
+                "both",
+                seed=[seed, ESTIMATE, label],
+                samples=samples,
+                threads=threads,
             ):
                 totals += hockey_stick(block, epsilon).sum(axis=2)
                 bar.update(2 * block.shape[2])

@@ -10,6 +10,7 @@ from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
 from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
@@ -140,7 +141,7 @@ def account(
     least = int(np.argmin(values))
     best = members[least]
     notes: tuple[str, ...] = ()
-    if isinstance(best, MinSepMonteCarlo):
+    if isinstance(best, MonteCarloAccountant):
         chance = best.failure_probability
         notes = (f"false with probability at most {chance:g} over the accountant's own simulation",)
     return statement(mechanism, best, epsilon=epsilon, delta=values[least], notes=notes)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
-Direction = Literal["remove", "add"]
-DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 
 # Samples advanced together: long enough to hide the cost of a call, short enough for the caches,
 # and below the size at which torch would split one operation over its own threads.

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.accounting.min_sep_law import DIRECTIONS, Direction, MinSepLaw, participations
+from dptrain.accounting.min_sep_law import MinSepLaw, participations
 from dptrain.accounting.min_sep_recursion import Recursion, make_recursion
+from dptrain.accounting.simulation import DIRECTIONS, Direction, Simulation
 
 Array = npt.NDArray[np.float64]
 
@@ -195,44 +195,39 @@ def sample_losses(
     return losses if direction == "both" else losses[0]
 
 
-def loss_chunks(
-    law: MinSepLaw,
-    sigmas: Sequence[float],
-    direction: Direction | Literal["both"],
-    *,
-    seed: Sequence[int],
-    samples: int,
-    threads: int,
-    shrinking: bool = False,
-) -> Iterator[Array]:
-    """Losses in chunks of ≤ law.lanes samples, shaped as by :func:`sample_losses`, in fixed order.
+@dataclasses.dataclass(frozen=True)
+class MinSepLosses(Simulation):
+    """The privacy losses of a :class:`MinSepLaw`, exact for each simulated output."""
 
-    Chunk i draws from a stream of its own, ``SeedSequence(seed, spawn_key=(i,))``, so the losses do
-    not depend on the number of threads. With ``shrinking`` the caller may delete the first entries
-    of ``sigmas`` while reading; chunks already under way may still carry their rows, so rows are
-    to be counted from the last. At most 2·threads + 1 chunks exist at a time.
-    """
-    lanes = law.lanes
+    law: MinSepLaw
 
-    def work(index: int) -> Array:
-        sequence = np.random.SeedSequence(list(seed), spawn_key=(index,))
-        rng = np.random.Generator(np.random.SFC64(sequence))
-        size = min(lanes, samples - index * lanes)
-        several = True if shrinking else None
-        return sample_losses(law, tuple(sigmas), direction, rng, size, several=several)
+    @property
+    def sensitivity(self) -> float:
+        """max ‖Cx‖ over the patterns of participation."""
+        return self.law.sensitivity
 
-    # One chunk, one thread: torch's own threads would only get in each other's way. The setting is
-    # per thread, except that new threads take the latest; so the caller's is put back.
-    own_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    pending: deque[Future[Array]] = deque()
-    try:
-        for index in range(-(-samples // lanes)):
-            pending.append(pool.submit(work, index))
-            if len(pending) > 2 * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(own_threads)
+    @property
+    def work(self) -> int:
+        """Number of steps."""
+        return self.law.steps
+
+    @property
+    def lanes(self) -> int:
+        """Samples a chunk."""
+        return self.law.lanes
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of the law."""
+        return self.law.to_dict()
+
+    def draw(
+        self,
+        sigmas: Sequence[float],
+        direction: Direction | Literal["both"],
+        rng: np.random.Generator,
+        size: int,
+        *,
+        several: bool | None = None,
+    ) -> Array:
+        """See :func:`sample_losses`."""
+        return sample_losses(self.law, sigmas, direction, rng, size, several=several)

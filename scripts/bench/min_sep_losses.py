@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from dptrain.accounting.certificate import default_threads
 from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import loss_chunks
+from dptrain.accounting.min_sep_loss import MinSepLosses
+from dptrain.accounting.simulation import default_threads, loss_chunks
 from dptrain.strategies import BandMF
 
 
@@ -45,7 +45,12 @@ def main() -> None:
         for direction in ("remove", "add", "both"):
             start, cpu, losses = time.perf_counter(), time.process_time(), 0
             for block in loss_chunks(
-                law, sigmas, direction, seed=[1], samples=options.samples, threads=options.threads
+                MinSepLosses(law),
+                sigmas,
+                direction,
+                seed=[1],
+                samples=options.samples,
+                threads=options.threads,
             ):
                 losses += block.size // len(sigmas)
             wall, busy = time.perf_counter() - start, time.process_time() - cpu

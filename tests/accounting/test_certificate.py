@@ -16,13 +16,19 @@ from dptrain.accounting.certificate import (
     declare_grid,
     verify_grid,
 )
-from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw
+from dptrain.accounting.min_sep_law import MinSepLaw
+from dptrain.accounting.min_sep_loss import MinSepLosses
+from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
 
 # One step, always taken: N(1, σ²) against N(0, σ²), whose δ is known in closed form.
-GAUSSIAN = MinSepLaw(coefficients=np.ones(1), probability=1.0, min_sep=1, steps=1, warm_start=False)
+GAUSSIAN = MinSepLosses(
+    MinSepLaw(coefficients=np.ones(1), probability=1.0, min_sep=1, steps=1, warm_start=False)
+)
 # One step, taken with p = .1: (1-p) N(0, σ²) + p N(1, σ²) against N(0, σ²).
-SAMPLED = MinSepLaw(coefficients=np.ones(1), probability=0.1, min_sep=1, steps=1, warm_start=False)
+SAMPLED = MinSepLosses(
+    MinSepLaw(coefficients=np.ones(1), probability=0.1, min_sep=1, steps=1, warm_start=False)
+)
 
 
 def sigma_of(epsilon: float, delta: float) -> float:

@@ -15,7 +15,7 @@ from dptrain.accounting.hockey_stick import (
     hockey_stick_moments,
 )
 from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_law import DIRECTIONS
+from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.balls_in_bins import BallsInBins

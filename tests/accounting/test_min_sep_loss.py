@@ -8,9 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep_law import DIRECTIONS, MinSepLaw, participations
-from dptrain.accounting.min_sep_loss import log_ratio, loss_chunks, sample_losses
+from dptrain.accounting.min_sep_law import MinSepLaw, participations
+from dptrain.accounting.min_sep_loss import MinSepLosses, log_ratio, sample_losses
 from dptrain.accounting.min_sep_recursion import LinearRecursion, make_recursion
+from dptrain.accounting.simulation import DIRECTIONS, loss_chunks
 
 COEFFICIENTS = {
     "decreasing": [1.0, 0.6, 0.3],
@@ -232,21 +233,33 @@ def test_losses_do_not_depend_on_the_number_of_threads() -> None:
     samples = 3 * law.lanes + 17
     both = [
         np.concatenate(
-            list(loss_chunks(law, [1.0], "both", seed=[7, 1], samples=samples, threads=k)), axis=2
+            list(
+                loss_chunks(
+                    MinSepLosses(law), [1.0], "both", seed=[7, 1], samples=samples, threads=k
+                )
+            ),
+            axis=2,
         )
         for k in (1, 3)
     ]
     np.testing.assert_array_equal(both[0], both[1])
     runs = [
         np.concatenate(
-            list(loss_chunks(law, [1.0], "remove", seed=[7, 1], samples=samples, threads=k)), axis=1
+            list(
+                loss_chunks(
+                    MinSepLosses(law), [1.0], "remove", seed=[7, 1], samples=samples, threads=k
+                )
+            ),
+            axis=1,
         )
         for k in (1, 3)
     ]
     assert runs[0].shape == (1, samples)
     np.testing.assert_array_equal(runs[0], runs[1])
     assert np.unique(runs[0]).size == samples  # no stream is used twice
-    first = next(iter(loss_chunks(law, [1.0], "remove", seed=[7, 2], samples=9, threads=1)))
+    first = next(
+        iter(loss_chunks(MinSepLosses(law), [1.0], "remove", seed=[7, 2], samples=9, threads=1))
+    )
     assert not np.isin(first, runs[0]).any()
 
 

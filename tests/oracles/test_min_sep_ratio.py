@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_loss import MinSepLaw, log_ratio, sample_losses
+from dptrain.accounting.min_sep_law import MinSepLaw
+from dptrain.accounting.min_sep_loss import log_ratio, sample_losses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BandMF

@@ -11,7 +11,8 @@ from scipy.stats import binom
 
 from dptrain.accounting.certificate import verify_grid
 from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_loss import MinSepLaw
+from dptrain.accounting.min_sep_law import MinSepLaw
+from dptrain.accounting.min_sep_loss import MinSepLosses
 from dptrain.accounting.verify import Verdict, failure_probability
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
@@ -33,11 +34,13 @@ def verdict(threshold: float, violated: float, q: float) -> Verdict:
     return Verdict(samples, threshold, violated, q, violated + q * (1 - violated))
 
 
-def one_step(p: float) -> MinSepLaw:
-    return MinSepLaw(coefficients=np.ones(1), probability=p, min_sep=1, steps=1, warm_start=False)
+def one_step(p: float) -> MinSepLosses:
+    return MinSepLosses(
+        MinSepLaw(coefficients=np.ones(1), probability=p, min_sep=1, steps=1, warm_start=False)
+    )
 
 
-def accepted(law: MinSepLaw, sigma: float, epsilon: float, rule: Verdict, repeats: int) -> int:
+def accepted(law: MinSepLosses, sigma: float, epsilon: float, rule: Verdict, repeats: int) -> int:
     """How many of ``repeats`` verifications with seeds 0, 1, … accept σ."""
     total = 0
     for seed in range(repeats):

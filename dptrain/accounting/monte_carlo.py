@@ -1,0 +1,259 @@
+"""Accountants that bound δ by simulated privacy losses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from abc import abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from tqdm.auto import tqdm
+
+from dptrain.accounting import gaussian
+from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.certificate import certify_noise, fresh_seed
+from dptrain.accounting.hockey_stick import declare_epsilons, hockey_stick_moments
+from dptrain.accounting.simulation import DIRECTIONS, Simulation, default_threads, loss_chunks
+from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.verify import largest_threshold, samples_needed, upper_confidence
+from dptrain.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+
+Array = npt.NDArray[np.float64]
+
+GUARANTEE, PROFILE = 2, 3  # purposes of random streams, beside those of the certificate
+
+
+class Estimate(NamedTuple):
+    """Point estimates of δ over a grid of ε, with standard errors; they prove nothing."""
+
+    epsilon: Array
+    remove: Array
+    add: Array
+    remove_error: Array
+    add_error: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonteCarloAccountant(Accountant):
+    """Bounds from the simulated losses of a :class:`Simulation`, which a subclass picks.
+
+    Args:
+        seed: of all streams; by default 128 fresh bits a call. Recorded in the certificate.
+        samples: samples a direction in :meth:`guarantee`; by default 60/δ.
+        profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`; by default
+            what two hundred million steps hold (a few seconds), within 10^5 and 10^6.
+        failure_probability: chance q over the accountant's draws that a statement of kind
+            CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
+        max_samples: refuse jobs with more samples a direction than this.
+        threads: threads; by default all cores. The results do not depend on it.
+        cache: directory of certificates for :meth:`calibrate`, see ``certify_noise``.
+        progress: whether to show progress bars (after two seconds).
+
+    Raises:
+        ValueError: if an option is out of range.
+    """
+
+    seed: int | None = None
+    samples: int | None = None
+    profile_samples: int | None = None
+    failure_probability: float = 1e-6
+    max_samples: int = 10**9
+    threads: int | None = None
+    cache: str | os.PathLike[str] | None = None
+    progress: bool = True
+
+    kind = Kind.CONFIDENCE
+
+    def __post_init__(self) -> None:
+        for option in ("samples", "profile_samples", "max_samples", "threads"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{option}={value}: must be at least 1")
+        if not 0.0 < self.failure_probability < 1.0:
+            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must not be negative")
+
+    @abstractmethod
+    def simulation(self, mechanism: MatrixMechanism) -> Simulation:
+        """The pair (P, Q) of a mechanism that is not refused, without its σ."""
+
+    def checked(self, mechanism: MatrixMechanism) -> Simulation:
+        """The pair (P, Q) of the mechanism, without its σ.
+
+        Raises:
+            ValueError: if the mechanism is refused.
+        """
+        if reason := self.refusal(mechanism):
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        return self.simulation(mechanism)
+
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """The least certified σ for (ε, δ): kind VERIFIED, chance of a wrong verdict included.
+
+        Raises:
+            ValueError: if the mechanism is refused, ε or δ is out of range, δ needs more than
+                ``max_samples``, or a cached certificate is corrupt.
+        """
+        check_epsilon(epsilon)
+        check_delta(delta, mechanism.scheme)
+        simulation = self.checked(mechanism)
+        self._check_job(samples_needed(delta).samples, delta)
+        certificate = certify_noise(
+            simulation,
+            epsilon=epsilon,
+            delta=delta,
+            seed=self.seed,
+            threads=self.threads,
+            progress=self.progress,
+            cache=self.cache,
+        )
+        note = (
+            "The noise level was chosen and verified by simulation before training; δ includes the "
+            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
+            "attempt, and each further attempt would add as much"
+        )
+        return statement(
+            mechanism.with_noise(certificate["noise_multiplier"]),
+            self,
+            epsilon=epsilon,
+            delta=delta,
+            notes=(note,),
+            kind=Kind.VERIFIED,
+            certificate=certificate,
+        )
+
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The least ε of a declared grid that the simulation supports at δ: kind CONFIDENCE.
+
+        A grid point is accepted if the mean of (1 - e^{ε-L})_+ is at most δ' in both directions,
+        with δ' such that exp(-s·KL(δ'‖δ)) ≤ q. Let ε_j be the largest grid point with true δ(ε_j) >
+        δ; the answer is wrong only if ε_j was accepted, which has probability ≤ q, because the
+        answer is the least ε such that it and all larger points accept. (So the directions may, and
+        do, share their normals.) The largest point is the
+        unamplified Gaussian's ε and needs no verdict.
+
+        Raises:
+            ValueError: if the mechanism is refused, δ not in (0, 1), or the samples are too few or
+                too many.
+        """
+        check_delta(delta, mechanism.scheme)
+        simulation, sigma = self.checked(mechanism), mechanism.noise_multiplier
+        if sigma == 0.0:
+            note = "there is no noise, hence no privacy"
+            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+        samples = self.samples or math.ceil(60.0 / delta)
+        self._check_job(samples, delta)
+        threshold = largest_threshold(delta, samples, self.failure_probability)
+        top = gaussian.epsilon(delta, simulation.sensitivity / sigma)
+        grid = declare_epsilons(top)
+        seed = fresh_seed(self.seed)
+        means = self._means(simulation, sigma, grid - simulation.slack, samples, [seed, GUARANTEE])
+        rejected = np.nonzero((means[:, 0] * (1 + 1e-12) > threshold).any(axis=0))[0]
+        least = 0 if rejected.size == 0 else int(rejected[-1]) + 1
+        certificate = {
+            "law": simulation.to_dict(),
+            "noise_multiplier": sigma,
+            "seed": str(seed),
+            "samples": samples,
+            "threshold": threshold,
+            "failure_probability": self.failure_probability,
+            "grid": {"points": len(grid), "first": float(grid[0]) if len(grid) else top},
+            "ceiling": top,
+        }
+        note = (
+            "The statement about this fixed mechanism is false with probability at most "
+            f"{self.failure_probability:.2g} over the accountant's own simulation"
+        )
+        return statement(
+            mechanism,
+            self,
+            epsilon=float(grid[least]) if least < len(grid) else top,
+            delta=delta,
+            notes=(note,),
+            certificate=certificate,
+        )
+
+    def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+        """Upper confidence values of δ(ε): all of them hold at once except with probability q.
+
+        Each is the Bernoulli-KL upper bound at q over the number of points and directions, or the
+        unamplified Gaussian's δ where that is smaller; a value at a smaller ε bounds all later
+        ones. See :meth:`estimate` for the plain means.
+
+        Raises:
+            ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
+        """
+        simulation, sigma, grid = self._grid(mechanism, epsilon)
+        if sigma == 0.0:
+            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+        samples, share = self._profile_size(simulation), self.failure_probability / (2 * grid.size)
+        stream = [fresh_seed(self.seed), PROFILE]
+        means = self._means(simulation, sigma, grid - simulation.slack, samples, stream)[:, 0]
+        certain = gaussian.delta(grid, simulation.sensitivity / sigma)
+        upper = [
+            np.minimum.accumulate(
+                np.minimum([upper_confidence(m, samples, share) for m in row.tolist()], certain)
+            )
+            for row in means
+        ]
+        return Profile(grid, upper[0], upper[1], self.kind, self.name)
+
+    def estimate(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Estimate:
+        """Plain means and standard errors of δ(ε) in both directions; no guarantee.
+
+        Raises:
+            ValueError: as :meth:`profile`, or without noise.
+        """
+        simulation, sigma, grid = self._grid(mechanism, epsilon)
+        if sigma == 0.0:
+            raise ValueError("noise_multiplier=0.0: nothing to estimate without noise; δ is 1")
+        stream = [fresh_seed(self.seed), PROFILE]
+        samples = self._profile_size(simulation)
+        moments = self._means(simulation, sigma, grid, samples, stream)
+        variance = np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0)
+        errors = np.sqrt(variance / samples)
+        return Estimate(grid, moments[0, 0], moments[1, 0], errors[0], errors[1])
+
+    def _grid(
+        self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike
+    ) -> tuple[Simulation, float, Array]:
+        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
+            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
+        if (np.diff(grid) < 0).any():
+            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        return self.checked(mechanism), mechanism.noise_multiplier, grid
+
+    def _profile_size(self, simulation: Simulation) -> int:
+        return self.profile_samples or min(1_000_000, max(100_000, 200_000_000 // simulation.work))
+
+    def _check_job(self, samples: int, delta: float) -> None:
+        if samples > self.max_samples:
+            raise ValueError(
+                f"delta={delta}: simulation would take {samples:.3g} samples a direction, above "
+                f"max_samples={self.max_samples}; raise max_samples, or use a larger δ or an "
+                "accountant without simulation"
+            )
+
+    def _means(
+        self, simulation: Simulation, sigma: float, grid: Array, samples: int, stream: list[int]
+    ) -> Array:
+        """First and second moments of (1 - e^{ε-L})_+: shape (direction, moment, len(grid))."""
+        totals = np.zeros((2, 2, len(grid)))
+        with tqdm(
+            total=2 * samples, desc="privacy losses", unit="sample", unit_scale=True,
+            disable=not self.progress, delay=2.0,
+        ) as bar:  # fmt: skip
+            for block in loss_chunks(
+                simulation, [sigma], "both", seed=stream, samples=samples,
+                threads=self.threads or default_threads(),
+            ):  # fmt: skip
+                for index in range(len(DIRECTIONS)):
+                    totals[index] += hockey_stick_moments(block[index, 0], grid)
+                bar.update(2 * block.shape[2])
+        return totals / samples
