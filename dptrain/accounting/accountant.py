@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from abc import ABC, abstractmethod
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 
@@ -36,16 +37,27 @@ class Profile:
         return np.maximum(self.remove, self.add)
 
 
+class Cost(enum.Enum):
+    """Roughly how long one guarantee takes on two cores."""
+
+    INSTANT = "under a second"
+    SECONDS = "seconds"
+    MINUTES = "minutes"
+    HOURS = "hours"
+
+
 class Accountant(ABC):
     """One way of proving (ε, δ) for some pairs of scheme and strategy.
 
     Attributes:
-        name: short name that appears in guarantees.
+        name: short name that appears in guarantees; no two have the same one.
         kind: how its statements are shown.
+        adjacency: the neighbouring relation that its statements are about.
     """
 
     name: str
     kind: Kind
+    adjacency: Adjacency = Adjacency.ZERO_OUT
 
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -58,6 +70,10 @@ class Accountant(ABC):
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """How its statement about this mechanism is shown: :attr:`kind`, unless it can say more."""
         return self.kind
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """How long one guarantee for a mechanism that it covers takes."""
+        return Cost.INSTANT
 
     @abstractmethod
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
@@ -80,6 +96,43 @@ class Accountant(ABC):
         Raises:
             ValueError: if no σ reaches the target.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class Availability:
+    """Whether an accountant answers for a mechanism.
+
+    Attributes:
+        accountant: the accountant.
+        refusal: why it does not cover the mechanism, or ``None``.
+        reserved: why it answers only when asked by name though it covers it, or ``None``.
+        kind: how its statement would be shown, ``None`` if refused.
+        cost: how long it would take, ``None`` if refused.
+    """
+
+    accountant: Accountant
+    refusal: str | None
+    reserved: str | None
+    kind: Kind | None
+    cost: Cost | None
+
+    @classmethod
+    def of(cls, accountant: Accountant, mechanism: MatrixMechanism) -> Availability:
+        """Ask the accountant."""
+        if refusal := accountant.refusal(mechanism):
+            return cls(accountant, refusal, None, None, None)
+        kind, cost = accountant.kind_of(mechanism), accountant.cost(mechanism)
+        return cls(accountant, None, accountant.reserved(mechanism), kind, cost)
+
+    @property
+    def name(self) -> str:
+        """The accountant's name."""
+        return self.accountant.name
+
+    @property
+    def reason(self) -> str | None:
+        """``None`` if it answers by itself, else why not."""
+        return self.refusal or self.reserved
 
 
 def varying_noise(mechanism: MatrixMechanism) -> str | None:

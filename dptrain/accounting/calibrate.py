@@ -8,7 +8,7 @@ from typing import Any
 from dptrain.accounting.accountant import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.statement import check_delta, check_epsilon
-from dptrain.guarantee import Guarantee
+from dptrain.guarantee import Adjacency, Guarantee
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.scheme import Scheme
 from dptrain.strategies.strategy import Strategy
@@ -34,6 +34,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: str | Accountant | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
     **options: Any,
 ) -> Calibration:
     """The least σ for which an accountant shows (ε, δ).
@@ -47,6 +48,7 @@ def calibrate(
         epsilon: target ε > 0.
         delta: target δ in (0, 1), below 1 over the number of protected units.
         accountant: an accountant or its name; by default all that apply.
+        adjacency: the neighbouring relation; most pairs only have theorems for zero-out.
         options: passed on to the accountant's ``calibrate``.
 
     Raises:
@@ -60,7 +62,7 @@ def calibrate(
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     guarantees = [
         member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
-        for member in find_accountants(mechanism, accountant)
+        for member in find_accountants(mechanism, accountant, adjacency=adjacency)
     ]
     best = min(guarantees, key=lambda guarantee: guarantee.noise_multiplier)
     return Calibration(mechanism.with_noise(best.noise_multiplier), best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.accountant import Accountant, Availability, Profile
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
 from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
 from dptrain.accounting.deterministic import DeterministicAccountant
@@ -17,7 +17,7 @@ from dptrain.accounting.statement import check_delta, check_epsilon, statement
 from dptrain.accounting.truncated_poisson import TruncatedPoissonPLD
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.guarantee import Guarantee
+from dptrain.guarantee import Adjacency, Guarantee
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
 
@@ -50,23 +50,28 @@ SUPPORTED = (
 _NOT_YET = ("TruncatedPoisson", "TruncatedMinSep", "RandomAllocation")
 
 
-def accountants_for(mechanism: MatrixMechanism) -> list[tuple[Accountant, str | None]]:
-    """Every accountant with ``None`` if it answers by itself for the mechanism, else its reason."""
-    return [
-        (member, member.refusal(mechanism) or member.reserved(mechanism)) for member in ACCOUNTANTS
-    ]
+def accountants_for(
+    mechanism: MatrixMechanism, *, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> list[Availability]:
+    """Every accountant for the adjacency: whether it answers for the mechanism, and if not, why."""
+    members = [member for member in ACCOUNTANTS if member.adjacency is adjacency]
+    return [Availability.of(member, mechanism) for member in members]
 
 
 def find_accountants(
-    mechanism: MatrixMechanism, accountant: str | Accountant | None = None
+    mechanism: MatrixMechanism,
+    accountant: str | Accountant | None = None,
+    *,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> list[Accountant]:
     """The accountant asked for (by name or itself), or the automatic ones that cover the mechanism.
 
     Deterministic accountants take precedence: what they prove needs no simulation.
 
     Raises:
-        ValueError: if the name is unknown, or the mechanism is not covered; the error gives every
-            accountant's reason and lists what is supported.
+        ValueError: if the name is unknown, the accountant is about another adjacency, or the
+            mechanism is not covered; the error gives every accountant's reason and lists what is
+            supported.
     """
     if isinstance(accountant, str):
         named = {member.name: member for member in ACCOUNTANTS}
@@ -74,18 +79,23 @@ def find_accountants(
             raise ValueError(f"accountant={accountant!r} is unknown; known: {sorted(named)}")
         accountant = named[accountant]
     if accountant is not None:
+        if accountant.adjacency is not adjacency:
+            raise ValueError(
+                f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
+                f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
+            )
         if reason := accountant.refusal(mechanism):
             raise ValueError(
                 f"accountant={accountant.name!r} does not cover {_pair(mechanism)}: {reason}"
             )
         return [accountant]
-    table = accountants_for(mechanism)
-    found = [member for member, reason in table if reason is None]
+    table = accountants_for(mechanism, adjacency=adjacency)
+    found = [each.accountant for each in table if each.reason is None]
     if not found:
-        reasons = "; ".join(f"{member.name}: {reason}" for member, reason in table)
+        reasons = "; ".join(f"{each.name}: {each.reason}" for each in table)
         raise ValueError(
-            f"no accountant covers {_pair(mechanism)}. {_not_yet(mechanism)}{reasons}. "
-            f"Supported: {'; '.join(SUPPORTED)}"
+            f"no accountant covers {_pair(mechanism)} under adjacency={adjacency.value!r}. "
+            f"{_not_yet(mechanism)}{reasons}. Supported: {'; '.join(SUPPORTED)}"
         )
     proven: list[Accountant] = [a for a in found if isinstance(a, DeterministicAccountant)]
     return proven or found[:1]
@@ -114,6 +124,7 @@ def account(
     delta: float | None = None,
     epsilon: float | None = None,
     accountant: str | Accountant | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> Guarantee:
     """What the mechanism guarantees: the least ε at ``delta``, or the least δ at ``epsilon``.
 
@@ -122,6 +133,7 @@ def account(
         delta: δ in (0, 1); give exactly one of δ and ε.
         epsilon: ε > 0.
         accountant: an accountant or its name; by default the tightest applicable bound.
+        adjacency: the neighbouring relation; most pairs only have theorems for zero-out.
 
     Raises:
         ValueError: if both or neither of δ and ε are given or they are out of range, or no
@@ -129,7 +141,7 @@ def account(
     """
     if (delta is None) == (epsilon is None):
         raise ValueError(f"give exactly one of delta and epsilon (got {delta=}, {epsilon=})")
-    members = find_accountants(mechanism, accountant)
+    members = find_accountants(mechanism, accountant, adjacency=adjacency)
     if delta is not None:
         check_delta(delta, mechanism.scheme)
         found = [member.guarantee(mechanism, delta=delta) for member in members]
@@ -152,13 +164,14 @@ def profile(
     epsilon: npt.ArrayLike | None = None,
     *,
     accountant: str | Accountant | None = None,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> Profile:
     """δ(ε) in both directions on a grid of ε (default: :func:`default_grid`).
 
     Raises:
         ValueError: if no accountant covers the mechanism or the grid is not ascending from ε ≥ 0.
     """
-    members = find_accountants(mechanism, accountant)
+    members = find_accountants(mechanism, accountant, adjacency=adjacency)
     if epsilon is None:
         epsilon = default_grid(mechanism)
     profiles = [member.profile(mechanism, epsilon) for member in members]

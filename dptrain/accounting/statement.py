@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from dptrain.accounting.accountant import Accountant
-from dptrain.guarantee import Adjacency, Guarantee, Kind
+from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.scheme import Scheme
 
@@ -35,7 +35,7 @@ def statement(
         epsilon=epsilon,
         delta=delta,
         unit=mechanism.scheme.unit,
-        adjacency=Adjacency.ZERO_OUT,
+        adjacency=accountant.adjacency,
         scheme=mechanism.scheme.to_dict(),
         strategy=mechanism.strategy.to_dict(),
         strategy_hash=mechanism.strategy.coefficient_hash,

@@ -23,14 +23,14 @@ def test_chooses_by_the_pair():
     found = account(mechanism(BINS, BSR(bands=2), 2.0), delta=1e-5)
     assert (found.accountant, found.kind) == ("balls-in-bins Rényi", Kind.UPPER_BOUND)
     rare = MinSep(probability=0.1, min_sep=4, dataset_size=2000, steps=40)
-    members = dict((a.name, why) for a, why in accountants_for(mechanism(rare, BSR(bands=2))))
+    members = {a.name: a.reason for a in accountants_for(mechanism(rare, BSR(bands=2)))}
     assert members["b-min-sep Monte Carlo"] is None
     assert "Poisson" in members["poisson PLD"]
 
 
 def test_tightest_of_two_wins():
     both = MinSep(probability=1.0, min_sep=1, dataset_size=2000, steps=5)
-    assert sum(why is None for _, why in accountants_for(mechanism(both))) >= 2
+    assert sum(a.reason is None for a in accountants_for(mechanism(both))) >= 2
     found = account(mechanism(both, sigma=3.0), delta=1e-5)
     options = [
         account(mechanism(both, sigma=3.0), delta=1e-5, accountant=name).epsilon

@@ -87,6 +87,6 @@ def test_attack_beats_the_theorem_and_not_the_claim(exclusion):
     mechanism = MatrixMechanism(
         scheme=scheme(exclusion), strategy=Identity(), noise_multiplier=SIGMA
     )
-    for name in [a.name for a, why in accountants_for(mechanism) if why is None]:
+    for name in [a.name for a in accountants_for(mechanism) if a.reason is None]:
         assert account(mechanism, epsilon=EPSILON, accountant=name).delta >= found - 6 * error
     assert account(mechanism, epsilon=EPSILON).delta >= expected

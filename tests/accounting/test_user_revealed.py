@@ -261,7 +261,7 @@ def test_choice_and_reasons():
     assert account(short, delta=1e-5).accountant == "revealed draws"
     wide = mechanism(2, 0.02, 4, 40, strategy=BSR(bands=6))
     assert account(wide, delta=1e-5).accountant == "gaussian"
-    reasons = dict((a.name, why) for a, why in accountants_for(wide))
+    reasons = {a.name: a.reason for a in accountants_for(wide)}
     assert "fewer bands or a larger min_sep" in reasons["revealed draws"]
     assert "participation" in reasons["revealed draws, any blocking"]
     tree = mechanism(2, 0.02, 4, 40, strategy=TreeRestart(height=3))
