@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +23,15 @@ class Simulation(ABC):
 
     P and Q are images of a fixed law plus N(0, σ²I): privacy grows with σ, which certificates rely
     on. At any σ the pair is dominated by the Gaussian mechanism of sensitivity :attr:`sensitivity`.
-
-    Attributes:
-        slack: losses are evaluated at ε - slack, which covers their rounding.
     """
 
-    slack: ClassVar[float] = 1e-9
+    @property
+    def slack(self) -> float:
+        """Bound on a loss's rounding error: losses are evaluated at ε - slack, which covers it.
+
+        Recorded in certificates; may depend on the law, never on σ or the samples.
+        """
+        return 1e-9
 
     @property
     @abstractmethod
