@@ -14,13 +14,26 @@ from dptrain.sampling.poisson import Poisson
 from dptrain.strategies.toeplitz import BandedToeplitz
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepMonteCarlo(MonteCarloAccountant):
-    """Simulates the privacy loss of :class:`MinSep` sampling, bands ≤ min_sep.
+def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for MinSep, BallsInBins and Poisson with a banded Toeplitz C, bands ≤ b."""
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    if not isinstance(scheme, MinSep | BallsInBins | Poisson):
+        return f"{type(scheme).__name__} sampling is not b-min-sep, balls-in-bins or Poisson"
+    if not isinstance(strategy, BandedToeplitz):
+        return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
+    if strategy.bands > scheme.min_sep:
+        return (
+            f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
+            "use at most b bands"
+        )
+    return None
 
-    The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1), so
-    nothing is lost but the certificate's margin. Two further schemes have the same law for one
-    example, which is all that the pair (P, Q) depends on:
+
+def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
+    """The law of a mechanism that :func:`min_sep_refusal` does not refuse.
+
+    Two further schemes have the law of b-min-sep sampling for one example, which is all that the
+    pair (P, Q) depends on:
 
     * ``BallsInBins(b)`` is MinSep(p = 1, warm start): the warm start is available with weight 1 or
       barred for s = 1..b-1 steps with weight p = 1 each, so the first participation is uniform on
@@ -28,37 +41,37 @@ class MinSepMonteCarlo(MonteCarloAccountant):
     * ``Poisson(p)`` is MinSep(b = 1): nothing is ever barred. (With one band, composition is
       sharper and quicker.)
     """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    assert isinstance(strategy, BandedToeplitz)
+    probability, warm_start = 1.0, True
+    if isinstance(scheme, MinSep):
+        probability, warm_start = scheme.probability, scheme.warm_start
+    elif isinstance(scheme, Poisson):
+        probability = scheme.probability
+    return MinSepLaw(
+        coefficients=strategy.first_column(scheme.steps),
+        probability=probability,
+        min_sep=scheme.min_sep,
+        steps=scheme.steps,
+        warm_start=warm_start,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepMonteCarlo(MonteCarloAccountant):
+    """Simulates the privacy loss of :class:`MinSep` sampling, bands ≤ min_sep.
+
+    The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1), so
+    nothing is lost but the certificate's margin. Also for the schemes of :func:`min_sep_law` that
+    have the same law.
+    """
 
     name = "b-min-sep Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """``None`` for MinSep, BallsInBins and Poisson with a banded Toeplitz C, bands ≤ b."""
-        scheme, strategy = mechanism.scheme, mechanism.strategy
-        if not isinstance(scheme, MinSep | BallsInBins | Poisson):
-            return f"{type(scheme).__name__} sampling is not b-min-sep, balls-in-bins or Poisson"
-        if not isinstance(strategy, BandedToeplitz):
-            return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
-        if strategy.bands > scheme.min_sep:
-            return (
-                f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
-                "use at most b bands"
-            )
-        return None
+        """See :func:`min_sep_refusal`."""
+        return min_sep_refusal(mechanism)
 
     def simulation(self, mechanism: MatrixMechanism) -> MinSepLosses:
         """The pair (P, Q) of the mechanism, without its σ."""
-        scheme, strategy = mechanism.scheme, mechanism.strategy
-        assert isinstance(strategy, BandedToeplitz)
-        probability, warm_start = 1.0, True
-        if isinstance(scheme, MinSep):
-            probability, warm_start = scheme.probability, scheme.warm_start
-        elif isinstance(scheme, Poisson):
-            probability = scheme.probability
-        law = MinSepLaw(
-            coefficients=strategy.first_column(scheme.steps),
-            probability=probability,
-            min_sep=scheme.min_sep,
-            steps=scheme.steps,
-            warm_start=warm_start,
-        )
-        return MinSepLosses(law)
+        return MinSepLosses(min_sep_law(mechanism))
