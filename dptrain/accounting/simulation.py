@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -95,14 +95,39 @@ def loss_chunks(
     first entries of ``sigmas`` while reading; chunks already under way may still carry their rows,
     so rows are to be counted from the last. At most 2·threads + 1 chunks exist at a time.
     """
-    lanes = simulation.lanes
+
+    def draw(rng: np.random.Generator, size: int) -> Array:
+        several = True if shrinking else None
+        return simulation.draw(tuple(sigmas), direction, rng, size, several=several)
+
+    return chunks(
+        draw,
+        lanes=simulation.lanes,
+        seed=seed,
+        samples=samples,
+        threads=threads,
+        first_chunk=first_chunk,
+    )
+
+
+def chunks(
+    draw: Callable[[np.random.Generator, int], Array],
+    *,
+    lanes: int,
+    seed: Sequence[int],
+    samples: int,
+    threads: int,
+    first_chunk: int = 0,
+) -> Iterator[Array]:
+    """``draw(rng, size)`` for sizes of ≤ ``lanes`` that add up to ``samples``, in fixed order.
+
+    Streams, order and memory are those of :func:`loss_chunks`.
+    """
 
     def work(index: int) -> Array:
         sequence = np.random.SeedSequence(list(seed), spawn_key=(first_chunk + index,))
         rng = np.random.Generator(np.random.SFC64(sequence))
-        size = min(lanes, samples - index * lanes)
-        several = True if shrinking else None
-        return simulation.draw(tuple(sigmas), direction, rng, size, several=several)
+        return draw(rng, min(lanes, samples - index * lanes))
 
     # One chunk, one thread: torch's own threads would only get in each other's way. The setting is
     # per thread, except that new threads take the latest; so the caller's is put back.
