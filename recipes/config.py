@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from dptrain.configuration.yaml_file import Loader, one_line, read_yaml
 
 T = TypeVar("T")
 
@@ -78,40 +79,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     }
 
 
-def read_yaml(path: pathlib.Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty for an empty file.
-
-    Raises:
-        ValueError: if it is not YAML, or no mapping.
-        FileNotFoundError: if there is no such file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"no configuration file {path}")
-    try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {_one_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: expected 'field: value' lines, got {type(tree).__name__}")
-    return tree
-
-
 def _value(text: str, override: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{override!r}: the value is not YAML ({_one_line(error)})") from error
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    """What is wrong and where; PyYAML would draw it over several lines."""
-    mark = getattr(error, "problem_mark", None)
-    where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-    return f"{getattr(error, 'problem', None) or ' '.join(str(error).split())}{where}"
+        raise ValueError(f"{override!r}: the value is not YAML ({one_line(error)})") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,24 +136,3 @@ def _unknown(name: str, known: list[str]) -> str:
         near = [last[hit[0]]] if hit else difflib.get_close_matches(name, known, n=1, cutoff=0)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown field {name!r}{hint}"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML whose numbers include ``1e-5`` (YAML 1.1 insists on ``1.0e-5``), and no name twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As PyYAML, which would let the last of two equal names win."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value!r} is set twice", key.start_mark
-                )
-            seen.add(key.value)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)

@@ -12,13 +12,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
 from dptrain.accounting import Accountant
+from dptrain.configuration.scheme import build_scheme
 from dptrain.sampling import Scheme, UserScheme
 from recipes.config import differences, to_yaml
 from recipes.loop import train
 from recipes.report import write_graph, write_report
 from recipes.runfolder import RunFolder, load_checkpoint
 from recipes.schedule import Schedule
-from recipes.scheme import build_scheme
 from recipes.settings import NOISE_DTYPES, RunSettings
 from recipes.simulation import Simulation
 from recipes.task import Task

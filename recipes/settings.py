@@ -13,10 +13,10 @@ from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.adaptive import ScaledAdam
+from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
+from dptrain.configuration.strategy import build_strategy
 from dptrain.strategies import Strategy
 from recipes.schedule import SCHEDULES
-from recipes.scheme import SIZES, check_scheme, expected_batch_size
-from recipes.strategy import build_strategy
 
 NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 OPTIMIZERS = ("sgd", "adam", "scaled_adam")

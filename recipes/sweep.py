@@ -16,9 +16,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dptrain.configuration.yaml_file import read_yaml
 from recipes import arxiv, vision
 from recipes.command import INTERRUPTED
-from recipes.config import load_config, read_yaml
+from recipes.config import load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {"vision": vision.main, "arxiv": arxiv.main}

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
+from dptrain.configuration.scheme import build_scheme
+from dptrain.configuration.strategy import build_strategy
+from dptrain.configuration.typed import members_of
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity, Strategy
 from recipes.config import differences, load_config, to_yaml
-from recipes.scheme import build_scheme
-from recipes.strategy import build_strategy
-from recipes.typed import members_of
 from recipes.vision import VisionSettings
 
 

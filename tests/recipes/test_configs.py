@@ -8,10 +8,10 @@ import pathlib
 import pytest
 import yaml
 
+from dptrain.configuration.typed import members_of
 from dptrain.strategies import Strategy
 from recipes import arxiv, vision
 from recipes.config import flatten, load_config
-from recipes.typed import members_of
 from tests.recipes.arxiv_files import write_arxiv_files
 from tests.recipes.image_files import write_batches, write_hub_files
 

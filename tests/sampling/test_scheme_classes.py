@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from dptrain.configuration.typed import members_of
 from dptrain.registry import JsonValue
 from dptrain.sampling import ExchangeableScheme, Poisson, Scheme, UserScheme
 from dptrain.strategies import Strategy
-from recipes.typed import members_of
 
 
 @pytest.mark.parametrize("name", sorted(members_of(Scheme)))

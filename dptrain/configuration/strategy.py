@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from dptrain.configuration.typed import members_of, named_type, stated_fields
 from dptrain.strategies import Strategy
-from recipes.typed import members_of, named_type, stated_fields
 
 
 def build_strategy(settings: Mapping[str, Any]) -> Strategy:

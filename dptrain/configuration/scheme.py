@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dptrain.configuration.typed import members_of, named_type, stated_fields
 from dptrain.sampling import Scheme
 from dptrain.sampling.graph import AttributionGraph
-from recipes.typed import members_of, named_type, stated_fields
 
 SIZES = ("batch_size", "epoch_length")  # stated for every scheme; exactly one of them
 _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated
