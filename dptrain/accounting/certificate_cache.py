@@ -16,6 +16,12 @@ def path_of(directory: Path, request: dict[str, Any]) -> Path:
     return directory / f"certificate-{digest(request)}.json"
 
 
+def partial_path(directory: Path, request: dict[str, Any], share: str = "") -> Path:
+    """File of what is done of it; ``share`` ``"i/k"`` where several processes share the work."""
+    suffix = f".{share.replace('/', '-of-')}" if share else ""
+    return directory / f"partial-{digest(request)}{suffix}.json"
+
+
 def chosen_noise(rows: list[dict[str, Any]], ceiling: float) -> float:
     """The smallest σ such that it and all larger ones accept; ``ceiling`` needs no verdict."""
     noise = ceiling
@@ -26,48 +32,82 @@ def chosen_noise(rows: list[dict[str, Any]], ceiling: float) -> float:
     return float(noise)
 
 
-def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any]) -> None:
-    """Write atomically, so that an interrupted run leaves no half certificate."""
-    directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(certificate, indent=2, sort_keys=True, allow_nan=False)
-    handle, temporary = tempfile.mkstemp(dir=directory, suffix=".tmp")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path_of(directory, request))
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write atomically, so that an interruption leaves no half file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any]) -> Path:
+    """Write the certificate of a request; returns its file."""
+    path = path_of(directory, request)
+    write_json(path, certificate)
+    return path
 
 
 def load(directory: Path, request: dict[str, Any]) -> dict[str, Any] | None:
     """The stored certificate for this request, or ``None`` if there is none.
 
     Raises:
-        ValueError: if the file is corrupt: no JSON, another request, or a σ that its own verdicts
-            do not support.
+        ValueError: as :func:`read_certificate`, or if the file answers another request.
     """
     path = path_of(directory, request)
     if not path.exists():
         return None
-    try:
-        certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        same = certificate["request"] == request
-        sound = _is_sound(certificate)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: corrupt certificate ({error}); delete the file") from error
-    if not same or not sound:
-        raise ValueError(
-            f"{path}: corrupt certificate (its verdicts do not support its noise multiplier, or it "
-            "answers another request); delete the file"
-        )
+    certificate = read_certificate(path)
+    if certificate["request"] != request:
+        raise ValueError(f"{path}: corrupt certificate (another request); delete the file")
     return certificate
 
 
-def _is_sound(certificate: dict[str, Any]) -> bool:
+def read_certificate(path: Path) -> dict[str, Any]:
+    """Read a certificate whose verdicts support its σ.
+
+    Raises:
+        ValueError: if the file is corrupt, lacks a direction, or is a partial certificate.
+        FileNotFoundError: if there is none.
+    """
+    try:
+        certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        partial = str(certificate.get("what", "")).startswith("partial certificate")
+        problem = None if partial else _problem(certificate)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem is None and partial:
+        raise ValueError(
+            f"{path}: not a certificate but a partial one, which states no noise multiplier "
+            f"({certificate.get('progress')}); complete it with the call that began it"
+        )
+    if problem:
+        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
+    return certificate
+
+
+def _problem(certificate: dict[str, Any]) -> str | None:
     rows, request = certificate["grid"], certificate["request"]
     for row in rows:
+        for direction in ("remove", "add"):
+            if not isinstance(row.get(direction), dict):
+                return f"σ = {row['noise_multiplier']} has no verdict in the {direction} direction"
         if row["accepted"]:
             for direction in ("remove", "add"):
-                if row[direction]["samples"] != request["samples"]:
-                    return False
-                if not row[direction]["mean"] <= request["threshold"]:
-                    return False
-    noise = chosen_noise(rows, certificate["ceiling"]["noise_multiplier"])
-    return bool(noise == certificate["noise_multiplier"])
+                side = row[direction]
+                if side["accepted"] is not True or side["samples"] != request["samples"]:
+                    return f"the {direction} direction was not verified with all samples"
+                if not side["mean"] <= request["threshold"]:
+                    return f"the mean in the {direction} direction is above the threshold"
+    noises = [row["noise_multiplier"] for row in rows]
+    ceiling = certificate["ceiling"]["noise_multiplier"]
+    if noises != sorted(noises) or any(not 0.0 < noise < ceiling for noise in noises):
+        return "its grid does not ascend below its ceiling"
+    if chosen_noise(rows, ceiling) != certificate["noise_multiplier"]:
+        return "its verdicts do not support its noise multiplier"
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -110,6 +111,7 @@ def overall_delta(threshold: float, samples: int) -> Verdict:
     return Verdict(samples, threshold, violated, q, delta)
 
 
+@functools.lru_cache(maxsize=64)
 def samples_needed(delta: float, threshold: float | None = None) -> Verdict:
     """The least s whose :func:`overall_delta` is at most δ, for δ' = ``threshold`` (δ/2).
 

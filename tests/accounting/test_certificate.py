@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.certificate import (
-    STEP,
-    certify_noise,
-    declare_grid,
-    verify_grid,
-)
+from dptrain.accounting.certificate import certify_noise
+from dptrain.accounting.declaration import STEP, declare_grid
 from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import MinSepLosses
 from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
+from tests.oracles.verdict_rows import verify_grid
 
 # One step, always taken: N(1, σ²) against N(0, σ²), whose δ is known in closed form.
 GAUSSIAN = MinSepLosses(
@@ -42,9 +39,7 @@ def sampled_delta(epsilon: float, sigma: float) -> float:
 
 
 def verdicts(sigmas: list[float], verdict: Verdict, seed: int = 1, epsilon: float = 1.0) -> list:
-    return verify_grid(
-        GAUSSIAN, sigmas, epsilon=epsilon, verdict=verdict, seed=seed, threads=1, progress=False
-    )
+    return verify_grid(GAUSSIAN, sigmas, epsilon=epsilon, verdict=verdict, seed=seed)
 
 
 def test_clear_cases_are_decided_rightly() -> None:
@@ -116,7 +111,7 @@ def test_certificate_is_json_and_independent_of_threads() -> None:
 
 
 def test_the_estimate_and_the_verification_share_no_stream() -> None:
-    from dptrain.accounting import certificate as module
+    from dptrain.accounting import verification as module
 
     assert module.ESTIMATE != module.VERIFY
     states = {

@@ -9,7 +9,6 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dptrain.accounting.certificate import verify_grid
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import MinSepLosses
@@ -19,6 +18,7 @@ from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Identity, Strategy
 from tests.oracles import enumeration as oracle
 from tests.oracles import quadrature
+from tests.oracles.verdict_rows import verify_grid
 
 TAIL = 1e-9  # one-sided 6 standard deviations
 
@@ -44,9 +44,7 @@ def accepted(law: MinSepLosses, sigma: float, epsilon: float, rule: Verdict, rep
     """How many of ``repeats`` verifications with seeds 0, 1, … accept σ."""
     total = 0
     for seed in range(repeats):
-        (row,) = verify_grid(
-            law, [sigma], epsilon=epsilon, verdict=rule, seed=seed, threads=1, progress=False
-        )
+        (row,) = verify_grid(law, [sigma], epsilon=epsilon, verdict=rule, seed=seed)
         total += row["accepted"]
     return total
 
@@ -97,9 +95,7 @@ def test_a_rejected_noise_level_bars_all_smaller_ones() -> None:
     sigmas = [gaussian_sigma(0.5, d) for d in (0.2, 0.14, 0.11, 0.1, 0.09, 0.08)]
     patterns = set()
     for seed in range(40):
-        rows = verify_grid(
-            law, sigmas, epsilon=0.5, verdict=rule, seed=seed, threads=1, progress=False
-        )
+        rows = verify_grid(law, sigmas, epsilon=0.5, verdict=rule, seed=seed)
         flags = [row["accepted"] for row in rows]
         patterns.add(tuple(flags))
         assert flags == sorted(flags)
