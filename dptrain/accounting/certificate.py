@@ -89,8 +89,8 @@ def certify_noise(
 
     Raises:
         ValueError: if ε or δ is out of range, or a file is corrupt or belongs to something else.
-        KeyboardInterrupt: if interrupted; it says where the samples are kept, or that they are
-            lost because neither ``cache`` nor ``partial`` names a place.
+        KeyboardInterrupt: if interrupted while verifying; it says where the samples are kept, or
+            that they are lost because neither ``cache`` nor ``partial`` names a place.
     """
     request = request_of(simulation, epsilon, delta)
     directory = None if cache is None else Path(cache)
