@@ -119,7 +119,7 @@ class Replicas:
         return products / self._sigma**2
 
     def _weights(self, t: int) -> list[Array]:
-        """Entry j: weight of j participations at step t in each state (0 if fewer are available)."""
+        """Entry j: weight of j participations at step t in each state (0 if fewer are free)."""
         p, gram = self._law.probability, self._gram(t)
         overlap = self._barred[:, : max(gram.size - 1, 0)] @ gram[1:]
         weights = []

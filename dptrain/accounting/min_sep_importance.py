@@ -1,0 +1,303 @@
+"""The default accountant for b-min-sep sampling: importance sampling below a proven bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.accounting.accountant import Accountant, Cost, Profile
+from dptrain.accounting.certificate import fresh_seed
+from dptrain.accounting.declaration import package_version
+from dptrain.accounting.deterministic import LARGEST_SIGMA, SMALLEST_SIGMA
+from dptrain.accounting.min_sep import min_sep_law, min_sep_refusal
+from dptrain.accounting.min_sep_renyi import MinSepRenyiCurve
+from dptrain.accounting.min_sep_tilted import TiltedMinSep, WeightedTerms
+from dptrain.accounting.search import least_scale
+from dptrain.accounting.simulation import DIRECTIONS, chunks, default_threads
+from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.verify import upper_confidence
+from dptrain.accounting.weighted_verdicts import Rule, verify_points
+from dptrain.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+
+Array = npt.NDArray[np.float64]
+
+METHOD = 1  # raise it when the meaning of a certificate changes
+STEP = 1.01
+ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
+# Points of the declared grid, from the most private one: the last is where the estimate was.
+_OFFSETS = (4, 2, 1, 0)
+# 1 % a step: a factor of 20,000 in all.
+_DEEPEST = 1000
+_ROUGH_SAMPLES = 16_384
+_PROFILE_POINTS, _PROFILE_SAMPLES = 24, 20_000
+_DEEP = 1e-290
+
+_Both = dict[str, WeightedTerms]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepImportance(Accountant):
+    """Certifies b-min-sep sampling, bands ≤ min_sep, with few weighted samples.
+
+    δ(ε) is the mean of terms that never exceed a proven bound M (:class:`TiltedMinSep`): so many
+    samples are needed as M/δ says, not 1/δ. Statements and their failure are those of
+    ``certify_noise``: a grid is declared, fresh samples verify it from its most private point on,
+    and the answer is wrong only if one event of probability q happened.
+
+    Args:
+        seed: of all streams; by default 128 fresh bits a call. It must not depend on the data.
+        failure_probability: chance q over the accountant's draws that a statement of kind
+            CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false. In :meth:`calibrate` q is a
+            thousandth of δ and part of it.
+        max_samples: refuse jobs with more samples a direction and point than this.
+        threads: threads; by default all cores. The results do not depend on it.
+        progress: whether to show progress bars (after two seconds).
+
+    Raises:
+        ValueError: if an option is out of range.
+    """
+
+    seed: int | None = None
+    failure_probability: float = 1e-6
+    max_samples: int = 10**8
+    threads: int | None = None
+    progress: bool = True
+
+    name = "b-min-sep importance sampling"
+    kind = Kind.CONFIDENCE
+
+    def __post_init__(self) -> None:
+        for option in ("max_samples", "threads"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{option}={value}: must be at least 1")
+        if not 0.0 < self.failure_probability < 1.0:
+            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must not be negative")
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""
+        return min_sep_refusal(mechanism)
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Minutes at most at the usual δ."""
+        return Cost.MINUTES
+
+    def curve(self, mechanism: MatrixMechanism) -> MinSepRenyiCurve:
+        """The deterministic bounds that the samples refine.
+
+        Raises:
+            ValueError: if the mechanism is refused.
+        """
+        if reason := self.refusal(mechanism):
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        return MinSepRenyiCurve(min_sep_law(mechanism))
+
+    @property
+    def _threads(self) -> int:
+        return self.threads or default_threads()
+
+    def _terms(self, curve: MinSepRenyiCurve, sigma: float, epsilon: float) -> _Both:
+        tilted = TiltedMinSep(curve, sigma)
+        return {"remove": tilted.remove(epsilon), "add": tilted.add(epsilon)}
+
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
+
+        The run is (ε, δ_v + q(1-δ_v))-DP with q = δ/1000 and δ_v such that this is δ: see
+        ``certify_noise`` for why q counts once. The grid's top is a σ at which the deterministic
+        bounds show (ε, δ_v).
+
+        Raises:
+            ValueError: if the mechanism is refused, ε or δ is out of range, or it takes more than
+                ``max_samples``.
+        """
+        check_epsilon(epsilon)
+        check_delta(delta, mechanism.scheme)
+        curve, seed = self.curve(mechanism), fresh_seed(self.seed)
+        failure = delta / 1000.0
+        violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
+        rule = Rule(violated, failure, self.max_samples)
+        top = least_scale(
+            lambda sigma: math.log(max(curve.epsilon(sigma, violated), 1e-300) / epsilon),
+            start=1.0, relative_tolerance=1e-3, smallest=SMALLEST_SIGMA, largest=LARGEST_SIGMA,
+        )  # fmt: skip
+        if top is None:
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is out of reach even at σ = {LARGEST_SIGMA:g}"
+            )
+        certain = top
+
+        def terms_at(exponent: float) -> _Both:
+            return self._terms(curve, certain / STEP**exponent, epsilon)
+
+        depth = self._deepest(terms_at, rule, [seed, ESTIMATE], _DEEPEST)
+        rows = self._verify(terms_at, depth, rule, [seed, VERIFY])
+        accepted = [row["point"] for row in rows if row["accepted"]]
+        sigma = certain / STEP ** (accepted[-1] if accepted else 0)
+        certificate = {
+            **self._evidence(curve, rule, seed, rows),
+            "epsilon": epsilon,
+            "delta_proved": violated + failure * (1.0 - violated),
+            "ceiling": certain,
+            "noise_multiplier": sigma,
+        }
+        note = (
+            "The noise level was chosen and verified by simulation before training; δ includes the "
+            f"chance of a wrong verdict, {failure:.2g}, for this one attempt, and each further "
+            "attempt would add as much"
+        )
+        return statement(
+            mechanism.with_noise(sigma),
+            self,
+            epsilon=epsilon,
+            delta=delta,
+            notes=(note,),
+            kind=Kind.VERIFIED,
+            certificate=certificate,
+        )
+
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The least ε of a declared grid that the samples support at δ: kind CONFIDENCE.
+
+        False with probability at most ``failure_probability``; the grid's top is the deterministic
+        ε and needs no verdict.
+
+        Raises:
+            ValueError: if the mechanism is refused, δ not in (0, 1), or it takes more than
+                ``max_samples``.
+        """
+        check_delta(delta, mechanism.scheme)
+        curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
+        if sigma == 0.0:
+            note = "there is no noise, hence no privacy"
+            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+        top = curve.epsilon(sigma, delta)
+        rule = Rule(delta, self.failure_probability, self.max_samples)
+        tilted, seed = TiltedMinSep(curve, sigma), fresh_seed(self.seed)
+
+        def epsilon_at(depth: float) -> float:
+            return float(top / STEP**depth)
+
+        def terms_at(depth: float) -> _Both:
+            at = epsilon_at(depth)
+            return {"remove": tilted.remove(at), "add": tilted.add(at)}
+
+        rows = []
+        if top > 0.0:
+            depth = self._deepest(terms_at, rule, [seed, ESTIMATE], _DEEPEST)
+            rows = self._verify(terms_at, depth, rule, [seed, GUARANTEE])
+        accepted = [row["point"] for row in rows if row["accepted"]]
+        certificate = {
+            **self._evidence(curve, rule, seed, rows),
+            "noise_multiplier": sigma,
+            "ceiling": top,
+        }
+        note = (
+            "The statement about this fixed mechanism is false with probability at most "
+            f"{self.failure_probability:.2g} over the accountant's own simulation"
+        )
+        epsilon = epsilon_at(accepted[-1]) if accepted else top
+        return statement(
+            mechanism, self, epsilon=epsilon, delta=delta, notes=(note,), certificate=certificate
+        )
+
+    def _deepest(
+        self, terms_at: Callable[[float], _Both], rule: Rule, seed: list[int], most: int
+    ) -> int:
+        """How many steps of 1 % (≤ ``most``) an estimate goes from the top; no proof."""
+
+        def passes(depth: int) -> bool:
+            both = terms_at(depth)
+            for side, direction in enumerate(DIRECTIONS):
+                terms = both[direction]
+                if terms.ceiling <= rule.violated:
+                    continue
+                planned = rule.samples(terms.ceiling)
+                mean = self._mean(terms, min(planned, _ROUGH_SAMPLES), [*seed, depth, side])
+                if mean > rule.threshold(terms.ceiling, planned):
+                    return False
+            return True
+
+        low, high = 0, 8
+        while high < most and passes(high):
+            low, high = high, high * 2
+        high = min(high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if passes(middle) else (low, middle)
+        return low
+
+    def _mean(self, terms: WeightedTerms, samples: int, seed: list[int]) -> float:
+        total = sum(
+            float(block.sum())
+            for block in chunks(
+                terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=self._threads
+            )
+        )
+        return total / samples
+
+    def _verify(
+        self, terms_at: Callable[[float], _Both], depth: int, rule: Rule, seed: list[int]
+    ) -> list[dict[str, Any]]:
+        points = sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
+        return verify_points(
+            points, terms_at, rule, seed=seed, threads=self._threads, progress=self.progress,
+            label="certify",
+        )  # fmt: skip
+
+    def _evidence(
+        self, curve: MinSepRenyiCurve, rule: Rule, seed: int, rows: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {
+            "method": {"name": self.name, "version": METHOD},
+            "law": curve.law.to_dict(),
+            "seed": str(seed),
+            "violated": rule.violated,
+            "failure_probability": rule.failure,
+            "step": STEP,
+            "grid": rows,
+            "package": package_version(),
+        }
+
+    def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+        """Upper confidence values of δ(ε): all of them hold at once except with probability q.
+
+        Sampled at 24 points of the grid at most; between them a value at a smaller ε and the
+        deterministic bounds count.
+
+        Raises:
+            ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
+        """
+        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
+            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
+        if (np.diff(grid) < 0).any():
+            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
+        if sigma == 0.0:
+            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+        values = np.stack(curve.delta(sigma, grid))
+        chosen = np.unique(np.linspace(0, grid.size - 1, _PROFILE_POINTS).round().astype(int))
+        share = self.failure_probability / (2 * chosen.size)
+        tilted, seed = TiltedMinSep(curve, sigma), fresh_seed(self.seed)
+        for index in chosen.tolist():
+            both = {"remove": tilted.remove(grid[index]), "add": tilted.add(grid[index])}
+            for side, direction in enumerate(DIRECTIONS):
+                terms = both[direction]
+                if terms.ceiling < _DEEP:
+                    continue  # the deterministic value is as good
+                stream = [seed, PROFILE, index, side]
+                mean = self._mean(terms, _PROFILE_SAMPLES, stream) / terms.ceiling
+                mean = min(mean * (1.0 + 1e-12), 1.0)
+                upper = terms.ceiling * upper_confidence(mean, _PROFILE_SAMPLES, share)
+                values[side, index] = min(values[side, index], upper)
+        values = np.minimum.accumulate(values, axis=1)
+        return Profile(grid, values[0], values[1], self.kind, self.name)

@@ -1,0 +1,117 @@
+"""Verdicts from weighted samples: terms in [0, M] whose mean bounds δ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tqdm.auto import tqdm
+
+from dptrain.accounting.min_sep_tilted import WeightedTerms
+from dptrain.accounting.simulation import DIRECTIONS, chunks
+from dptrain.accounting.verify import largest_threshold
+
+
+class Rule(NamedTuple):
+    """When a direction's terms are accepted.
+
+    Attributes:
+        violated: δ_v, the δ that a rejected mechanism may have and an accepted one should not.
+        failure: q, the chance that a mechanism whose δ exceeds δ_v is accepted.
+        most: samples a direction at most.
+    """
+
+    violated: float
+    failure: float
+    most: int
+
+    def samples(self, ceiling: float) -> int:
+        """Enough for a threshold near .9 δ_v, or what ``most`` or 65,536 samples allow.
+
+        With fewer than about 4 log(1/q) M/δ_v the threshold falls below half of δ_v.
+
+        Raises:
+            ValueError: if that takes more than ``most``.
+        """
+        scale = -math.log(self.failure) * ceiling / self.violated
+        least = math.ceil(5.0 * scale) + 1
+        if least > self.most:
+            raise ValueError(
+                f"delta={self.violated:g}: {least:.3g} samples a direction are needed, above "
+                f"max_samples={self.most}; raise max_samples, or use a larger δ"
+            )
+        return min(max(least, min(math.ceil(200.0 * scale), 65_536)), self.most)
+
+    def threshold(self, ceiling: float, samples: int) -> float:
+        """The largest mean of that many terms in [0, ceiling] that is accepted."""
+        return ceiling * largest_threshold(self.violated / ceiling, samples, self.failure)
+
+
+def judge(
+    terms: WeightedTerms,
+    rule: Rule,
+    *,
+    samples: int | None = None,
+    seed: Sequence[int],
+    threads: int,
+    progress: Callable[[int], object],
+) -> dict[str, Any]:
+    """One direction's verdict, as a JSON-ready row; stops early where it can only be a rejection.
+
+    A ceiling of at most δ_v needs no samples.
+    """
+    row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
+    if terms.ceiling <= rule.violated:
+        return {**row, "threshold": rule.violated, "accepted": True}
+    wanted = samples or rule.samples(terms.ceiling)
+    threshold = rule.threshold(terms.ceiling, wanted)
+    total, used = 0.0, 0
+    for block in chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=wanted, threads=threads):
+        # The factor covers the rounding of the sum, on the side of rejection.
+        total += float(block.sum()) * (1.0 + 1e-12)
+        used += block.size
+        progress(block.size)
+        if total > wanted * threshold:
+            break
+    accepted = used == wanted and total <= wanted * threshold
+    mean = total / used
+    return {**row, "samples": used, "mean": mean, "threshold": threshold, "accepted": accepted}
+
+
+Point = Callable[[float], dict[str, WeightedTerms]]
+
+
+def verify_points(
+    points: Sequence[float],
+    terms_at: Point,
+    rule: Rule,
+    *,
+    seed: Sequence[int],
+    threads: int,
+    progress: bool,
+    label: str,
+) -> list[dict[str, Any]]:
+    """Verdicts for points from the most to the least private, up to the first rejection.
+
+    Accepted is a point whose two directions are; the last one accepted is the answer. If a point
+    is not (ε, δ_v)-private, the first such one is accepted with probability ≤ q (it violates one
+    direction, whose terms are independent), and nothing after it can be the answer unless it is.
+    """
+    rows = []
+    with tqdm(desc=label, unit="sample", unit_scale=True, disable=not progress, delay=2.0) as bar:
+        for number, point in enumerate(points):
+            terms = terms_at(point)
+            row: dict[str, Any] = {"point": point, "remove": None, "add": None, "accepted": True}
+            for side, direction in enumerate(DIRECTIONS):
+                row[direction] = judge(
+                    terms[direction], rule, seed=[*seed, number, side], threads=threads,
+                    progress=bar.update,
+                )  # fmt: skip
+                row["accepted"] = row[direction]["accepted"]
+                if not row["accepted"]:
+                    break
+            rows.append(row)
+            if not row["accepted"]:
+                break
+    return rows

@@ -1,0 +1,249 @@
+"""b-min-sep without simulation, and importance sampling, against enumeration and known δ."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from dptrain.accounting import gaussian
+from dptrain.accounting.min_sep_importance import MinSepImportance
+from dptrain.accounting.min_sep_jensen import availability, best_linear_loss, linear_loss
+from dptrain.accounting.min_sep_law import MinSepLaw
+from dptrain.accounting.min_sep_loss import log_ratio
+from dptrain.accounting.min_sep_renyi import MinSepRenyi, MinSepRenyiCurve
+from dptrain.accounting.min_sep_replicas import Replicas, largest_order
+from dptrain.accounting.min_sep_tilted import TiltedMinSep
+from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import MinSep, Poisson
+from dptrain.strategies import BSR, Identity
+from dptrain.testing import AccountantContract
+
+
+def law_of(c, p, b, n, warm) -> MinSepLaw:
+    return MinSepLaw(
+        coefficients=np.asarray(c, float), probability=p, min_sep=b, steps=n, warm_start=warm
+    )
+
+
+def patterns(law: MinSepLaw) -> tuple[np.ndarray, np.ndarray]:
+    """Every participation vector with its probability, walked from the definition."""
+    found: dict[tuple[int, ...], float] = {}
+    b, p = law.min_sep, law.probability
+    starts = {0: 1.0}
+    if law.warm_start:
+        total = 1.0 + (b - 1) * p
+        starts = {s: (1.0 if s == 0 else p) / total for s in range(b)}
+    for coins in itertools.product((0, 1), repeat=law.steps):
+        for barred, weight in starts.items():
+            chance, wait, x = weight, barred, []
+            for coin in coins:
+                chance *= p if coin else 1.0 - p
+                x.append(int(coin and wait == 0))
+                wait = b - 1 if x[-1] else max(wait - 1, 0)
+            key = tuple(x)
+            found[key] = found.get(key, 0.0) + chance
+    return np.array(list(found)), np.array(list(found.values()))
+
+
+def strategy_matrix(law: MinSepLaw) -> np.ndarray:
+    c = np.zeros((law.steps, law.steps))
+    for k, value in enumerate(law.coefficients):
+        c += value * np.eye(law.steps, k=-k)
+    return c
+
+
+LAWS = [
+    law_of([1.0, 0.5, 0.3], 0.3, 3, 7, True),
+    law_of([1.0, 0.5, 0.3], 0.3, 4, 7, False),
+    law_of([1.0, 0.7], 1.0, 3, 7, True),
+    law_of([0.8], 0.2, 1, 6, True),
+    law_of([1.0, 0.4, 0.2, 0.1], 0.5, 4, 3, True),
+]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("order", [2, 3])
+def test_moment_equals_the_sum_over_all_tuples_of_patterns(law, order) -> None:
+    x, chance = patterns(law)
+    shifts = x @ strategy_matrix(law).T
+    gram = shifts @ shifts.T / 1.3**2
+    total = 0.0
+    for chosen in itertools.product(range(len(x)), repeat=order):
+        overlap = sum(gram[k, m] for k, m in itertools.combinations(chosen, 2))
+        total += float(np.prod(chance[list(chosen)])) * math.exp(overlap)
+    assert Replicas(law, 1.3, order).log_moment == pytest.approx(math.log(total), rel=1e-10)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_drawn_counts_have_the_tilted_law(law) -> None:
+    x, chance = patterns(law)
+    shifts = x @ strategy_matrix(law).T
+    weight = chance[:, None] * chance * np.exp(shifts @ shifts.T / 1.3**2)
+    weight /= weight.sum()
+    expected: dict[tuple[int, ...], float] = {}
+    for i, j in itertools.product(range(len(x)), repeat=2):
+        key = tuple(x[i] + x[j])
+        expected[key] = expected.get(key, 0.0) + weight[i, j]
+    size = 40_000
+    drawn = Replicas(law, 1.3, 2).draw(np.random.default_rng(5), size)
+    keys, seen = np.unique(drawn.T, axis=0, return_counts=True)
+    counts = {tuple(key): int(number) for key, number in zip(keys.tolist(), seen, strict=True)}
+    assert set(counts) <= set(expected)
+    for key, p in expected.items():
+        # 6 sigma, Bernstein's form for rare ones.
+        allowed = 6 * math.sqrt(size * p * (1 - p)) + 12
+        assert abs(counts.get(key, 0) - size * p) <= allowed, key
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_linear_loss_is_never_below_the_loss(law) -> None:
+    """Pointwise, for any other sampling rate: the inequality itself, not its expectation."""
+    y = np.random.default_rng(2).standard_normal((law.steps, 500)) * 3.0
+    loss = -log_ratio(law, 1.1, y)
+    for rate in [law.probability] if law.probability == 1.0 else [0.05, 0.3, 0.9]:
+        linear = linear_loss(law, 1.1, rate)
+        assert (linear.nu - linear.direction @ y / 1.1 >= loss - 1e-9).all()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_availability_by_enumeration(law) -> None:
+    x, chance = patterns(law)
+    taking = law.probability * availability(law, law.probability)
+    np.testing.assert_allclose(taking, chance @ x, rtol=1e-12)
+
+
+# δ by the Poisson PLD: b = 1 and one band is Poisson sampling.
+KNOWN = MatrixMechanism(
+    scheme=Poisson(probability=0.1, dataset_size=1000, steps=20),
+    strategy=Identity(),
+    noise_multiplier=1.2,
+)
+AS_MIN_SEP = law_of([1.0], 0.1, 1, 20, True)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.5, 3.0])
+def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon) -> None:
+    profile = PoissonPLD().profile(KNOWN, [epsilon])
+    tilted = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2)
+    rng = np.random.default_rng(7)
+    for terms, known in (
+        (tilted.remove(epsilon), profile.remove[0]),
+        (tilted.add(epsilon), profile.add[0]),
+    ):
+        drawn = np.concatenate([terms.draw(rng, 4096) for _ in range(10)])
+        assert drawn.min() >= 0.0
+        assert drawn.max() <= terms.ceiling * (1 + 1e-9)
+        assert terms.ceiling >= known
+        error = drawn.std() / math.sqrt(drawn.size)
+        assert abs(drawn.mean() - known) <= 6 * error + 1e-5 * known  # 6 sigma and the PLD's grid
+
+
+def test_deep_delta_is_seen_by_a_few_samples() -> None:
+    """δ = 3e-8: plain terms would all be 0; the weighted mean is right within 6 sigma and 10 %."""
+    epsilon = 6.0
+    known = PoissonPLD().profile(KNOWN, [epsilon]).remove[0]
+    assert known < 1e-6
+    terms = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2).remove(epsilon)
+    rng = np.random.default_rng(8)
+    drawn = np.concatenate([terms.draw(rng, 4096) for _ in range(20)])
+    error = drawn.std() / math.sqrt(drawn.size)
+    assert error < 0.02 * known
+    assert abs(drawn.mean() - known) < 6 * error + 1e-4 * known
+
+
+def test_deterministic_bounds_are_above_a_known_profile() -> None:
+    grid = np.array([0.2, 0.5, 1.0, 2.0, 4.0])
+    known = PoissonPLD().profile(KNOWN, grid)
+    remove, add = MinSepRenyiCurve(AS_MIN_SEP).delta(1.2, grid)
+    assert (remove >= known.remove * (1 - 1e-5)).all()
+    assert (add >= known.add * (1 - 1e-5)).all()
+    assert (remove <= gaussian.delta(grid, math.sqrt(20) / 1.2)).all()
+
+
+def test_false_claims_are_rare() -> None:
+    """A threshold rule at q = .2 on a mechanism that violates it: ≤ q of 100 seeds accept."""
+    from dptrain.accounting.weighted_verdicts import Rule, judge
+
+    epsilon = 1.5
+    known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])
+    terms = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2).remove(epsilon)
+    rule = Rule(known * 0.999, 0.2, 10**6)
+    accepted = sum(
+        judge(terms, rule, samples=256, seed=[seed], threads=1, progress=lambda _: None)["accepted"]
+        for seed in range(100)
+    )
+    assert accepted <= 100 * 0.2 + 6 * math.sqrt(100 * 0.2 * 0.8)
+
+
+def test_largest_order_respects_memory_and_numbers() -> None:
+    wide = law_of([1.0], 0.1, 5000, 10_000, True)
+    assert largest_order(wide, 1.0) == 1
+    assert largest_order(AS_MIN_SEP, 1.0) == 8
+    assert largest_order(AS_MIN_SEP, 0.05) == 1
+
+
+def mechanism(sigma=2.0):
+    scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=24)
+    return MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=sigma)
+
+
+class TestMinSepRenyi(AccountantContract):
+    def accountant(self):
+        return MinSepRenyi()
+
+    def mechanism(self):
+        return mechanism()
+
+    def refused_mechanism(self):
+        return MatrixMechanism(
+            scheme=self.mechanism().scheme, strategy=BSR(bands=5), noise_multiplier=1.0
+        )
+
+
+class TestMinSepImportance(AccountantContract):
+    """Seeds are fixed: what passes once passes always."""
+
+    simulated = True
+    delta = 1e-6
+    deepest_delta = 1e-9
+
+    def accountant(self):
+        return MinSepImportance(seed=11, progress=False)
+
+    def mechanism(self):
+        return mechanism()
+
+    def refused_mechanism(self):
+        return MatrixMechanism(
+            scheme=self.mechanism().scheme, strategy=BSR(bands=5), noise_multiplier=1.0
+        )
+
+
+def test_certified_values_lie_between_the_truth_and_the_deterministic_bound() -> None:
+    scheme = MinSep(probability=0.1, min_sep=1, dataset_size=1000, steps=20)
+    same = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.2)
+    accountant = MinSepImportance(seed=3, progress=False)
+    truth = PoissonPLD().guarantee(same, delta=1e-6).epsilon
+    found = accountant.guarantee(same, delta=1e-6)
+    assert truth <= found.epsilon <= MinSepRenyi().guarantee(same, delta=1e-6).epsilon
+    assert found.epsilon <= 1.1 * truth
+    needed = PoissonPLD().calibrate(same, epsilon=2.0, delta=1e-6).noise_multiplier
+    certified = accountant.calibrate(same, epsilon=2.0, delta=1e-6)
+    assert needed <= certified.noise_multiplier <= 1.1 * needed
+    most = max(row["remove"]["samples"] for row in certified.certificate["grid"])
+    assert most * 10 < 1.23e8  # plain terms need 123 million at this δ
+    assert accountant.guarantee(same, delta=1e-6) == found
+
+
+def test_bad_options() -> None:
+    for option in ({"max_samples": 0}, {"threads": 0}, {"failure_probability": 1.0}, {"seed": -1}):
+        with pytest.raises(ValueError, match=next(iter(option))):
+            MinSepImportance(**option)
+    with pytest.raises(ValueError, match="max_samples=10"):
+        MinSepImportance(max_samples=10, seed=1).guarantee(mechanism(), delta=1e-6)
+    linear = best_linear_loss(AS_MIN_SEP, 1.2, 1.0)
+    assert linear.xi > 0
