@@ -9,7 +9,7 @@ from typing import Any
 
 from dptrain.accounting import certificate_cache
 from dptrain.accounting.declaration import Declaration, ceiling_of, request_of
-from dptrain.accounting.estimate_noise import estimate_noise
+from dptrain.accounting.estimate_noise import Gather, alone, estimate_noise
 from dptrain.accounting.partial_certificate import PartialCertificate
 from dptrain.accounting.simulation import Simulation, default_threads
 from dptrain.accounting.verification import ESTIMATE, VERIFY, verify_chunks
@@ -135,9 +135,15 @@ def certify_noise(
 
 
 def declare(
-    simulation: Simulation, request: dict[str, Any], seed: int, threads: int, progress: bool
+    simulation: Simulation,
+    request: dict[str, Any],
+    seed: int,
+    threads: int,
+    progress: bool,
+    share: tuple[int, int] = (0, 1),
+    gather: Gather = alone,
 ) -> Declaration:
-    """Estimate σ, and declare the grid around it."""
+    """Estimate σ (processes may share that), and declare the grid around it."""
     guess = estimate_noise(
         simulation,
         epsilon=request["epsilon"],
@@ -146,6 +152,8 @@ def declare(
         seed=seed,
         threads=threads,
         progress=progress,
+        share=share,
+        gather=gather,
     )
     return Declaration.of(simulation, request, seed=seed, estimate=guess)
 

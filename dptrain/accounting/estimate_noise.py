@@ -18,6 +18,11 @@ Array = npt.NDArray[np.float64]
 Gather = Callable[[list[list[int]]], list[list[list[int]]]]
 
 
+def alone(sums: list[list[int]]) -> list[list[list[int]]]:
+    """What a single process gathers."""
+    return [sums]
+
+
 def estimate_noise(
     simulation: Simulation,
     *,
@@ -28,7 +33,7 @@ def estimate_noise(
     threads: int,
     progress: bool,
     share: tuple[int, int] = (0, 1),
-    gather: Gather = lambda sums: [sums],
+    gather: Gather = alone,
 ) -> float:
     """A σ whose δ(ε) is near ``target``: proves nothing, only centres the grid.
 
@@ -42,14 +47,14 @@ def estimate_noise(
         index, count = share
         chunks = -(-samples // lanes)
         first, end = index * chunks // count, (index + 1) * chunks // count
-        own = min(end * lanes, samples) - first * lanes
+        own = max(0, min(end * lanes, samples) - first * lanes)
         totals = [[0] * len(sigmas) for _ in DIRECTIONS]
         with tqdm(
             total=2 * own, desc="estimate σ", unit="sample", unit_scale=True,
             disable=not progress, delay=2.0, leave=False,
         ) as bar:  # fmt: skip
             for block in loss_chunks(
-                simulation, sigmas, "both", seed=[seed, ESTIMATE, label], samples=max(own, 0),
+                simulation, sigmas, "both", seed=[seed, ESTIMATE, label], samples=own,
                 threads=threads, first_chunk=first,
             ):  # fmt: skip
                 sums = exact_sums(hockey_stick(block, epsilon))

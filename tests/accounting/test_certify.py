@@ -1,0 +1,217 @@
+"""Certificates made by several processes: with a network, without one, interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from dptrain.accounting import certificate_cache
+from dptrain.accounting.certify import main, read_mechanism
+from dptrain.accounting.certify_group import _attempt, _opened
+from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.partial_certificate import PartialCertificate
+from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import MinSep, Poisson, Shuffled
+from dptrain.strategies import BandMF
+
+ROOT = pathlib.Path(__file__).parents[2]
+MECHANISM = MatrixMechanism(
+    scheme=MinSep(probability=0.2, min_sep=4, steps=20, dataset_size=40),
+    strategy=BandMF(bands=3, coefficients=(1.0, 0.6, 0.4)),
+    noise_multiplier=1.0,
+)
+EPSILON, DELTA = 1.0, 0.002  # seven chunks of samples
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "mechanism.json"
+    path.write_text(MECHANISM.to_json())
+    return path
+
+
+def arguments(file: pathlib.Path, out: pathlib.Path, *more: str) -> list[str]:
+    target = ["--epsilon", str(EPSILON), "--delta", str(DELTA), "--no-progress"]
+    return [str(file), *target, "--out", str(out), *more]
+
+
+def single(directory: pathlib.Path) -> dict[str, Any]:
+    """The certificate of calibrate in one process, seed 3, one thread."""
+    accountant = MinSepMonteCarlo(seed=3, progress=False, threads=1, cache=directory)
+    found = accountant.calibrate(MECHANISM, epsilon=EPSILON, delta=DELTA)
+    assert found.certificate is not None
+    return found.certificate
+
+
+def only_file(directory: pathlib.Path) -> pathlib.Path:
+    (path,) = directory.iterdir()
+    return path
+
+
+def test_one_process_makes_what_calibration_finds(
+    tmp_path: pathlib.Path, file: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(arguments(file, out, "--seed", "3")) == 0
+    said = capsys.readouterr().out
+    assert str(only_file(out)) in said
+    expected = single(tmp_path / "single")
+    assert f"σ = {expected['noise_multiplier']:.6g}" in said
+    # Another seed, and no time to simulate: what is found is the file.
+    reader = MinSepMonteCarlo(seed=99, progress=False, cache=out, max_samples=10**6)
+    found = reader.calibrate(MECHANISM, epsilon=EPSILON, delta=DELTA).certificate
+    assert found == expected
+    assert main(arguments(file, out, "--seed", "4")) == 0  # the one there is stays
+    assert single(out) == expected
+
+
+def test_shards_without_a_network_merge_to_the_same(
+    tmp_path: pathlib.Path, file: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = []
+    for index in (1, 2, 3):
+        out = tmp_path / f"part{index}"
+        assert main(arguments(file, out, "--seed", "3", "--shard", f"{index}/3")) == 0
+        parts.append(str(only_file(out)))
+        assert main(arguments(file, out, "--seed", "3", "--shard", f"{index}/3")) == 0  # done
+    done = tmp_path / "done"
+    capsys.readouterr()
+
+    def merged(*files: str) -> str:
+        status = main(["--merge", *files, "--out", str(done)])
+        caught = capsys.readouterr()
+        assert (status == 0) == (caught.err == "")
+        return caught.out + caught.err
+
+    assert "of shards 2/3" in merged(parts[0], parts[2])
+    assert "both contain chunks" in merged(parts[0], parts[1], parts[1])
+    assert "No such file" in merged(parts[0], str(tmp_path / "none.json"))
+    assert not done.exists()
+    assert "σ = " in merged(*parts[::-1])
+    assert single(done) == single(tmp_path / "single")
+    assert "not a usable partial certificate" in merged(str(only_file(done)))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--shard", "4/3"], "i/k"),
+        (["--shard", "1/3"], "same --seed"),
+        (["--device", "cuda"], "--device"),
+        (["--accountant", "nobody"], "unknown"),
+        (["--accountant", PoissonPLD.name], "needs no certificate"),
+        (["--delta", "0"], "delta=0"),
+        (["--delta", "nan"], "delta=nan"),
+        (["--epsilon", "-1"], "epsilon=-1"),
+        (["--seed", "-1"], "seed=-1"),
+    ],
+)
+def test_bad_arguments_are_refused(
+    tmp_path: pathlib.Path,
+    file: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    message: str,
+) -> None:
+    assert main(arguments(file, tmp_path / "out", *more)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
+
+
+def test_bad_mechanisms_are_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mechanism.json"
+
+    def refused() -> str:
+        assert main(arguments(path, tmp_path / "out")) == 2
+        return capsys.readouterr().err
+
+    assert "No such file" in refused()
+    path.write_text("{}")
+    assert "not a mechanism" in refused()
+    scheme = Shuffled(batch_size=4, dataset_size=40, epochs=2)
+    strategy = BandMF(bands=1, coefficients=(1.0,))
+    m = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    path.write_text(m.to_json())
+    assert "no accountant that simulates covers" in refused()
+    assert main(["--out", str(tmp_path)]) == 2
+    assert "mechanism: missing" in capsys.readouterr().err
+
+
+def test_mechanisms_in_yaml_without_noise(tmp_path: pathlib.Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    value = MECHANISM.to_dict()
+    path = tmp_path / "mechanism.yaml"
+    path.write_text(yaml.safe_dump({key: value[key] for key in ("scheme", "strategy")}))
+    assert read_mechanism(path) == MECHANISM
+
+
+def command(*words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_two_processes_on_a_network_make_the_certificate_of_one(
+    tmp_path: pathlib.Path, file: pathlib.Path
+) -> None:
+    out = tmp_path / "out"
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    run = command(
+        *torchrun, "-m", "dptrain.accounting.certify", *arguments(file, out, "--seed", "3")
+    )
+    said, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    assert said.count("certificate: ") == 1  # the first process alone reports
+    found = certificate_cache.read_certificate(only_file(out))
+    assert found == single(tmp_path / "single")
+
+
+def test_an_error_of_one_process_is_everybody_s() -> None:
+    def fails() -> int:
+        raise ValueError("no such thing")
+
+    boxes = [_attempt(lambda: 1), _attempt(fails), _attempt(lambda: 3)]
+    with pytest.raises(ValueError, match="process 1: no such thing"):
+        _opened(boxes)
+    assert _opened(boxes[::2]) == [1, 3]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_partial_certificate_that_is_continued(tmp_path: pathlib.Path) -> None:
+    # Long enough to be interrupted: 5e4 samples of 400 steps.
+    scheme = Poisson(probability=0.2, steps=400, dataset_size=40)
+    strategy = BandMF(bands=1, coefficients=(1.0,))
+    m = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    file, out = tmp_path / "mechanism.json", tmp_path / "out"
+    file.write_text(m.to_json())
+    run = command("dptrain.accounting.certify", *arguments(file, out, "--seed", "3"))
+    deadline = time.monotonic() + 60
+    while not (out.exists() and any(out.glob("partial-*.json"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "the same command continues" in errors
+    kept = PartialCertificate.load(only_file(out))
+    assert kept.samples < kept.declaration.samples
+    assert main(arguments(file, out, "--seed", "8")) == 0
+    certificate = json.loads(only_file(out).read_text())
+    assert certificate["seed"] == "3"
