@@ -76,17 +76,16 @@ class GaussianMixtures:
         Each is a dense array; a composition keeps less of it, so do not hold a thousand of them.
         """
         for means, weights in self._groups():
-            if means[-1] == 0.0:
-                nothing = LossDistribution(spacing, 0, np.zeros(1), 0.0)
-                yield from [nothing] * len(weights)
-                continue
             edges = _edges(means[-1] / sigma, _CELLS)
             for block in _blocks(weights, edges.size):
                 losses, p = _evaluate(edges, means / sigma, block, masses=True)
                 q = interval_masses(edges)
                 ends = _outside(edges, means / sigma, block, remove=remove)
-                for loss, mass, outside in zip(losses, p, ends, strict=True):
-                    if remove:
+                moved = (block[:, means > 0.0] > 0.0).any(axis=1)
+                for loss, mass, outside, moves in zip(losses, p, ends, moved, strict=True):
+                    if not moves:
+                        yield LossDistribution(spacing, 0, np.zeros(1), 0.0)
+                    elif remove:
                         yield _rounded(loss, mass, q, spacing, outside)
                     else:
                         yield _rounded(-loss[::-1], q[::-1], mass[::-1], spacing, outside)
@@ -163,9 +162,17 @@ def _evaluate(edges: Array, means: Array, weights: Array, *, masses: bool) -> tu
         exponent = x[:, None] * means - 0.5 * means**2
         losses[:, first : first + rows] = _log_sums(exponent, weights)
         if masses and x.size > 1:
-            table = interval_masses(x[:, None] - means)
+            table = _cell_masses(x[:, None] - means)
             p[:, first : first + rows - 1] = weights @ table.T
     return losses, p
+
+
+def _cell_masses(edges: Array) -> Array:
+    """:func:`interval_masses` along the first axis with a single Φ an edge, most of the work."""
+    tail = ndtr(-np.abs(edges))
+    low, high = tail[:-1], tail[1:]
+    across = (edges[:-1] < 0.0) & (edges[1:] > 0.0)
+    return np.asarray(np.where(across, 1.0 - low - high, np.abs(high - low)))
 
 
 def _log_sums(exponent: Array, weights: Array) -> Array:
