@@ -67,10 +67,9 @@ def _plan(bandwidth: int, largest: int) -> _Plan:
     first = counts[:, -1] == 0
     group_balls, group_counts = balls[first], counts[first, :-1]
     # A group is (m; newest, …, second oldest). Appending t to group (m - t; rest) gives the state
-    # (m; t, rest): mixed-radix keys, ascending in the order of the groups, find it.
-    radix = (largest + 1) ** np.arange(width - 1, -1, -1, dtype=np.int64)
-    group_keys = np.column_stack((group_balls, group_counts)) @ radix
-    source_keys = np.column_stack((balls - counts[:, 0], counts[:, 1:])) @ radix
+    # (m; t, rest): keys that ascend in the order of the groups find it.
+    group_keys = _keys(np.column_stack((group_balls, group_counts)))
+    source_keys = _keys(np.column_stack((balls - counts[:, 0], counts[:, 1:])))
     return _Plan(
         counts=counts,
         state_end=np.cumsum([len(piece) for piece in pieces]),
@@ -79,6 +78,12 @@ def _plan(bandwidth: int, largest: int) -> _Plan:
         group_counts=group_counts,
         group_end=np.searchsorted(group_balls, np.arange(largest + 1), side="right"),
     )
+
+
+def _keys(rows: Ints) -> npt.NDArray[np.bytes_]:
+    """A sortable key for every row, in lexicographic order; a number would overflow."""
+    digits = np.ascontiguousarray(rows.astype(">u4"))
+    return digits.view(f"S{digits.shape[1] * digits.itemsize}").ravel()
 
 
 def _lightest(bandwidth: int, bins: int, largest: int) -> int:
