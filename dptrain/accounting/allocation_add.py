@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 from scipy.special import gammainc, gammaincc, gammaln, logsumexp, ndtr
 
 from dptrain.accounting.deterministic import Array
+from dptrain.accounting.renyi import DIAGONAL_ORDERS, log_delta_from_renyi
+
+GAUSSIAN_OR_DIVERGENCES = "the least of a Gaussian loss and Rényi divergences"
 
 # Above c/σ = 10 the grids below are too coarse to be of use.
 _LARGEST_RATIO = 10.0
@@ -86,3 +90,35 @@ def add_orders(bins: int, ratio: float, largest: int) -> Array:
         total = logsumexp(np.concatenate((np.where(normal, chord, flat), [head, tail])))
         result[s + 1] = max(float(total) + _LOG_MOMENT_PAD, 0.0) / s
     return result
+
+
+@dataclasses.dataclass(frozen=True)
+class AddDivergences:
+    """Add-direction divergences of E independent copies of one pick out of t, at open σ.
+
+    Attributes:
+        bins: t.
+        norm: the largest shift c of a coordinate. A smaller one of some coordinates is a
+            post-processing: added noise.
+        epochs: E; divergences add.
+    """
+
+    bins: int
+    norm: float
+    epochs: int
+    _orders: dict[float, Array] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def _divergence(self, sigma: float) -> Array:
+        if sigma not in self._orders:
+            while len(self._orders) >= 12:
+                del self._orders[next(iter(self._orders))]
+            single = add_orders(self.bins, self.norm / sigma, DIAGONAL_ORDERS[0])
+            self._orders[sigma] = self.epochs * single
+        return self._orders[sigma]
+
+    def log_delta(self, sigma: float, epsilon: Array) -> Array:
+        """log δ(ε) from above, by the best order."""
+        orders = self._divergence(sigma)
+        return np.array([log_delta_from_renyi(orders, float(at))[0] for at in epsilon])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.allocation_add import GAUSSIAN_OR_DIVERGENCES, AddDivergences
 from dptrain.accounting.deterministic import Array, DeterministicAccountant
 from dptrain.accounting.gram import cyclic_bandwidth, gram_matrix
 from dptrain.accounting.renyi import (
@@ -43,7 +44,8 @@ class BallsInBinsCurve(RenyiCurve):
 
     Remove: the Rényi divergence of every affordable integer order, and the average over i of the
     Gaussian curves of ‖m_i‖/σ (δ is jointly convex). Add: the Gaussian bound of
-    :func:`log_delta_add`, and the same average. Each is a bound, so the least counts.
+    :func:`log_delta_add`, and the same average; where no two m_i overlap, also the divergences of
+    :func:`add_orders` for the largest norm. Each is a bound, so the least counts.
     """
 
     def __init__(self, gram: Array) -> None:
@@ -51,6 +53,7 @@ class BallsInBinsCurve(RenyiCurve):
         self._norms, self._counts = np.unique(np.sqrt(np.diag(gram)), return_counts=True)
         self._bandwidth = cyclic_bandwidth(gram)
         self._orders: dict[tuple[float, int, bool], RenyiOrders] = {}
+        self._add = AddDivergences(gram.shape[0], self.sensitivity, 1)
 
     def _computed(self, sigma: float, effort: int, *, narrower: bool = False) -> RenyiOrders:
         key = (sigma, effort, narrower)
@@ -76,9 +79,17 @@ class BallsInBinsCurve(RenyiCurve):
         # Larger orders are out of reach at the true bandwidth: narrower ones may still help.
         return self._computed(sigma, min(max(effort, 1), 2), narrower=True)
 
+    @property
+    def add_bound(self) -> str:
+        """Both bounds where both hold."""
+        return GAUSSIAN_OR_DIVERGENCES if self._bandwidth == 1 else super().add_bound
+
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
-        """The function of the same name at this Gram matrix."""
-        return log_delta_add(self._gram, sigma, epsilon)
+        """The function of the same name at this Gram matrix, or divergences."""
+        jensen = log_delta_add(self._gram, sigma, epsilon)
+        if self._bandwidth > 1:
+            return jensen
+        return np.minimum(jensen, self._add.log_delta(sigma, epsilon))
 
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
         """The average over the bins of the Gaussian curves."""

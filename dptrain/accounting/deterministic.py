@@ -33,6 +33,14 @@ class Curve(ABC):
     def epsilon(self, sigma: float, delta: float) -> float:
         """Least ε for both directions at δ, rounded up."""
 
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add) at δ, rounded up; their maximum is :meth:`epsilon`.
+
+        Here the larger one for both, which is always a bound.
+        """
+        value = self.epsilon(sigma, delta)
+        return value, value
+
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """Remarks that belong to the statement at (σ, δ)."""
         return ()

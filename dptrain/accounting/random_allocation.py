@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
 from dptrain.accounting import gaussian
 from dptrain.accounting.accountant import varying_noise
-from dptrain.accounting.allocation_add import add_orders
+from dptrain.accounting.allocation_add import GAUSSIAN_OR_DIVERGENCES, AddDivergences
 from dptrain.accounting.deterministic import Array, DeterministicAccountant
 from dptrain.accounting.renyi import (
     DIAGONAL_ORDERS,
     RELATIVE_PAD,
     RenyiOrders,
-    log_delta_from_renyi,
 )
 from dptrain.accounting.renyi_curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.accounting.renyi_sum import independent_log_sums, renyi_from_log_sums
@@ -53,10 +52,11 @@ class RandomAllocationCurve(RenyiCurve):
     _orders: dict[tuple[float, int], RenyiOrders] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _add: dict[float, Array] = dataclasses.field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    add_bound: ClassVar[str] = "the least of a Gaussian loss and Rényi divergences"
+
+    @property
+    def add_bound(self) -> str:
+        """Both bounds."""
+        return GAUSSIAN_OR_DIVERGENCES
 
     def _computed(self, sigma: float, largest: int) -> RenyiOrders:
         key = (sigma, largest)
@@ -82,20 +82,15 @@ class RandomAllocationCurve(RenyiCurve):
                 break
         return orders
 
-    def _add_divergence(self, sigma: float) -> Array:
-        if sigma not in self._add:
-            while len(self._add) >= 12:
-                del self._add[next(iter(self._add))]
-            single = add_orders(self.bins, self.norm / sigma, DIAGONAL_ORDERS[0])
-            self._add[sigma] = self.epochs * single
-        return self._add[sigma]
+    @functools.cached_property
+    def _add(self) -> AddDivergences:
+        return AddDivergences(self.bins, self.norm, self.epochs)
 
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
         """The least of the Gaussian loss N(Eν, Eξ²) and the Rényi divergences."""
         mu = self.sensitivity / sigma
         loss = log_delta_gaussian_loss(mu**2 / 2.0, mu / math.sqrt(self.bins), epsilon)
-        orders = self._add_divergence(sigma)
-        return np.minimum(loss, [log_delta_from_renyi(orders, float(at))[0] for at in epsilon])
+        return np.minimum(loss, self._add.log_delta(sigma, epsilon))
 
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
         """δ(ε) of μ-GDP."""

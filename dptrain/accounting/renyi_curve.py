@@ -6,7 +6,6 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 import numpy as np
 
@@ -32,7 +31,10 @@ class RenyiCurve(Curve):
     loss; both: the Gaussian mechanism without amplification.
     """
 
-    add_bound: ClassVar[str] = "the Gaussian bound"
+    @property
+    def add_bound(self) -> str:
+        """What bounds the add direction."""
+        return "the Gaussian bound"
 
     @abstractmethod
     def orders(
@@ -95,10 +97,18 @@ class RenyiCurve(Curve):
         orders = self.orders(sigma, lambda r: epsilon_from_renyi(r, delta), enough=add)
         return add, plain, orders
 
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add), each by its best bound.
+
+        No more orders are computed than settle the larger one: remove may be overestimated by more
+        than it need be where it is below add.
+        """
+        add, plain, orders = self._at_delta(sigma, delta)
+        return min(plain, epsilon_from_renyi(orders.divergence, delta)[0]), add
+
     def epsilon(self, sigma: float, delta: float) -> float:
         """The larger ε of the two directions, each by its best bound."""
-        add, plain, orders = self._at_delta(sigma, delta)
-        return max(add, min(plain, epsilon_from_renyi(orders.divergence, delta)[0]))
+        return max(self.epsilons(sigma, delta))
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """ε per direction, and which bound gave the remove direction."""

@@ -231,3 +231,26 @@ def test_min_sep_with_certain_participation_is_balls_in_bins():
     cold = MinSep(probability=1.0, min_sep=8, dataset_size=1000, steps=24, warm_start=False)
     mechanism = MatrixMechanism(scheme=cold, strategy=BSR(bands=2), noise_multiplier=2.0)
     assert BallsInBinsRenyi().refusal(mechanism)
+
+
+def test_directions_are_stated_apart():
+    """ε of each direction suffices there by the profile; the guarantee is the larger."""
+    for strategy, sigma in ((Identity(), 1.0), (BSR(bands=3), 2.0)):
+        curve = BallsInBinsCurve(gram_matrix(strategy, steps=40, bins=20))
+        both = curve.epsilons(sigma, 1e-5)
+        assert max(both) == curve.epsilon(sigma, 1e-5)
+        for direction in (0, 1):
+            found = curve.delta(sigma, np.array([both[direction]]))[direction]
+            assert found[0] <= 1e-5 * (1 + 1e-6)
+
+
+def test_add_divergences_cover_unequal_bins():
+    """Orthogonal means of different length: the largest norm stands for all."""
+    diagonal = np.array([1.0, 0.3, 0.8, 0.5, 0.9, 0.7])
+    curve = BallsInBinsCurve(np.diag(diagonal))
+    assert "divergences" in curve.add_bound
+    epsilon = np.array([0.0, 0.1, 0.3, 0.7])
+    found = curve.add(1.2, epsilon)
+    mean, error = simulated_delta(np.diag(diagonal), 1.2, epsilon, 100_000, seed=5)[1]
+    assert (found >= mean - error).all()
+    assert (found <= BallsInBinsCurve(np.eye(6)).add(1.2, epsilon) * (1 + 1e-9)).all()
