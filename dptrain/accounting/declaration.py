@@ -13,7 +13,7 @@ import torch
 from dptrain.accounting import gaussian
 from dptrain.accounting.chunk_sums import Verdicts
 from dptrain.accounting.simulation import Simulation
-from dptrain.accounting.verify import samples_needed
+from dptrain.accounting.verify import check_resolution, samples_needed
 
 METHOD = 3  # raise it when the meaning of a certificate changes: it is part of the cache's key
 STEP = 1.01
@@ -45,11 +45,12 @@ def request_of(simulation: Simulation, epsilon: float, delta: float) -> dict[str
     """What a certificate answers: its digest finds the certificate in a cache.
 
     Raises:
-        ValueError: if ε or δ is out of range.
+        ValueError: if ε or δ is out of range, or δ below what is resolved.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0.0):
         raise ValueError(f"epsilon={epsilon}: must be finite and not negative")
     verdict = samples_needed(delta)
+    check_resolution(delta)
     return {
         "method": METHOD,
         "law": simulation.to_dict(),

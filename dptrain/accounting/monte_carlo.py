@@ -6,19 +6,25 @@ import dataclasses
 import math
 import os
 from abc import abstractmethod
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tqdm.auto import tqdm
 
 from dptrain.accounting import gaussian
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.certificate import certify_noise, fresh_seed
-from dptrain.accounting.hockey_stick import declare_epsilons, hockey_stick_moments
-from dptrain.accounting.simulation import DIRECTIONS, Simulation, default_threads, loss_chunks
+from dptrain.accounting.hockey_stick import declare_epsilons
+from dptrain.accounting.loss_moments import KeptMoments, loss_moments
+from dptrain.accounting.simulation import Simulation, default_threads
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
-from dptrain.accounting.verify import largest_threshold, samples_needed, upper_confidence
+from dptrain.accounting.verify import (
+    check_resolution,
+    largest_threshold,
+    samples_needed,
+    upper_confidence,
+)
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
@@ -50,7 +56,8 @@ class MonteCarloAccountant(Accountant):
             CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
         max_samples: refuse jobs with more samples a direction than this.
         threads: threads; by default all cores. The results do not depend on it.
-        cache: directory of certificates for :meth:`calibrate`, see ``certify_noise``.
+        cache: directory of certificates for :meth:`calibrate`, see ``certify_noise``; there, too,
+            an interrupted :meth:`guarantee` leaves its samples, and the same call continues.
         progress: whether to show progress bars (after two seconds).
 
     Raises:
@@ -151,9 +158,15 @@ class MonteCarloAccountant(Accountant):
         threshold = largest_threshold(delta, samples, self.failure_probability)
         top = gaussian.epsilon(delta, simulation.sensitivity / sigma)
         grid = declare_epsilons(top)
-        seed = fresh_seed(self.seed)
-        means = self._means(simulation, sigma, grid - simulation.slack, samples, [seed, GUARANTEE])
-        rejected = np.nonzero((means[:, 0] * (1 + 1e-12) > threshold).any(axis=0))[0]
+        kept = None
+        if self.cache is not None:
+            asked = {"sigma": sigma, "delta": delta, "samples": samples, "threshold": threshold}
+            kept = KeptMoments(Path(self.cache), simulation, asked)
+        seed, means = self._means(
+            simulation, sigma, grid - simulation.slack, samples, GUARANTEE, kept
+        )
+        # The factor covers the rounding of the sums.
+        rejected = np.nonzero(~(means[:, 0] * (1 + 1e-12) <= threshold).all(axis=0))[0]
         least = 0 if rejected.size == 0 else int(rejected[-1]) + 1
         certificate = {
             "law": simulation.to_dict(),
@@ -192,8 +205,7 @@ class MonteCarloAccountant(Accountant):
         if sigma == 0.0:
             return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
         samples, share = self._profile_size(simulation), self.failure_probability / (2 * grid.size)
-        stream = [fresh_seed(self.seed), PROFILE]
-        means = self._means(simulation, sigma, grid - simulation.slack, samples, stream)[:, 0]
+        means = self._means(simulation, sigma, grid - simulation.slack, samples, PROFILE)[1][:, 0]
         certain = gaussian.delta(grid, simulation.sensitivity / sigma)
         upper = [
             np.minimum.accumulate(
@@ -212,9 +224,8 @@ class MonteCarloAccountant(Accountant):
         simulation, sigma, grid = self._grid(mechanism, epsilon)
         if sigma == 0.0:
             raise ValueError("noise_multiplier=0.0: nothing to estimate without noise; δ is 1")
-        stream = [fresh_seed(self.seed), PROFILE]
         samples = self._profile_size(simulation)
-        moments = self._means(simulation, sigma, grid, samples, stream)
+        moments = self._means(simulation, sigma, grid, samples, PROFILE)[1]
         variance = np.maximum(moments[:, 1] - moments[:, 0] ** 2, 0.0)
         errors = np.sqrt(variance / samples)
         return Estimate(grid, moments[0, 0], moments[1, 0], errors[0], errors[1])
@@ -234,26 +245,32 @@ class MonteCarloAccountant(Accountant):
 
     def _check_job(self, samples: int, delta: float) -> None:
         if samples > self.max_samples:
+            least = delta * samples / self.max_samples  # samples are in proportion to 1/δ
             raise ValueError(
                 f"delta={delta}: simulation would take {samples:.3g} samples a direction, above "
-                f"max_samples={self.max_samples}; raise max_samples, or use a larger δ or an "
-                "accountant without simulation"
+                f"max_samples={self.max_samples}, enough for δ of about {least:.2g} or more; raise "
+                "max_samples, or use a larger δ or an accountant without simulation"
             )
+        check_resolution(delta)
 
     def _means(
-        self, simulation: Simulation, sigma: float, grid: Array, samples: int, stream: list[int]
-    ) -> Array:
-        """First and second moments of (1 - e^{ε-L})_+: shape (direction, moment, len(grid))."""
-        totals = np.zeros((2, 2, len(grid)))
-        with tqdm(
-            total=2 * samples, desc="privacy losses", unit="sample", unit_scale=True,
-            disable=not self.progress, delay=2.0,
-        ) as bar:  # fmt: skip
-            for block in loss_chunks(
-                simulation, [sigma], "both", seed=stream, samples=samples,
-                threads=self.threads or default_threads(),
-            ):  # fmt: skip
-                for index in range(len(DIRECTIONS)):
-                    totals[index] += hockey_stick_moments(block[index, 0], grid)
-                bar.update(2 * block.shape[2])
-        return totals / samples
+        self,
+        simulation: Simulation,
+        sigma: float,
+        grid: Array,
+        samples: int,
+        purpose: int,
+        kept: KeptMoments | None = None,
+    ) -> tuple[int, Array]:
+        """Seed, and the two moments of (1 - e^{ε-L})_+: shape (direction, moment, len(grid))."""
+        return loss_moments(
+            simulation,
+            sigma,
+            grid,
+            seed=fresh_seed(self.seed),
+            purpose=[purpose],
+            samples=samples,
+            threads=self.threads or default_threads(),
+            progress=self.progress,
+            kept=kept,
+        )

@@ -54,7 +54,8 @@ def verify_chunks(
         return PartialCertificate(
             declaration=declaration,
             done=frozenset(done),
-            sums=dict(sums),
+            # An interruption may have come between a chunk's sums and its being done.
+            sums={chunk: found for chunk, found in sums.items() if chunk in done},
             shares=(share,) if share else (),
         )
 

@@ -11,6 +11,7 @@ from scipy.optimize import brentq, minimize_scalar
 
 # Relative error allowed for the rounding of exp(-s·KL) with s·KL up to about 700.
 ROUNDING = 1e-9
+LEAST_DELTA = 1e-10
 
 
 def _excess(x: float) -> float:
@@ -57,6 +58,23 @@ def failure_probability(threshold: float, violated: float, samples: int) -> floa
         raise ValueError(f"samples={samples}: must be at least 1")
     q = math.exp(-samples * binary_kl(threshold, violated))
     return min(1.0, q * (1.0 + ROUNDING) + 5e-324)
+
+
+def check_resolution(delta: float) -> None:
+    """Refuse a δ that simulated normals do not resolve.
+
+    numpy's normals (ziggurat) decide by comparing uniforms with 53 bits, so the chance of any set
+    of values of one normal may be off by 2^-53 beyond what rounding explains, and that of a set of
+    samples of 10^4 normals by 10^-12: a hundredth of :data:`LEAST_DELTA`.
+
+    Raises:
+        ValueError: if δ is below.
+    """
+    if delta < LEAST_DELTA:
+        raise ValueError(
+            f"delta={delta}: the least that a simulation in double precision certifies is "
+            f"{LEAST_DELTA:g}; use that or more, or an accountant without simulation"
+        )
 
 
 class Verdict(NamedTuple):

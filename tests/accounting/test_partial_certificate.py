@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -15,11 +16,15 @@ from dptrain.accounting.certificate import certificate_of, certify_noise
 from dptrain.accounting.chunk_sums import BITS, Verdicts, exact_sums
 from dptrain.accounting.declaration import Declaration
 from dptrain.accounting.merge import merge, merge_files
+from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import MinSepLosses
 from dptrain.accounting.partial_certificate import PartialCertificate, ranges_of
 from dptrain.accounting.verification import verify_chunks
 from dptrain.accounting.verify import overall_delta
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Poisson
+from dptrain.strategies import Identity
 from tests.oracles.verdict_rows import nothing_yet, verify_grid
 
 LAW = MinSepLaw(coefficients=np.ones(1), probability=0.1, min_sep=1, steps=1, warm_start=False)
@@ -280,3 +285,75 @@ def test_sums_are_rounded_up_and_verdicts_are_exact() -> None:
 def test_ranges() -> None:
     assert ranges_of([4, 0, 1, 2, 9]) == [(0, 3), (4, 5), (9, 10)]
     assert ranges_of([]) == []
+
+
+def sampled(**options: Any) -> MinSepMonteCarlo:
+    class Accountant(MinSepMonteCarlo):
+        def simulation(self, mechanism: MatrixMechanism) -> Sampled:
+            return Sampled(super().simulation(mechanism).law)
+
+    return Accountant(seed=3, progress=False, threads=1, samples=3050, **options)
+
+
+MECHANISM = MatrixMechanism(
+    scheme=Poisson(probability=0.1, steps=1, dataset_size=20),
+    strategy=Identity(),
+    noise_multiplier=1.0,
+)
+
+
+def test_an_interrupted_guarantee_is_continued_bit_for_bit(tmp_path: pathlib.Path) -> None:
+    whole = sampled().guarantee(MECHANISM, delta=0.01)
+    Sampled.stop_after, Sampled.drawn = 20, 0
+    with pytest.raises(KeyboardInterrupt, match=r"of 3,050 samples a direction are kept in"):
+        sampled(cache=tmp_path).guarantee(MECHANISM, delta=0.01)
+    (file,) = tmp_path.iterdir()
+    text = file.read_text()
+    Sampled.stop_after, Sampled.drawn = None, 0
+    again = dataclasses.replace(sampled(cache=tmp_path), seed=9)
+    assert again.guarantee(MECHANISM, delta=0.01) == whole
+    assert 0 < Sampled.drawn < 20
+    assert not list(tmp_path.iterdir())
+    for damaged in ("{", text.replace('"seed": "3"', '"seed": "4"')):
+        file.write_text(damaged)
+        with pytest.raises(ValueError, match="corrupt file of an unfinished") as error:
+            again.guarantee(MECHANISM, delta=0.01)
+        assert str(file) in str(error.value)
+
+
+def test_an_interrupted_guarantee_without_a_cache_says_what_is_lost() -> None:
+    Sampled.stop_after, Sampled.drawn = 20, 0
+    with pytest.raises(
+        KeyboardInterrupt, match=r"of 3,050 samples a direction are lost; set cache"
+    ):
+        sampled().guarantee(MECHANISM, delta=0.01)
+
+
+def test_deltas_that_are_not_resolved_are_refused_with_the_least() -> None:
+    with pytest.raises(ValueError, match=r"delta=1e-11: the least that .* certifies is 1e-10"):
+        certify(delta=1e-11)
+    patient = dataclasses.replace(sampled(), max_samples=10**15, samples=None)
+    for call in (
+        lambda: patient.guarantee(MECHANISM, delta=1e-11),
+        lambda: patient.calibrate(MECHANISM, epsilon=1.0, delta=1e-11),
+    ):
+        with pytest.raises(ValueError, match="least that a simulation"):
+            call()
+    with pytest.raises(ValueError, match=r"enough for δ of about 1\.7e-07 or more"):
+        sampled().calibrate(MECHANISM, epsilon=1.0, delta=1e-9)
+
+
+@pytest.mark.parametrize("side", ["remove", "add"])
+def test_a_certificate_with_one_side_missing_is_corrupt(tmp_path: pathlib.Path, side: str) -> None:
+    certify(cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    for value in (None, ...):
+        certificate = json.loads(file.read_text())
+        if value is None:
+            certificate["grid"][-1][side] = None
+        else:
+            del certificate["grid"][-1][side]
+        broken = tmp_path / "broken.json"
+        broken.write_text(json.dumps(certificate))
+        with pytest.raises(ValueError, match=f"no verdict in the {side} direction"):
+            certificate_cache.read_certificate(broken)
