@@ -81,8 +81,13 @@ class RenyiCurve(Curve):
         """δ in both directions."""
         return self.remove(sigma, epsilon), self.add(sigma, epsilon)
 
-    def _at_delta(self, sigma: float, delta: float) -> tuple[float, float, RenyiOrders]:
-        """ε in the add direction, ε of the unamplified bound, and the Rényi orders for remove."""
+    def _at_delta(
+        self, sigma: float, delta: float, *, larger_only: bool
+    ) -> tuple[float, float, RenyiOrders]:
+        """ε in the add direction, ε of the unamplified bound, and the Rényi orders for remove.
+
+        With ``larger_only`` the orders are settled only as far as remove is above add.
+        """
         top = gaussian.epsilon(delta, self.sensitivity / sigma)
 
         def solve(curve: Callable[[float, Array], Array]) -> float:
@@ -94,25 +99,25 @@ class RenyiCurve(Curve):
             )
 
         add, plain = solve(self.add), solve(self.unamplified)
-        orders = self.orders(sigma, lambda r: epsilon_from_renyi(r, delta), enough=add)
+        enough = add if larger_only else -math.inf
+        orders = self.orders(sigma, lambda r: epsilon_from_renyi(r, delta), enough=enough)
         return add, plain, orders
 
-    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
-        """ε (remove, add), each by its best bound.
-
-        No more orders are computed than settle the larger one: remove may be overestimated by more
-        than it need be where it is below add.
-        """
-        add, plain, orders = self._at_delta(sigma, delta)
+    def _epsilons(self, sigma: float, delta: float, *, larger_only: bool) -> tuple[float, float]:
+        add, plain, orders = self._at_delta(sigma, delta, larger_only=larger_only)
         return min(plain, epsilon_from_renyi(orders.divergence, delta)[0]), add
 
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add), each by its best bound."""
+        return self._epsilons(sigma, delta, larger_only=False)
+
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε of the two directions, each by its best bound."""
-        return max(self.epsilons(sigma, delta))
+        """The larger ε of the two directions; costs less than both."""
+        return max(self._epsilons(sigma, delta, larger_only=True))
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """ε per direction, and which bound gave the remove direction."""
-        add, plain, orders = self._at_delta(sigma, delta)
+        add, plain, orders = self._at_delta(sigma, delta, larger_only=True)
         renyi, best = epsilon_from_renyi(orders.divergence, delta)
         directions = f"ε = {min(renyi, plain):.6g} (remove) and {add:.6g} (add)"
         if plain <= renyi:

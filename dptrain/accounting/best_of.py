@@ -1,0 +1,113 @@
+"""The least bound of several accountants in each direction."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from dptrain.accounting.accountant import Cost
+from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
+from dptrain.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class BestOfCurve(Curve):
+    """The least of several curves at every ε, for either direction by itself.
+
+    (ε, δ) needs δ_remove(ε) ≤ δ and δ_add(ε) ≤ δ, two statements that may have different proofs.
+
+    Attributes:
+        curves: pairs (name of the accountant, its curve).
+    """
+
+    curves: tuple[tuple[str, Curve], ...]
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """The least δ of each direction."""
+        found = np.array([curve.delta(sigma, epsilon) for _, curve in self.curves])
+        return found[:, 0].min(axis=0), found[:, 1].min(axis=0)
+
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """The least ε of each direction."""
+        found = np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+        return float(found[:, 0].min()), float(found[:, 1].min())
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger of both directions' least ε."""
+        return max(self.epsilons(sigma, delta))
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """Whose bound each direction has, and what these say about theirs."""
+        found = np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+        remove, add = (int(best) for best in np.argmin(found, axis=0))
+        first = (
+            f"ε = {found[remove, 0]:.6g} (remove, by {self.curves[remove][0]}) and "
+            f"{found[add, 1]:.6g} (add, by {self.curves[add][0]})"
+        )
+        used = sorted({remove, add})
+        remarks = [
+            f"{name}: {note}"
+            for name, curve in (self.curves[each] for each in used)
+            for note in curve.notes(sigma, delta)
+        ]
+        return (first, *remarks)
+
+
+class BestOf(DeterministicAccountant):
+    """Several deterministic accountants as one that states the best of them per direction.
+
+    No failure probabilities have to be added: each bound holds for certain. Where one of them is
+    exact for the mechanism it alone is asked, as the others cannot say less.
+    """
+
+    kind = Kind.UPPER_BOUND
+
+    def __init__(self, members: Sequence[DeterministicAccountant]) -> None:
+        """For accountants of the same adjacency.
+
+        Raises:
+            ValueError: if there are none, or their adjacencies differ.
+        """
+        if not members:
+            raise ValueError("members: there must be at least one accountant")
+        if len({member.adjacency for member in members}) > 1:
+            raise ValueError(
+                "members: all must be about the same adjacency, not "
+                f"{[(member.name, member.adjacency.value) for member in members]}"
+            )
+        self._members = tuple(members)
+        self.adjacency = members[0].adjacency
+        names = [member.name for member in members]
+        self.name = names[0] if len(names) == 1 else f"best of {', '.join(names)}"
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Refuses what one of the members refuses."""
+        for member in self._members:
+            if reason := member.refusal(mechanism):
+                return f"{member.name}: {reason}"
+        return None
+
+    def asked(self, mechanism: MatrixMechanism) -> tuple[DeterministicAccountant, ...]:
+        """The first exact member, or else all."""
+        exact = [each for each in self._members if each.kind_of(mechanism) is Kind.EXACT]
+        return (exact[0],) if exact else self._members
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """Exact if a member is."""
+        return self.asked(mechanism)[0].kind_of(mechanism)
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """That of the dearest member asked."""
+        order = list(Cost)
+        costs = [member.cost(mechanism) for member in self.asked(mechanism)]
+        return max(costs, key=order.index)
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The member's curve, or the best of all of them."""
+        asked = self.asked(mechanism)
+        if len(asked) == 1:
+            return asked[0].curve(mechanism)
+        return BestOfCurve(tuple((each.name, each.curve(mechanism)) for each in asked))
