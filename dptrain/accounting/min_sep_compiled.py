@@ -16,7 +16,7 @@ from dptrain.accounting.simulation import Direction
 
 Array = npt.NDArray[np.float64]
 
-LANES = 4096  # samples a chunk; a thread works on 64 of them at a time
+LANES = 4096  # samples a chunk; a thread works on 128 of them at a time
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48
 PAIR_ERROR = 2e-12  # Euclidean error of a pair of normals
 BREACH = 12.0  # C^T z beyond this many standard deviations spoils a sample
@@ -30,7 +30,7 @@ def available() -> bool:
 
 def table_bytes(law: MinSepLaw) -> int:
     """Bytes a thread needs beyond the recursion's windows: participation times and products."""
-    return 4 * 64 * ((law.steps - 1) // law.min_sep + 1) + 8 * (law.bands + 1) * law.bands
+    return 4 * 128 * ((law.steps - 1) // law.min_sep + 1) + 8 * (law.bands + 1) * law.bands
 
 
 def refusal(law: MinSepLaw) -> str | None:

@@ -20,7 +20,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-LANES = 64  # a multiple of any vector's width; the working set of 16 bands is about 100 kB
+LANES = 128  # a multiple of any vector's width; 16 bands work on 150 kB
 ROWS = 16  # least number of rows filtered together; a multiple of TILE
 TILE, TAPS = 4, 8  # rows and coefficients of one pass of the filter
 

@@ -19,7 +19,7 @@ from dptrain.accounting.simulation import DIRECTIONS, loss_chunks
 
 compiled = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 ENGINES = [pytest.param("numba", marks=compiled), "cuda"]
-LANES = 64
+LANES = 128
 
 
 def make_law(c: Any, p: float, b: int, n: int, warm: bool = True) -> MinSepLaw:
@@ -147,7 +147,7 @@ def test_normals_are_those_of_exact_arithmetic_on_the_words(engine: str) -> None
     # Box-Muller in long double on the same words, at the ends of U too. Half a cell is the rest of
     # PAIR_ERROR: here the middles of the cells are compared.
     edge = [(1 << 16), (1 << 16) + 1, (1 << 20) + 7, (1 << 63) - 1, 1 << 63, (1 << 64) - (1 << 17)]
-    other = source(1).integers(0, 1 << 64, 58, dtype=np.uint64).tolist()
+    other = source(1).integers(0, 1 << 64, LANES - 6, dtype=np.uint64).tolist()
     first = np.array(edge + other, dtype=np.uint64)
     second = source(2).integers(0, 1 << 64, LANES, dtype=np.uint64)
     exact = exact_pairs(first, second)
