@@ -81,7 +81,7 @@ class GaussianMixtures:
                 losses, p = _evaluate(edges, means / sigma, block, masses=True)
                 q = interval_masses(edges)
                 ends = _outside(edges, means / sigma, block, remove=remove)
-                moved = (block[:, means > 0.0] > 0.0).any(axis=1)
+                moved = block[:, means > 0.0].sum(axis=1) > 0.0
                 for loss, mass, outside, moves in zip(losses, p, ends, moved, strict=True):
                     if not moves:
                         yield LossDistribution(spacing, 0, np.zeros(1), 0.0)

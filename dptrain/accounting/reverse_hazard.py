@@ -44,7 +44,7 @@ class Step:
     @property
     def uncertain(self) -> Mask:
         """Rows whose hazard depends on what was released before, shape (r,)."""
-        return self.other.any(axis=1)
+        return np.asarray(self.other.any(axis=1), bool)
 
 
 def steps(means: Array) -> Iterator[Step]:

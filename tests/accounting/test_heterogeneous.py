@@ -83,3 +83,20 @@ def test_refuses_bad_input():
         HeterogeneousComposition([(a, 0)])
     with pytest.raises(ValueError, match="none"):
         HeterogeneousComposition([])
+
+
+@pytest.mark.parametrize("first", [1, 40, 1000])
+@pytest.mark.parametrize("infinity", [0.0, 0.01])
+def test_delta_below_all_losses(first, infinity):
+    # All losses lie in a window far above ε: δ is 1 - e^ε E e^{-L}, not what it is at the window.
+    h = 0.001
+    masses = np.array([0.5, 0.3, 0.2]) * (1.0 - infinity)
+    single = LossDistribution(h, first, np.log(masses), infinity)
+    composed = HeterogeneousComposition([(single, 2)])
+    totals = h * (2 * first + np.arange(5))
+    weights = np.convolve(masses, masses)
+    for epsilon in (0.0, 0.3 * totals[0], totals[0] - h / 3, totals[0], totals[2] + h / 2):
+        exact = weights @ -np.expm1(np.minimum(epsilon - totals, 0.0)) + 1.0 - weights.sum()
+        found = float(composed.delta(np.array([epsilon]))[0])
+        assert exact <= found * (1 + 1e-12)
+        assert found == pytest.approx(exact, rel=1e-6)
