@@ -225,7 +225,8 @@ class HeterogeneousComposition:
         result[wanted >= self._top] = self._infinity
         while np.isnan(result).any():
             at = float(np.min(wanted[np.isnan(result)]))
-            grid, log_delta, good = self._tail(self._tilt_for_epsilon(at))
+            tilt = self._tilt_for_epsilon(at)
+            grid, log_delta, good = self._tail(tilt)
             cell = np.clip(np.searchsorted(grid, wanted, side="right") - 1, 0, grid.size - 2)
             inside = (wanted >= grid[0]) & (wanted <= grid[-2]) & good[cell] & good[cell + 1]
             ready = np.isnan(result) & (inside | (wanted == at))
@@ -234,7 +235,21 @@ class HeterogeneousComposition:
             part = np.expm1(np.maximum(wanted[ready] - grid[cell], 0.0))
             part = np.clip(part / math.expm1(self._spacing), 0.0, 1.0)
             result[ready] = values[cell] * (1.0 - part) + values[cell + 1] * part
+            if at < grid[0]:
+                result[wanted == at] = self._below(at, float(grid[0]), float(values[0]), tilt)
         return result.reshape(np.shape(epsilon))
+
+    def _below(self, epsilon: float, start: float, value: float, tilt: float) -> float:
+        """δ at an ε below the window of ``tilt``, which begins at ``start`` with δ = ``value``.
+
+        A loss L ≥ start adds at most e^{-L} (e^{start} - e^ε), and Σ e^{-L} is at most that of all
+        losses; those between ε and the window have a tilted mass of at most ``_OUTSIDE``.
+        """
+        gap = start + self._cumulant(-1.0) + math.log(-math.expm1(epsilon - start))
+        outside = math.log(_OUTSIDE) + self._cumulant(tilt) - tilt * epsilon
+        # Both at most 1: δ is.
+        more = math.exp(min(gap, 0.0)) + math.exp(min(outside, 0.0))
+        return min(value + more * (1.0 + _DELTA_PAD), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Least ε ≥ 0 at δ, rounded up to the grid cell's linear interpolation."""
