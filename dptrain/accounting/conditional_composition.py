@@ -95,14 +95,20 @@ class ConditionalCompositionCurve(Curve):
         """δ_E; nothing if no hazard needs a bound."""
         return 2.0**-power if self._events else 0.0
 
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε of both directions with the greatest δ_E = 2^-k ≤ δ/2."""
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add) with the greatest δ_E = 2^-k ≤ δ/2."""
         power = _power(delta)
         left = delta - self._failure(power)
         if left <= 0.0:
-            return math.inf
-        directions = (True, False)
-        return max(self.composition(sigma, power, remove=r).epsilon(left) for r in directions)
+            return math.inf, math.inf
+        return (
+            self.composition(sigma, power, remove=True).epsilon(left),
+            self.composition(sigma, power, remove=False).epsilon(left),
+        )
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger ε of both directions."""
+        return max(self.epsilons(sigma, delta))
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
         """δ of both directions, the least over δ_E near the balance at every ε."""
