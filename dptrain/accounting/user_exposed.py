@@ -30,13 +30,13 @@ Proof.
    So for *each* h, |B_t ∩ D_u| ≤ x_t(h), x as in the claim.
 4. *Comparison lemma.* Let a_t(h; earlier y) be vectors with <a_t(h), a_t(h')> ≤ m_t(h) m_t(h') for
    numbers m ≥ 0, for all h, h' and all pasts. Let ρ be the ratio of the laws P of
-   y_t = a_t(h) + σ z_t, h ~ μ, and Q of y_t = σ z_t, and ρ' the same for scalars m_t(h). Then E_Q F(ρ) ≤ E_Q F(ρ') for every
-   convex F, so also for (ρ - e^ε)_+ and (1 - e^ε ρ)_+, which are δ in both directions. Proof
-   (Kahane's inequality, made adaptive): take F smooth and σ = 1. For weights ℓ ≥ 0 let
-   V_t(ℓ) = E F(Σ_h ℓ_h W_h), W_h the likelihood ratio of the scalar rows t.. for h. All second
-   derivatives ∂²V/∂ℓ_h∂ℓ_h' = E F'' W_h W_h' are ≥ 0. Given the past, row t turns ℓ_h into
-   ℓ_h exp(X_h - Var X_h/2), X Gaussian with covariance K_hh' = <a_t(h), a_t(h')> instead of
-   K'_hh' = m_t(h) m_t(h'). Along the Gaussian interpolation K → K' the derivative of
+   y_t = a_t(h) + σ z_t, h ~ μ, and Q of y_t = σ z_t, and ρ' the same for scalars m_t(h). Then
+   E_Q F(ρ) ≤ E_Q F(ρ') for every convex F, so also for (ρ - e^ε)_+ and (1 - e^ε ρ)_+, which are δ
+   in both directions. Proof (Kahane's inequality, made adaptive): take F smooth and σ = 1. For
+   weights ℓ ≥ 0 let V_t(ℓ) = E F(Σ_h ℓ_h W_h), W_h the likelihood ratio of the scalar rows from t
+   on for h. All second derivatives ∂²V/∂ℓ_h∂ℓ_h' = E F'' W_h W_h' are ≥ 0. Given the past, row t
+   turns ℓ_h into ℓ_h exp(X_h - Var X_h/2), X Gaussian with covariance K_hh' = <a_t(h), a_t(h')>
+   instead of K'_hh' = m_t(h) m_t(h'). Along the Gaussian interpolation K → K' the derivative of
    E V_{t+1}(ℓ e^{X - Var/2}) is Σ_hh' ½ (K' - K)_hh' E[ℓ_h e^{…} ℓ_h' e^{…} ∂²V_{t+1}] ≥ 0, so
    replacing row t by the scalar one does not lower the mean. Replace the rows one after
    another, from the last to the first.

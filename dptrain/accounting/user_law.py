@@ -166,13 +166,17 @@ class UserLaw:
         """Which steps are exposed, shape (steps, lanes)."""
         if self.exposure == 0.0 or self.min_sep == 1:
             return np.zeros((self.steps, lanes), dtype=bool)
-        seen = np.zeros(self.steps * lanes, dtype=np.int32)
-        seen[successes(rng, seen.size, self.exposure)] = 1
-        # Position t holds U_0 + … + U_{t-1}.
-        total = np.zeros((self.steps + 1, lanes), dtype=np.int32)
-        np.cumsum(seen.reshape(self.steps, lanes), axis=0, out=total[1:])
-        t = np.arange(self.steps)
-        return np.asarray(total[np.minimum(t + self.min_sep, self.steps)] > total[t + 1])
+        seen = np.zeros((self.steps, lanes), dtype=bool)
+        seen.reshape(-1)[successes(rng, seen.size, self.exposure)] = True
+        shown = np.zeros_like(seen)
+        shown[:-1] = seen[1:]
+        # shown[t] is "any U_j, j in {t+1..t+width}": windows are put together from two shorter.
+        width, whole = 1, min(self.min_sep - 1, self.steps)
+        while width < whole:
+            shift = min(width, whole - width)
+            shown[:-shift] |= shown[shift:].copy()
+            width += shift
+        return shown
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value of everything the losses depend on, except σ."""

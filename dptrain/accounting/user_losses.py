@@ -12,7 +12,7 @@ import torch
 
 from dptrain.accounting.simulation import DIRECTIONS, Direction, Simulation
 from dptrain.accounting.user_law import Counts, UserLaw
-from dptrain.accounting.user_recursion import log_ratio, rescale_interval
+from dptrain.accounting.user_recursion import log_ratio, participations, rescale_interval
 
 Array = npt.NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class UserLosses(Simulation):
         losses = np.full((len(directions), len(sigmas), size), -np.inf)
         buffer = np.empty_like(product)
         for examples, drawn in zip(law.examples, counts, strict=True):
-            codes = np.where(exposed, drawn + np.uint8(1), np.uint8(0))
+            codes = (drawn + np.uint8(1)) * exposed.view(np.uint8)
             signal = None
             if "remove" in directions:
                 x = participations(law, drawn, _barred(law.start(examples), uniform))
@@ -79,12 +79,14 @@ class UserLosses(Simulation):
             for index, sigma in enumerate(sigmas):
                 every = rescale_interval(law, examples, sigma)
                 for row, each in enumerate(directions):
-                    np.multiply(product, 1.0 / sigma, out=buffer)
                     if each == "remove":
                         assert signal is not None
-                        buffer += signal / sigma**2
+                        np.multiply(signal, 1.0 / sigma, out=buffer)
+                        buffer += product
+                        buffer *= 1.0 / sigma
+                    else:
+                        np.multiply(product, 1.0 / sigma, out=buffer)
                     halves = half_norms / sigma**2
-                    buffer -= halves[:, None]
                     found = log_ratio(law, examples, buffer, halves, codes, rescale_every=every)
                     found = found if each == "remove" else -found
                     np.maximum(losses[row, index], found, out=losses[row, index])
@@ -95,19 +97,6 @@ def _barred(start: Array, uniform: Array) -> npt.NDArray[np.int64]:
     """How many of the first steps are barred, by inversion."""
     found = np.searchsorted(np.cumsum(start), uniform, side="right")
     return np.minimum(found, start.size - 1)
-
-
-def participations(law: UserLaw, drawn: Counts, barred: npt.NDArray[np.int64]) -> Counts:
-    """x_t of the chain for draws r_t, shape (steps, lanes); ``barred`` first steps are barred."""
-    left = barred.copy()
-    x = np.zeros_like(drawn)
-    for t in range(law.steps):
-        some = drawn[t] > 0
-        free = left == 0
-        x[t] = np.where(free, drawn[t], 0)
-        restart = some if law.exclusion == "sampling" else some & free
-        left = np.where(restart, law.min_sep - 1, np.maximum(left - 1, 0))
-    return x
 
 
 def _transposed(columns: Array, z: Array) -> Array:

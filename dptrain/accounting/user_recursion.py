@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,10 +14,11 @@ from dptrain.accounting.user_law import UserLaw
 try:
     import numba
 except ImportError:  # the extra ``fast`` is not installed: the program in log space does it all
-    numba = None
+    numba = None  # type: ignore[assignment]
 
 Array = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint8]
+Counts = npt.NDArray[np.int64]
 
 # exp() of anything below this neither overflows nor underflows in float64, with room to spare.
 _SAFE = 600.0
@@ -47,7 +49,7 @@ def log_ratio(
     Args:
         law: the pair.
         examples: k'.
-        exponents: u_t - h_t, shape (steps, lanes); overwritten.
+        exponents: u_t, shape (steps, lanes); overwritten.
         half_norms: h_t, shape (steps,).
         codes: 0 for a hidden step, 1 + r_t for an exposed one, shape (steps, lanes).
         rescale_every: rows between renewals of the scale, or ``None`` for log space; see
@@ -60,10 +62,9 @@ def log_ratio(
         return _log_space(exponents, half_norms, codes, mass, start, law.min_sep, sampling)
     np.exp(exponents, out=exponents)
     j = np.arange(examples + 1)
-    # L_j = (e^{u-h})^j e^{-(j²-j) h}
-    factors = np.exp(-np.outer(half_norms, j * (j - 1)))
+    factors = np.exp(-np.outer(half_norms, j * j))  # L_j = (e^u)^j e^{-j² h}
     result = np.empty(exponents.shape[1])
-    _compiled()(
+    _compiled(_linear)(
         exponents, factors, codes, mass, start, law.min_sep, sampling, rescale_every, result
     )
     assert np.isfinite(result).all(), "linear recursion left the range of float64"
@@ -114,7 +115,7 @@ def _log_space(
         available = none + state[0]
         for j in range(1, len(mass)):
             chance = np.where(hidden, log_mass[j], np.where(drawn == j, 0.0, -np.inf))
-            taken = j * exponents[t] - (j * j - j) * half_norms[t] + barred
+            taken = j * exponents[t] - j * j * half_norms[t] + barred
             available = np.logaddexp(available, chance + taken)
         if sampling:
             state[1:] = np.logaddexp(none + state[:-1], some_ + barred)
@@ -143,6 +144,7 @@ def _linear(
     state = np.empty((b, _BLOCK))
     none = np.empty(_BLOCK)
     after = np.empty(_BLOCK)
+    lift = np.empty(_BLOCK)
     scale = np.empty(_BLOCK)
     weights = np.empty(k + 1)
     for first in range(0, lanes, _BLOCK):
@@ -171,11 +173,12 @@ def _linear(
                     after[i] = factors[t, r] * ratio[i] ** r * barred[i]
                     none[i] = 0.0
             if sampling:
+                for i in range(width):
+                    lift[i] = (1.0 - none[i]) * barred[i]
                 for s in range(b):
-                    row = state[s]
                     if s != t % b:
                         for i in range(width):
-                            row[i] = none[i] * row[i] + (1.0 - none[i]) * barred[i]
+                            state[s, i] = none[i] * state[s, i] + lift[i]
             for i in range(width):
                 barred[i] = after[i]
             since += 1
@@ -195,11 +198,35 @@ def _linear(
             result[first + i] = math.log(total) + scale[i]
 
 
-_kernels: dict[str, Any] = {}
+def _chain(drawn: Codes, barred: Counts, gap: int, sampling: bool, x: Codes) -> None:
+    # pragma: no cover (compiled)
+    for t in range(drawn.shape[0]):
+        for i in range(drawn.shape[1]):
+            free = barred[i] == 0
+            x[t, i] = drawn[t, i] if free else 0
+            if drawn[t, i] > 0 and (sampling or free):
+                barred[i] = gap
+            elif not free:
+                barred[i] -= 1
 
 
-def _compiled() -> Any:
-    """:func:`_linear`, compiled at the first use."""
-    if "linear" not in _kernels:
-        _kernels["linear"] = numba.njit(nogil=True, fastmath={"contract"})(_linear)
-    return _kernels["linear"]
+def participations(law: UserLaw, drawn: Codes, barred: Counts) -> Codes:
+    """x_t of the chain for draws r_t, shape (steps, lanes); ``barred`` first steps are barred."""
+    x = np.zeros_like(drawn)
+    left = barred.astype(np.int64)
+    sampling = law.exclusion == "sampling"
+    if numba is not None:
+        _compiled(_chain)(drawn, left, law.min_sep - 1, sampling, x)
+        return x
+    for t in range(law.steps):
+        free = left == 0
+        x[t] = np.where(free, drawn[t], 0)
+        restart = (drawn[t] > 0) & (free | sampling)
+        left = np.where(restart, law.min_sep - 1, np.maximum(left - 1, 0))
+    return x
+
+
+@functools.cache
+def _compiled(function: Any) -> Any:
+    """A kernel, compiled at its first use."""
+    return numba.njit(nogil=True, fastmath={"contract"})(function)

@@ -11,9 +11,9 @@ import pytest
 from dptrain.accounting import user_recursion
 from dptrain.accounting.hockey_stick import hockey_stick
 from dptrain.accounting.user_law import UserLaw, band_columns
-from dptrain.accounting.user_losses import UserLosses, participations
+from dptrain.accounting.user_losses import UserLosses
 from dptrain.accounting.user_neighbours import neighbour_facts, outside_neighbours
-from dptrain.accounting.user_recursion import log_ratio, rescale_interval
+from dptrain.accounting.user_recursion import log_ratio, participations, rescale_interval
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.strategies import BandMF, Dense
 from tests.oracles import exposed_steps as claim
@@ -46,12 +46,12 @@ def found_ratio(law: UserLaw, sigma: float, y: np.ndarray, codes: np.ndarray, lo
         if i + k < law.steps:
             matrix[i + k, i] = law.columns[i, k]
     halves = law.squared_norms / (2 * sigma**2)
-    exponents = (matrix.T @ y) / sigma**2 - halves
+    exponents = (matrix.T @ y) / sigma**2
     every = None if log else rescale_interval(law, law.examples[0], sigma)
     return float(
         log_ratio(
-            law, law.examples[0], exponents[:, None].copy(), halves, codes[:, None].astype(np.uint8),
-            rescale_every=every,
+            law, law.examples[0], exponents[:, None].copy(), halves,
+            codes[:, None].astype(np.uint8), rescale_every=every,
         )[0]
     )  # fmt: skip
 

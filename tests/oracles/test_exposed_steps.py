@@ -37,14 +37,12 @@ def holds(
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("burn_in", [0, 1])
 def test_no_user_loses_more_than_is_claimed_in_two_steps(graph: oracle.Graph, burn_in: int) -> None:
-    for seed, (p, sigma, epsilon) in enumerate(
-        [(0.1, 1.0, 0.3), (0.1, 0.5, 2.0), (0.7, 0.6, 1.0), (0.95, 2.0, 0.1)]
-    ):
+    for seed, (p, sigma, epsilon) in enumerate([(0.1, 1.0, 0.3), (0.6, 0.6, 1.0)]):
         holds(graph, banded(2, 2, seed, spread=0.7), sigma, epsilon, p, 2, burn_in, PLANE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("graph", "b"), [(PAIR, 2), (STAR, 3), (TRIANGLE, 2)])
+@pytest.mark.parametrize(("graph", "b"), [(STAR, 3), (TRIANGLE, 2)])
 def test_no_user_loses_more_than_is_claimed_in_three_steps(graph: oracle.Graph, b: int) -> None:
     holds(graph, banded(3, b, 1, spread=0.3), 1.0, 0.5, 0.15, b, 0, SPACE, {0})
 
@@ -56,6 +54,9 @@ def test_stars_of_any_size(leaves: int, p: float) -> None:
         claim.claimed_mixtures(1, leaves, p=p, b=2, steps=2), np.eye(2), 1.0, 1.0
     )
     shown = oracle.attained(oracle.star_mixtures(leaves, p), np.eye(2), 1.0, 1.0)
+    if (leaves, p) == (100, 0.1):  # the attack has teeth: hiding everything is refuted
+        own = oracle.own_chain(1, p=p, b=2, steps=2)
+        assert max(shown) > 2 * max(oracle.attained([(1.0, own)], np.eye(2), 1.0, 1.0))
     for one, other in zip(shown, said, strict=True):
         assert one <= other * (1 + PLANE) + 1e-13
 

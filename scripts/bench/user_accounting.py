@@ -1,0 +1,112 @@
+"""A user's ε at arXiv's size by every accountant of ``UserMinSep``, side by side.
+
+The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
+b = 16 with 16 bands, δ = 1/500,000. Papers stand in a circle and every user has two of them; d, the
+most outside neighbours of any user (``dptrain.accounting.user_exposed``), is 0 (pairs), 2 (a
+circle), 4 (three users a paper), or what is asked for (one paper has many users). p follows from
+the graph and B̄. Simulated are "exposed steps" on all of these graphs and "user b-min-sep Monte
+Carlo" on disjoint ones. The time grows with the samples; 60/δ = 30 million give the tightest
+answers. PYTHONPATH=. python scripts/bench/user_accounting.py [--json FILE] [--samples S]
+[--sigmas …] [--neighbours …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+
+import numpy as np
+
+from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep
+from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.user_disjoint import UserMinSepMonteCarlo
+from dptrain.accounting.user_exposed import ExposedSteps
+from dptrain.accounting.user_neighbours import neighbour_facts
+from dptrain.accounting.user_revealed import RevealedDraws
+
+PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
+OUT = pathlib.Path(__file__).parent / "results" / "user_accounting.json"
+
+
+def graph(neighbours: int) -> AttributionGraph:
+    """A graph of ``PAPERS`` papers, two a user: users are the edges of a graph on papers.
+
+    There are no triangles, so d of a user is the number of other edges at both its papers. It is
+    0, 2, 4 or, with a paper of many users, any number from 6 on.
+    """
+    paper = np.arange(PAPERS)
+    if neighbours == 0:
+        pairs = [(paper[::2], paper[1::2])]
+    else:
+        pairs = [(paper, (paper + 1) % PAPERS)]
+        if neighbours > 2:
+            pairs.append((paper[: PAPERS // 2], paper[: PAPERS // 2] + PAPERS // 2))
+        if neighbours > 5:
+            far = 1000 + 7 * np.arange(neighbours - 5)
+            pairs.append((np.zeros_like(far), far))
+    ends = np.concatenate([np.stack(pair, axis=1) for pair in pairs])
+    users = np.repeat(np.arange(len(ends)), 2)
+    return AttributionGraph.from_pairs(ends.ravel(), users, dataset_size=PAPERS)  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Print the table and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    parser.add_argument("--samples", type=int, default=20_000_000)
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5, 1.0, 2.0])
+    parser.add_argument("--neighbours", type=int, nargs="+", default=[0, 2, 4, 16, 64])
+    arguments = parser.parse_args()
+    rows = []
+    print(f"{'d':>3} {'p':>9} {'exposed':>8} {'σ':>5}  {'accountant':<28}{'ε':>9}{'seconds':>9}")
+    for neighbours in arguments.neighbours:
+        built = graph(neighbours)
+        found = neighbour_facts(built).neighbours
+        scheme = UserMinSep.for_batch_size(
+            graph=built, batch_size=BATCH, min_sep=BANDS, steps=STEPS
+        )
+        share = 1 - (1 - scheme.probability) ** ((BANDS - 1) * found)
+        members: list[DeterministicAccountant | MonteCarloAccountant] = [
+            RevealedDraws(),
+            UnsampledGaussian(),
+            ExposedSteps(seed=0, samples=arguments.samples),
+            UserMinSepMonteCarlo(seed=0, samples=arguments.samples),
+        ]
+        for sigma in arguments.sigmas:
+            mechanism = MatrixMechanism(
+                scheme=scheme, strategy=BandMF(bands=BANDS).bind(STEPS), noise_multiplier=sigma
+            )
+            for member in members:
+                if member.refusal(mechanism):
+                    continue
+                start = time.perf_counter()
+                epsilon = member.guarantee(mechanism, delta=DELTA).epsilon
+                seconds = time.perf_counter() - start
+                simulated = isinstance(member, MonteCarloAccountant)
+                rows.append(
+                    {
+                        "neighbours": found,
+                        "probability": scheme.probability,
+                        "exposed": share,
+                        "sigma": sigma,
+                        "accountant": member.name,
+                        "kind": member.kind.value,
+                        "samples": arguments.samples if simulated else None,
+                        "epsilon": epsilon,
+                        "seconds": seconds,
+                    }
+                )
+                print(
+                    f"{found:>3} {scheme.probability:>9.6f} {share:>8.3f} {sigma:>5}  "
+                    f"{member.name:<28}{epsilon:>9.3f}{seconds:>9.1f}",
+                    flush=True,
+                )
+                arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
