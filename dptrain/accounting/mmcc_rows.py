@@ -52,7 +52,7 @@ def row_law(sizes: Array, chances: Array, *, unit: float) -> tuple[Array, float]
     while level > 0:
         law, level = _coarser(law), level - 1
     law, cut = _cut(law)
-    return _upwards(law, beyond + cut, _ROUNDING * (sizes.size + 10.0))
+    return raised(law, beyond + cut, _ROUNDING * (sizes.size + 10.0))
 
 
 def _coarser(law: Array) -> Array:
@@ -77,7 +77,7 @@ def _cut(law: Array) -> tuple[Array, float]:
     return law[:keep], total
 
 
-def _upwards(law: Array, beyond: float, relative: float) -> tuple[Array, float]:
+def raised(law: Array, beyond: float, relative: float) -> tuple[Array, float]:
     """All masses raised by ``relative``; what is too much then is taken from the lowest sums."""
     law = law * (1.0 + relative)
     beyond = min(beyond * (1.0 + relative), 1.0)
