@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dptrain.accounting.deterministic import DeterministicAccountant
-from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
-from dptrain.guarantee import Kind
+from dptrain.accounting.accountant import Cost
+from dptrain.accounting.composed_curve import AverageCurve, CasesCurve, ComposedCurve, WorstCurve
+from dptrain.accounting.deterministic import Curve, DeterministicAccountant
+from dptrain.accounting.part_sizes import equal_sizes, independent_sizes
+from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
+from dptrain.accounting.truncated_step import Branches
+from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
 
@@ -12,7 +16,8 @@ from dptrain.sampling.cyclic_poisson import CyclicPoisson
 class CyclicPoissonPLD(DeterministicAccountant):
     """ceil(n/b) compositions of one subsampled Gaussian of sensitivity max_t ‖C_{:,t}‖, bands ≤ b.
 
-    (Choquette-Choo et al. 2023, Theorem 4 on cyclic Poisson sampling.) Proof, under zero-out:
+    (Choquette-Choo et al. 2023, Theorem 4 on cyclic Poisson sampling; with truncation Ganesh 2025,
+    section 3.1, on BandMF.) Proof, under zero-out:
 
     * The split into parts does not depend on what examples contain (and N, which an equal split
       reads, is the same on both data sets), so it may be published: δ is the mean over splits of
@@ -28,24 +33,27 @@ class CyclicPoissonPLD(DeterministicAccountant):
     * A smaller norm is a larger σ for the same norm, which is post-processing: the largest column
       norm of all dominates each. A part has ceil(n/b) steps or one fewer, and a step fewer is
       post-processing too.
+    * With ``max_batch_size`` the draw of a turn is a truncated Poisson draw from the m examples of
+      the part: given the split, its other m - 1 examples are known, the example may displace one
+      of them, and the displaced gradient is one of step t too. So column t carries the pair of
+      ``TruncatedPoissonPLD`` with N = m and c = ‖C_{:,t}‖.
+      Truncated privacy is not known to be monotone in m, so δ is the mean over m of the δ given m:
+      two sizes that differ by one for ``"equal"``, 1 + Bin(N-1, 1/b) for ``"independent"``, there
+      by intervals of m, each bounded at once (``Branches.covering``).
 
-    The signs of C's entries play no part. With one part it is Poisson sampling and exact; otherwise
-    the split is random and hidden, of which no use is made: an upper bound.
+    The signs of C's entries play no part. With one part it is (truncated) Poisson sampling and
+    without truncation exact; otherwise the split is random and hidden, of which no use is made: an
+    upper bound.
     """
 
     name = "cyclic Poisson PLD"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, truncation, and bands beyond the cycle."""
+        """Refuses other schemes and bands beyond the cycle."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
         if not isinstance(scheme, CyclicPoisson):
             return "it needs CyclicPoisson sampling"
-        if scheme.max_batch_size is not None:
-            return (
-                f"max_batch_size={scheme.max_batch_size} cuts batches, so that examples' coins are "
-                "not independent; use max_batch_size=None"
-            )
         if bands > scheme.cycle:
             return (
                 f"it needs bands <= cycle, the strategy has bands={bands} and the scheme "
@@ -55,17 +63,96 @@ class CyclicPoissonPLD(DeterministicAccountant):
         return None
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact for one part and the same noise at every step."""
-        scheme = mechanism.scheme
-        norms = mechanism.strategy.column_norms(scheme.steps)
-        plain = scheme.min_sep == 1 and norms.min() == norms.max()
-        return Kind.EXACT if plain else Kind.UPPER_BOUND
-
-    def curve(self, mechanism: MatrixMechanism) -> SubsampledGaussianCurve:
-        """The curve of the largest column norm."""
+        """Exact for one part, nothing to cut and the same noise at every step."""
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
         norms = mechanism.strategy.column_norms(scheme.steps)
-        return SubsampledGaussianCurve(
-            scheme.probability, scheme.max_participations, float(norms.max())
-        )
+        plain = scheme.min_sep == 1 and norms.min() == norms.max() and not _cuts(scheme, 0)
+        return Kind.EXACT if plain else Kind.UPPER_BOUND
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Truncated parts of several sizes take a composition each."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        return Cost.SECONDS if _cuts(scheme, 1) else Cost.INSTANT
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve of the largest column norm."""
+        return self._of_size(mechanism, mechanism.scheme.population)
+
+    def _of_size(self, mechanism: MatrixMechanism, size: int) -> Curve:
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        p, turns = scheme.probability, scheme.max_participations
+        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
+        if not _cuts(scheme, size - scheme.dataset_size):
+            return poisson_curve(self.adjacency, probability=p, steps=turns, sensitivity=norm)
+        assert scheme.max_batch_size is not None
+        sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
+        parts: list[tuple[float, ComposedCurve]] = []
+        for weight, least, most in sizes(size, scheme.cycle):
+            cases = Branches.covering(
+                least, most, probability=p, max_batch_size=scheme.max_batch_size
+            )
+            parts.append((weight, CasesCurve(p, cases, turns, norm, self.adjacency)))
+        return AverageCurve(tuple(parts))
+
+
+def _cuts(scheme: CyclicPoisson, added: int) -> bool:
+    """Whether a draw can exceed the largest batch, with so many examples added."""
+    largest = scheme.part_sizes[-1] + added
+    return scheme.max_batch_size is not None and scheme.max_batch_size < largest
+
+
+class CyclicPoissonAddRemove(CyclicPoissonPLD):
+    """The same under add-or-remove-one, for ``assignment="independent"``.
+
+    There every example picks its part by itself: the others are split alike in both worlds, the
+    added one joins part s with probability 1/b, and given s and the split its turns are as under
+    zero-out (with truncation: those of ``TruncatedPoissonAddRemove`` for the size of part s). One
+    removed is N against N - 1, one added N + 1 against N, and with truncation the larger δ counts.
+
+    Equal parts read N: with one example fewer, others have to move between parts, and change their
+    turns. No theorem covers that.
+    """
+
+    name = "cyclic Poisson PLD, add-remove"
+    adjacency = Adjacency.ADD_REMOVE
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Refuses equal parts as well (unless there is but one)."""
+        if reason := super().refusal(mechanism):
+            return reason
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        if scheme.assignment == "equal" and scheme.cycle > 1:
+            return (
+                "assignment='equal' splits by the number of examples, so that an example more or "
+                "less moves others to other parts; use assignment='independent'"
+            )
+        return None
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """Exact for one part, nothing to cut with one example more, and the same noise."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        return Kind.UPPER_BOUND if _cuts(scheme, 1) else super().kind_of(mechanism)
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The worse of N against N - 1 and N + 1 against N."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        sizes = [scheme.dataset_size] + [scheme.dataset_size + 1] * _cuts(scheme, 1)
+        both = WorstCurve(tuple(self._of_size(mechanism, size) for size in sizes))
+        return RemarkedCurve(both, SETTINGS_ARE_PUBLIC)
+
+
+class CyclicPoissonReplaceOne(CyclicPoissonPLD):
+    """The same under replace-one: N and the split are the same in both worlds.
+
+    Given them, a turn adds x or x' (or x - w or x' - w) by the same coins to the rows of its
+    column: the pair of ``PoissonReplaceOne`` (``TruncatedPoissonReplaceOne``) with c = ‖C_{:,t}‖.
+    """
+
+    name = "cyclic Poisson PLD, replace-one"
+    adjacency = Adjacency.REPLACE_ONE

@@ -3,66 +3,55 @@
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 
 from dptrain.accounting.accountant import varying_noise
+from dptrain.accounting.composed_curve import CasesCurve, ComposedCurve, SubsampledGaussianCurve
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
-from dptrain.accounting.pld import Composition
-from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
-from dptrain.guarantee import Kind
+from dptrain.accounting.truncated_step import Branches
+from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
 
-
-class ComposedCurve(Curve):
-    """Independent copies of one step's pair of laws, composed numerically."""
-
-    @abstractmethod
-    def _composition(self, sigma: float, *, remove: bool) -> Composition:
-        """The composed losses of (P, Q) (remove) or (Q, P) (add)."""
-
-    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """δ(ε) of the composed losses in both directions."""
-        return (
-            self._composition(sigma, remove=True).delta(epsilon),
-            self._composition(sigma, remove=False).delta(epsilon),
-        )
-
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε(δ) of the two directions."""
-        return max(
-            self._composition(sigma, remove=True).epsilon(delta),
-            self._composition(sigma, remove=False).epsilon(delta),
-        )
-
-    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded."""
-        return (
-            "privacy losses were rounded pessimistically to a grid (connect the dots), "
-            "normal tails beyond 13.5 standard deviations count as δ",
-        )
+# Belongs to every statement of add-remove: what the theorems take for granted.
+SETTINGS_ARE_PUBLIC = (
+    "Added or removed is an example while every setting stays as it is (sampling probability, "
+    "steps, divisor of the sum, largest batch): they must not be set from the exact number of "
+    "examples, nor may that number be published"
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class SubsampledGaussianCurve(ComposedCurve):
-    """``steps`` Gaussians of the given sensitivity, each subsampled with ``probability``."""
+class RemarkedCurve(Curve):
+    """A curve whose statements carry one more note."""
 
-    probability: float
-    steps: int
-    sensitivity: float
+    curve: Curve
+    remark: str
 
-    def _composition(self, sigma: float, *, remove: bool) -> Composition:
-        single = subsampled_gaussian(
-            probability=self.probability,
-            sigma=sigma / self.sensitivity,
-            count=self.steps,
-            remove=remove,
-        )
-        return Composition(single, self.steps)
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """The curve's."""
+        return self.curve.delta(sigma, epsilon)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The curve's."""
+        return self.curve.epsilon(sigma, delta)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """The curve's and the remark."""
+        return (*self.curve.notes(sigma, delta), self.remark)
+
+
+def poisson_curve(
+    adjacency: Adjacency, *, probability: float, steps: int, sensitivity: float
+) -> ComposedCurve:
+    """Composed Poisson steps under one of the three adjacencies."""
+    if adjacency is Adjacency.REPLACE_ONE:
+        alone = Branches(open=1.0, full=0.0, kept=probability)
+        return CasesCurve(probability, alone, steps, sensitivity, adjacency)
+    return SubsampledGaussianCurve(probability, steps, sensitivity)
 
 
 class PoissonPLD(DeterministicAccountant):
-    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I.
+    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I, under zero-out.
 
     One step is dominated by ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse, and the steps
     compose independently (Zhu, Dong & Wang 2022). ``MinSep`` with ``min_sep=1`` is the same law.
@@ -85,9 +74,42 @@ class PoissonPLD(DeterministicAccountant):
             )
         return varying_noise(mechanism)
 
-    def curve(self, mechanism: MatrixMechanism) -> SubsampledGaussianCurve:
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve; a diagonal C only scales the sensitivity."""
         scheme = mechanism.scheme
         assert isinstance(scheme, Poisson | MinSep)
-        norms = mechanism.strategy.column_norms(scheme.steps)
-        return SubsampledGaussianCurve(scheme.probability, scheme.steps, float(norms.max()))
+        return poisson_curve(
+            self.adjacency,
+            probability=scheme.probability,
+            steps=scheme.steps,
+            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
+        )
+
+
+class PoissonAddRemove(PoissonPLD):
+    """The same pair under add-or-remove-one.
+
+    Every example tosses its own coins, so the others' draws have the same law with and without it,
+    and a step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets
+    of any size. N enters nowhere; p, n and the divisor B̄ are settings that do not change with it.
+    """
+
+    name = "poisson PLD, add-remove"
+    adjacency = Adjacency.ADD_REMOVE
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve of zero-out."""
+        return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
+
+
+class PoissonReplaceOne(PoissonPLD):
+    """One step is dominated by Bern(p) against -Bern(p), both directions at once.
+
+    The example's coins decide in both worlds whether its gradient, x in one and x' in the other, is
+    added to what is known (the others' coins may be published). So P = (1-p) N(0) + p N(x) and
+    Q = (1-p) N(0) + p N(x') with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1
+    (``truncated_step.full_pair``, *), which a constant adversary attains at every step: exact.
+    """
+
+    name = "poisson PLD, replace-one"
+    adjacency = Adjacency.REPLACE_ONE

@@ -1,136 +1,47 @@
-"""Truncated Poisson sampling with independent noise, under zero-out."""
+"""Truncated Poisson sampling with independent noise, under three adjacencies."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
-from scipy.stats import binom
-
 from dptrain.accounting.accountant import varying_noise
-from dptrain.accounting.deterministic import DeterministicAccountant
-from dptrain.accounting.pld import Composition
-from dptrain.accounting.poisson_pld import ComposedCurve, SubsampledGaussianCurve
-from dptrain.accounting.shifted_mixtures import ShiftedMixtures, public_mixture, public_spread
-from dptrain.accounting.subsampled_gaussian import spread, subsampled_gaussian_on_grid
-from dptrain.guarantee import Kind
+from dptrain.accounting.composed_curve import CasesCurve, ComposedCurve, WorstCurve
+from dptrain.accounting.deterministic import Curve, DeterministicAccountant
+from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
+from dptrain.accounting.truncated_step import Branches
+from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.truncated_poisson import TruncatedPoisson
 
-# Binomial tails are computed to a relative 1e-12 (checked against sums of 40 digits).
-_SLACK = 1e-10
-# Tails below this lose digits to underflow.
-_UNDERFLOW = 1e-290
-# A branch of less probability than this is charged to δ, as the normal tails are.
-_NEGLIGIBLE = 1e-40
 
-
-@dataclasses.dataclass(frozen=True)
-class Branches:
-    """The two cases of a step, by how many *other* examples are drawn; all rounded up.
-
-    Attributes:
-        open: Pr[Bin(N-1, p) < B]: there is room for the example.
-        full: Pr[Bin(N-1, p) ≥ B]: if it enters, it displaces another.
-        kept: the example's chance q2 to be drawn and kept, given that the batch is full.
-    """
-
-    open: float
-    full: float
-    kept: float
-
-    @classmethod
-    def of(cls, *, dataset_size: int, probability: float, max_batch_size: int) -> Branches:
-        """For N, p and B < N.
-
-        Given s ≥ B other examples drawn, the chance is p·B/(s+1); its mean over s is
-        q2 = (B/N)·Pr[Bin(N, p) ≥ B+1]/Pr[Bin(N-1, p) ≥ B] (Ganesh 2025, section 3.4), and at most
-        p·B/(B+1).
-        """
-        size, p, largest = dataset_size, probability, max_batch_size
-        room = float(binom.cdf(largest - 1, size - 1, p))
-        full = float(binom.sf(largest - 1, size - 1, p))
-        kept = p * largest / (largest + 1) * (1.0 + _SLACK)
-        if full > _UNDERFLOW:
-            tail = float(binom.sf(largest, size, p))
-            kept = min(kept, largest / size * tail / full * (1.0 + 3.0 * _SLACK))
-        return cls(
-            open=_upper(room, complement=full), full=_upper(full, complement=room), kept=kept
+def truncated_curve(
+    adjacency: Adjacency,
+    *,
+    dataset_size: int,
+    probability: float,
+    max_batch_size: int,
+    steps: int,
+    sensitivity: float,
+) -> ComposedCurve:
+    """Composed steps for N examples (add-remove: for N against N-1), at most B of them kept."""
+    if max_batch_size >= dataset_size:
+        return poisson_curve(
+            adjacency, probability=probability, steps=steps, sensitivity=sensitivity
         )
-
-
-def _upper(probability: float, *, complement: float) -> float:
-    """An upper bound on a probability, computed with its complement, from the better of the two."""
-    from_complement = math.nextafter(1.0 - complement * (1.0 - _SLACK), 2.0)
-    return min(probability * (1.0 + _SLACK), from_complement) + _UNDERFLOW
-
-
-@dataclasses.dataclass(frozen=True)
-class TruncatedPoissonCurve(ComposedCurve):
-    """``steps`` Gaussians of the given sensitivity on batches of at most ``max_batch_size``."""
-
-    probability: float
-    dataset_size: int
-    max_batch_size: int
-    steps: int
-    sensitivity: float
-
-    @property
-    def branches(self) -> Branches:
-        """The two cases of a step."""
-        return Branches.of(
-            dataset_size=self.dataset_size,
-            probability=self.probability,
-            max_batch_size=self.max_batch_size,
-        )
-
-    def _composition(self, sigma: float, *, remove: bool) -> Composition:
-        p, cases, scaled = self.probability, self.branches, sigma / self.sensitivity
-        full = ShiftedMixtures(cases.kept, scaled)
-        spreads = []
-        if cases.open > _NEGLIGIBLE:
-            of_open = spread(probability=p, sigma=scaled, remove=remove)
-            spreads.append((cases.open, of_open))
-        if cases.full > _NEGLIGIBLE:
-            spreads.append((cases.full, full.spread(remove=remove)))
-        h = public_spread(spreads).spacing(self.steps)
-        parts = []
-        if cases.open > _NEGLIGIBLE:
-            single = subsampled_gaussian_on_grid(
-                probability=p, sigma=scaled, spacing=h, remove=remove
-            )
-            parts.append((cases.open, single))
-        if cases.full > _NEGLIGIBLE:
-            parts.append((cases.full, full.discretised(spacing=h, remove=remove)))
-        mixed = public_mixture(parts)
-        left_out = sum(w for w in (cases.open, cases.full) if w <= _NEGLIGIBLE)
-        mixed = dataclasses.replace(mixed, infinity=mixed.infinity + left_out)
-        return Composition(mixed, self.steps)
-
-    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """What was rounded, and whether truncation costs privacy."""
-        cases = self.branches
-        displaced = self.steps * cases.full * cases.kept
-        notes = super().notes(sigma, delta)
-        if displaced <= delta:
-            return notes
-        return (
-            *notes,
-            f"truncation costs privacy: an example displaces another {displaced:.3g} times a run "
-            f"on average, at twice the sensitivity; a larger max_batch_size than "
-            f"{self.max_batch_size} makes that rarer",
-        )
+    cases = Branches.of(
+        dataset_size=dataset_size, probability=probability, max_batch_size=max_batch_size
+    )
+    return CasesCurve(probability, cases, steps, sensitivity, adjacency)
 
 
 class TruncatedPoissonPLD(DeterministicAccountant):
     """PLD of n steps of truncated Poisson sampling under zero-out, both directions, for C = c·I.
 
-    (Ganesh 2025, Theorem 3.3.) Let x be the gradient of the example, blanked to 0 in the other
-    world, where it is still drawn like any other. One step is dominated by a public r and, for
-    (P, Q) and also for (Q, P), with noise σ:
+    (Ganesh 2025, Theorem 3.3, with a sharper pair.) Let x be the gradient of the example, blanked
+    to 0 in the other world, where it is still drawn like any other. One step is dominated by a
+    public r and the pair of its case:
 
     * r = 1 with probability Pr[Bin(N-1, p) < B]: Bern(p) against 0;
-    * r = 2 otherwise: 2·Bern(q2) against -Bern(q2), with q2 of :class:`Branches`.
+    * r = 2 otherwise: with q2 of :class:`Branches`, the pair whose divergences at ε ≥ 0 are those
+      of 2·Bern(q2) against Bern(q2) for (P, Q) and of Bern(q2) against 0 for (Q, P).
 
     Proof.
 
@@ -141,28 +52,19 @@ class TruncatedPoissonPLD(DeterministicAccountant):
       example enters with probability q2, the mean over s. Padding adds nothing.
     * Given what is published and all earlier releases, the gradients are fixed, so the others' sum
       is a known shift. For s < B what is left is Bern(p)·x against 0. For s ≥ B it is x - w with
-      probability q2 against -w with probability q2: lengths at most 2 and 1.
-    * Both are dominated by aligned shifts of the greatest lengths. For γ ≥ 1 the divergence
-      ∫(P - γQ)₊ is that of q·N(v) against c0·N(0) + c1·N(w), with c0 = (1-q)(γ-1) and c1 = γq. For
-      any split q = a + b it is at most that of a·N(v) against c0·N(0) plus that of b·N(v) against
-      c1·N(w), and each of these depends on its distance only and grows with it: at most |v| and
-      |v| + |w|. For v and w on opposite sides of 0 on a line the split at which all likelihood
-      ratios cross at the same point gives equality, so that case is the greatest. For γ < 1 move
-      (1-q)(1-γ)·N(0) to the first law and split γq instead.
+      probability q2 against -w with probability q2: lengths of at most 2 and 1, and at most 1
+      apart. ``truncated_step.full_pair`` proves the pair for these.
     * The law of r does not depend on the data, so the loss of (r, y) is that of y given r: the
       step's loss distribution is the mixture of the two. Coins are fresh in every step, so the
       steps compose adaptively.
 
-    Nothing is lost where B ≥ N (Poisson sampling); elsewhere it is an upper bound, as x - w and -w
-    cannot both be aligned and longest, and r is not published.
+    Nothing is lost where B ≥ N (Poisson sampling); elsewhere it is an upper bound: no one w is the
+    worst for both directions, and r is not published.
 
-    Rounding: with a smaller q2 the pair of r = 2 arises from that with a larger one by replacing
+    Rounding: with a smaller q2 the laws of r = 2 arise from those with a larger one by replacing
     the output by a draw from N(0, σ²) with some probability, so q2 is rounded up. So are both
     weights, whose sum may then exceed 1 by 2e-10: the composed masses are at least the true ones,
     whichever case is worse (a small q2 can make r = 2 the better one).
-
-    Not offered: add-or-remove-one of N (Theorem 3.1; r = 1 the same, r = 2: 2·Bern(q2) against 0)
-    and replace-one (Theorem 3.4; Bern(p) against -Bern(p), 2·Bern(q2) against -2·Bern(q2)).
     """
 
     name = "truncated Poisson PLD"
@@ -187,17 +89,65 @@ class TruncatedPoissonPLD(DeterministicAccountant):
         assert isinstance(scheme, TruncatedPoisson)
         return Kind.EXACT if scheme.max_batch_size >= scheme.dataset_size else Kind.UPPER_BOUND
 
-    def curve(self, mechanism: MatrixMechanism) -> TruncatedPoissonCurve | SubsampledGaussianCurve:
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve; a diagonal C only scales the sensitivity."""
+        return self._of_size(mechanism, mechanism.scheme.population)
+
+    def _of_size(self, mechanism: MatrixMechanism, size: int) -> ComposedCurve:
         scheme = mechanism.scheme
         assert isinstance(scheme, TruncatedPoisson)
-        sensitivity = float(mechanism.strategy.column_norms(scheme.steps).max())
-        if scheme.max_batch_size >= scheme.dataset_size:
-            return SubsampledGaussianCurve(scheme.probability, scheme.steps, sensitivity)
-        return TruncatedPoissonCurve(
+        return truncated_curve(
+            self.adjacency,
+            dataset_size=size,
             probability=scheme.probability,
-            dataset_size=scheme.dataset_size,
             max_batch_size=scheme.max_batch_size,
             steps=scheme.steps,
-            sensitivity=sensitivity,
+            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
         )
+
+
+class TruncatedPoissonAddRemove(TruncatedPoissonPLD):
+    """The same under add-or-remove-one: r = 1: Bern(p) against 0; r = 2: 2·Bern(q2) against 0.
+
+    (Ganesh 2025, Theorem 3.1.) Let the larger data set have m examples. The others are the same
+    m - 1 in both worlds, with the same coins and the same random order, and min(s, B) is published
+    as under zero-out; in the smaller world the batch is the first B of the order. So r has the law
+    of Bin(m-1, p), q2 is that of m, and the larger world adds x with probability p (s < B) or
+    x - w, of length at most 2, with probability q2 (s ≥ B), where the smaller one adds nothing.
+    Both batches are padded to the same B.
+
+    The theorem compares m with m - 1. A run on N examples has neighbours of either size: one
+    removed is m = N, one added m = N + 1. The loss is not known to be monotone in m, so the
+    statement is the larger δ of the two, in both directions each.
+    """
+
+    name = "truncated Poisson PLD, add-remove"
+    adjacency = Adjacency.ADD_REMOVE
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """Exact if no batch can be cut, even with one example more."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, TruncatedPoisson)
+        return Kind.EXACT if scheme.max_batch_size > scheme.dataset_size else Kind.UPPER_BOUND
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The worse of N against N - 1 and N + 1 against N."""
+        size = mechanism.scheme.population
+        both = tuple(self._of_size(mechanism, each) for each in (size, size + 1))
+        return RemarkedCurve(WorstCurve(both), SETTINGS_ARE_PUBLIC)
+
+
+class TruncatedPoissonReplaceOne(TruncatedPoissonPLD):
+    """The same under replace-one, both directions at once.
+
+    (Ganesh 2025, Theorem 3.4, with a sharper pair.) N, the others, their coins and their order are
+    the same in both worlds, and everything but the example's gradient, x or x'. As under zero-out:
+
+    * r = 1: Bern(p)·x against Bern(p)·x': Bern(p) against -Bern(p);
+    * r = 2: x - w with probability q2 against x' - w with probability q2, lengths at most 2 and at
+      most 2 apart: the divergences of 2·Bern(q2) against 0 at ε ≥ 0, in both directions
+      (``truncated_step.full_pair``), where the theorem has those of 2·Bern(q2) against -2·Bern(q2).
+    """
+
+    name = "truncated Poisson PLD, replace-one"
+    adjacency = Adjacency.REPLACE_ONE

@@ -7,12 +7,24 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account
-from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
+from dptrain.accounting.cyclic_poisson import (
+    CyclicPoissonAddRemove,
+    CyclicPoissonPLD,
+    CyclicPoissonReplaceOne,
+)
+from dptrain.accounting.part_sizes import independent_sizes
 from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.guarantee import Kind
+from dptrain.accounting.truncated_poisson import (
+    TruncatedPoissonAddRemove,
+    TruncatedPoissonPLD,
+    TruncatedPoissonReplaceOne,
+    truncated_curve,
+)
+from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.poisson import Poisson
+from dptrain.sampling.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BSR, Dense, Identity
 from dptrain.strategies.tree import TreeRestart
 from dptrain.testing import AccountantContract
@@ -20,6 +32,7 @@ from tests.oracles import quadrature
 from tests.oracles.enumeration import Law, toeplitz
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.5])
+EVERY = (CyclicPoissonPLD, CyclicPoissonAddRemove, CyclicPoissonReplaceOne)
 
 
 def scheme(probability=0.2, cycle=3, steps=20, **options):
@@ -67,7 +80,28 @@ class TestContractOfOnePart(AccountantContract):
         return mechanism(scheme(probability=0.1, cycle=1, steps=60))
 
     def refused_mechanism(self):
-        return mechanism(scheme(max_batch_size=300))
+        return mechanism(scheme(0.1, 1, 60), BSR(bands=2))
+
+
+class TestContractOfTruncation(TestContract):
+    def mechanism(self):
+        return mechanism(scheme(max_batch_size=220), BSR(bands=3))
+
+
+class TestContractOfAddRemove(TestContract):
+    def accountant(self):
+        return CyclicPoissonAddRemove()
+
+    def mechanism(self):
+        return mechanism(scheme(steps=60, assignment="independent"), BSR(bands=3), sigma=2.0)
+
+    def refused_mechanism(self):
+        return mechanism(scheme(assignment="equal"), BSR(bands=3))
+
+
+class TestContractOfReplaceOne(TestContract):
+    def accountant(self):
+        return CyclicPoissonReplaceOne()
 
 
 def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
@@ -165,9 +199,112 @@ def test_refusals_name_the_remedy():
     assert why is not None
     assert "at most 3 bands" in why
     assert "cycle of at least 4" in why
-    truncated = mechanism(scheme(max_batch_size=300))
-    with pytest.raises(ValueError, match="max_batch_size=None"):
-        account(truncated, delta=1e-6)
-    with pytest.raises(ValueError, match=r"no accountant yet .* accountant='gaussian' is valid"):
-        account(truncated, delta=1e-6)
-    assert account(truncated, delta=1e-6, accountant="gaussian").epsilon > 0
+    equal = CyclicPoissonAddRemove().refusal(mechanism(scheme()))
+    assert equal is not None
+    assert "assignment='independent'" in equal
+
+
+# --- truncation --------------------------------------------------------------------------------
+
+
+def cut(cycle, size, largest, steps=12, p=0.3, **options):
+    return CyclicPoisson(
+        probability=p,
+        cycle=cycle,
+        dataset_size=size,
+        steps=steps,
+        max_batch_size=largest,
+        **options,
+    )
+
+
+def turns(adjacency, size, largest, count, norm=1.0, p=0.3):
+    return truncated_curve(
+        adjacency,
+        dataset_size=size,
+        probability=p,
+        max_batch_size=largest,
+        steps=count,
+        sensitivity=norm,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cyclic", "plain"),
+    [
+        (CyclicPoissonPLD, TruncatedPoissonPLD),
+        (CyclicPoissonAddRemove, TruncatedPoissonAddRemove),
+        (CyclicPoissonReplaceOne, TruncatedPoissonReplaceOne),
+    ],
+)
+def test_one_truncated_part_is_truncated_poisson(cyclic, plain):
+    same = TruncatedPoisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
+    found = cyclic().guarantee(mechanism(cut(1, 40, 15)), delta=1e-6)
+    assert found.epsilon == plain().guarantee(mechanism(same), delta=1e-6).epsilon
+    assert any("truncation costs privacy" in note for note in found.notes)
+
+
+def test_truncated_parts_of_one_size_are_turns_of_that_size():
+    matrix = 2.0 * np.eye(12) + np.eye(12, k=-1)
+    found = CyclicPoissonPLD().guarantee(
+        mechanism(cut(4, 80, 9), Dense(matrix=matrix), 3.0), delta=1e-5
+    )
+    same = turns(Adjacency.ZERO_OUT, 20, 9, 3, norm=math.sqrt(5.0))
+    assert found.epsilon == same.epsilon(3.0, 1e-5)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("assignment", ["equal", "independent"])
+def test_truncated_parts_average_over_their_sizes(assignment, adjacency):
+    if assignment == "equal" and adjacency is Adjacency.ADD_REMOVE:
+        return  # refused
+    size, cycle, largest, sigma = 14, 4, 3, 1.3
+    member = {each.adjacency: each for each in EVERY}[adjacency]()
+    law = cut(cycle, size, largest, assignment=assignment)
+    found = member.profile(mechanism(law, sigma=sigma), EPSILONS)
+    worst = np.zeros((2, len(EPSILONS)))
+    for whole in (size, size + 1) if adjacency is Adjacency.ADD_REMOVE else (size,):
+        if assignment == "independent":
+            weights = {
+                m: math.comb(whole - 1, m - 1) * 3.0 ** (whole - m) / 4.0 ** (whole - 1)
+                for m in range(1, whole + 1)
+            }
+        else:
+            weights = {3: 6 / 14, 4: 8 / 14}
+        assert math.isclose(sum(weights.values()), 1.0)
+        mean = sum(
+            weight * np.array(turns(adjacency, m, largest, 3).delta(sigma, EPSILONS))
+            for m, weight in weights.items()
+        )
+        worst = np.maximum(worst, mean)
+    claimed = np.array([found.remove, found.add])
+    assert (claimed >= worst * (1 - 1e-6)).all()
+    # Sizes are gathered into a few intervals, each bounded at once.
+    slack = 1.001 if assignment == "equal" else 2.0
+    assert (claimed.max(axis=0) <= slack * worst.max(axis=0) + 1e-9).all()
+    shown = member.guarantee(mechanism(law, sigma=sigma), delta=1e-3)
+    back = member.profile(mechanism(law, sigma=sigma), [shown.epsilon * 0.999, shown.epsilon])
+    assert back.delta[1] <= 1e-3 * (1 + 1e-6)
+    assert back.delta[0] >= 1e-3 * (1 - 3e-3)
+
+
+@pytest.mark.parametrize(("size", "cycle"), [(2, 2), (30, 3), (500, 7), (4, 100)])
+def test_intervals_of_sizes_cover_their_law(size, cycle):
+    found = independent_sizes(size, cycle)
+    assert found[0][1] == 1
+    assert found[-1][2] == size
+    for (_, _, last), (_, first, _) in itertools.pairwise(found):
+        assert first == last + 1
+    for weight, least, most in found:
+        chances = [
+            math.comb(size - 1, m - 1) * (cycle - 1) ** (size - m) / cycle ** (size - 1)
+            for m in range(least, most + 1)
+        ]
+        exact = math.fsum(chances)
+        assert exact * (1 - 1e-12) <= weight <= exact * (1 + 1e-6) + 1e-200
+
+
+def test_a_cap_that_nobody_reaches_is_no_truncation():
+    free = CyclicPoissonPLD().guarantee(mechanism(cut(4, 80, 20)), delta=1e-5)
+    plain = CyclicPoissonPLD().guarantee(mechanism(cut(4, 80, None)), delta=1e-5)
+    assert free.epsilon == plain.epsilon

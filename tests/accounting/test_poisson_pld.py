@@ -11,11 +11,18 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from dptrain.accounting import gaussian
 from dptrain.accounting.pld import Composition
-from dptrain.accounting.poisson_pld import PoissonPLD, SubsampledGaussianCurve
+from dptrain.accounting.poisson_pld import (
+    PoissonAddRemove,
+    PoissonPLD,
+    PoissonReplaceOne,
+    SubsampledGaussianCurve,
+)
 from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
+from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BandMF, Dense, Identity
+from dptrain.testing import AccountantContract
 
 
 def compose(probability, sigma, count, remove):
@@ -174,3 +181,68 @@ def test_refuses_noise_that_varies_from_step_to_step():
         strategy = Dense(matrix=diagonal)
         mechanism = MatrixMechanism(scheme=poisson, strategy=strategy, noise_multiplier=1.0)
         assert ("diagonal" in (PoissonPLD().refusal(mechanism) or "")) == refused
+
+
+# --- other adjacencies -------------------------------------------------------------------------
+
+
+class TestContractOfAddRemove(AccountantContract):
+    def accountant(self):
+        return PoissonAddRemove()
+
+    def mechanism(self):
+        return poisson_of(0.02, 300, 1.0)
+
+    def refused_mechanism(self):
+        return poisson_of(0.02, 300, 1.0, BandMF(bands=2))
+
+
+class TestContractOfReplaceOne(TestContractOfAddRemove):
+    def accountant(self):
+        return PoissonReplaceOne()
+
+
+def poisson_of(p, steps, sigma, strategy=None):
+    scheme = Poisson(probability=p, dataset_size=1000, steps=steps)
+    return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
+
+
+@pytest.mark.parametrize(
+    ("p", "steps", "sigma"), [(0.01, 300, 0.8), (0.3, 20, 3.0), (1.0, 5, 4.0), (1e-3, 1000, 0.6)]
+)
+def test_replace_one_agrees_with_dp_accounting(p, steps, sigma):
+    single = privacy_loss_distribution.from_gaussian_mechanism(
+        sigma,
+        sampling_prob=p,
+        value_discretization_interval=1e-4,
+        neighboring_relation=privacy_loss_distribution.NeighborRel.REPLACE_ONE,
+    )
+    theirs = single.self_compose(steps)
+    for delta in (1e-3, 1e-7):
+        found = PoissonReplaceOne().guarantee(poisson_of(p, steps, sigma), delta=delta).epsilon
+        assert found == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=2e-3)
+    found = PoissonReplaceOne().profile(poisson_of(p, steps, sigma), [0.5, 1.0])
+    np.testing.assert_array_equal(found.remove, found.add)
+
+
+@pytest.mark.parametrize(("p", "sigma"), [(0.2, 0.7), (0.9, 2.0)])
+def test_replace_one_of_one_step_by_integration(p, sigma):
+    x = np.arange(-1 - 12 * sigma, 1 + 12 * sigma, sigma * 1e-4)
+    cell = 1e-4 / math.sqrt(2 * math.pi)
+    plain = np.exp(-0.5 * (x / sigma) ** 2)
+    dense = [(1 - p) * plain + p * np.exp(-0.5 * ((x - m) / sigma) ** 2) for m in (1.0, -1.0)]
+    epsilons = np.array([0.0, 0.3, 1.0, 2.0])
+    exact = [cell * np.maximum(dense[0] - np.exp(e) * dense[1], 0.0).sum() for e in epsilons]
+    found = PoissonReplaceOne().profile(poisson_of(p, 1, sigma), epsilons)
+    for direction in (found.remove, found.add):
+        assert (direction >= np.array(exact) * (1 - 1e-6)).all()
+        np.testing.assert_allclose(direction, exact, rtol=1e-3)
+
+
+def test_add_remove_is_zero_out_with_settings_that_do_not_read_the_number():
+    mechanism = poisson_of(0.02, 50, 1.0)
+    found = PoissonAddRemove().guarantee(mechanism, delta=1e-6)
+    assert found.epsilon == PoissonPLD().guarantee(mechanism, delta=1e-6).epsilon
+    assert found.adjacency is Adjacency.ADD_REMOVE
+    assert found.kind is Kind.EXACT
+    assert any("every setting stays" in note for note in found.notes)

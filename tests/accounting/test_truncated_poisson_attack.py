@@ -8,15 +8,28 @@ import pytest
 from scipy.special import logsumexp
 
 from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
-from dptrain.accounting.truncated_poisson import TruncatedPoissonCurve
+from dptrain.accounting.truncated_poisson import truncated_curve
+from dptrain.guarantee import Adjacency
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
 
 
-def curve(size, p, largest):
-    return TruncatedPoissonCurve(
-        probability=p, dataset_size=size, max_batch_size=largest, steps=1, sensitivity=1.0
+def curve(size, p, largest, adjacency=Adjacency.ZERO_OUT):
+    return truncated_curve(
+        adjacency,
+        probability=p,
+        dataset_size=size,
+        max_batch_size=largest,
+        steps=1,
+        sensitivity=1.0,
     )
+
+
+def neighbour(adjacency, others):
+    """The gradients of the other data set, whose example had gradient (1, 0)."""
+    if adjacency is Adjacency.ADD_REMOVE:
+        return others
+    return [(0.0 if adjacency is Adjacency.ZERO_OUT else -1.0, 0.0), *others]
 
 
 def sum_law(gradients, p, largest):
@@ -52,17 +65,18 @@ def attained(law, other, sigma, epsilons, planar):
     ]
 
 
+@pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("sigma", [0.6, 1.5])
-def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma):
+def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma, adjacency):
     beyond_poisson = 0
-    for size in (2, 3, 4):
+    for size in (2, 3, 4) if adjacency is Adjacency.ZERO_OUT else (2, 3):
         for largest, p in itertools.product(range(1, size), (0.15, 0.5, 0.9, 1.0)):
-            claimed = np.array(curve(size, p, largest).delta(sigma, EPSILONS))
+            claimed = np.array(curve(size, p, largest, adjacency).delta(sigma, EPSILONS))
             poisson = np.array(SubsampledGaussianCurve(p, 1, 1.0).delta(sigma, EPSILONS))
             for others in itertools.combinations_with_replacement((-1.0, 0.0, 1.0), size - 1):
                 rest = [(value, 0.0) for value in others]
                 mine = sum_law([(1.0, 0.0), *rest], p, largest)
-                blank = sum_law([(0.0, 0.0), *rest], p, largest)
+                blank = sum_law(neighbour(adjacency, rest), p, largest)
                 found = np.array(attained(mine, blank, sigma, EPSILONS, planar=False))
                 # The kinks of the integrand cost the square of the grid's step.
                 assert (found <= claimed + 5e-6).all(), (size, largest, p, others)
@@ -71,15 +85,16 @@ def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma):
     assert beyond_poisson > 0
 
 
-def test_no_gradients_in_a_plane_attain_more_than_is_claimed():
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_no_gradients_in_a_plane_attain_more_than_is_claimed(adjacency):
     sigma, size = 0.7, 3
     angles = np.exp(1j * math.pi * np.array([0.0, 0.5, 0.75, 1.0]))
     for largest, p in itertools.product((1, 2), (0.4, 0.9)):
-        claimed = np.array(curve(size, p, largest).delta(sigma, EPSILONS))
+        claimed = np.array(curve(size, p, largest, adjacency).delta(sigma, EPSILONS))
         for others in itertools.combinations_with_replacement(angles, size - 1):
             rest = [(value.real, value.imag) for value in others]
             mine = sum_law([(1.0, 0.0), *rest], p, largest)
-            blank = sum_law([(0.0, 0.0), *rest], p, largest)
+            blank = sum_law(neighbour(adjacency, rest), p, largest)
             found = np.array(attained(mine, blank, sigma, EPSILONS, planar=True))
             # The kink of the integrand costs the square of the grid's step.
             assert (found <= claimed + 2e-3).all(), (largest, p, others)

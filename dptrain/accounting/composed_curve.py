@@ -1,0 +1,237 @@
+"""Privacy curves of independent steps, composed numerically, and their averages and maxima."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+
+import numpy as np
+
+from dptrain.accounting.deterministic import Array, Curve
+from dptrain.accounting.pld import Composition
+from dptrain.accounting.public_mixture import public_mixture, public_spread
+from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
+from dptrain.accounting.truncated_step import Branches, full_pair, open_pair
+from dptrain.guarantee import Adjacency
+
+# A case of less probability than this is charged to δ, as the normal tails are.
+NEGLIGIBLE = 1e-40
+# Points at which averages of several curves are read at once.
+_POINTS = 17
+
+GRID_NOTE = (
+    "privacy losses were rounded pessimistically to a grid (connect the dots), "
+    "normal tails beyond 13.5 standard deviations count as δ"
+)
+
+
+class ComposedCurve(Curve):
+    """Independent copies of one step's pair of laws, composed numerically.
+
+    Attributes:
+        symmetric: whether both directions have the same losses.
+        displaced: how often on average an example displaces another in a run.
+    """
+
+    symmetric: bool = False
+
+    @property
+    def displaced(self) -> float:
+        """0: nothing is cut."""
+        return 0.0
+
+    @abstractmethod
+    def composition(self, sigma: float, *, remove: bool) -> Composition:
+        """The composed losses of (P, Q) (remove) or (Q, P) (add)."""
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """δ(ε) of the composed losses in both directions."""
+        found = self.composition(sigma, remove=True).delta(epsilon)
+        if self.symmetric:
+            return found, found
+        return found, self.composition(sigma, remove=False).delta(epsilon)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger ε(δ) of the two directions."""
+        found = self.composition(sigma, remove=True).epsilon(delta)
+        if self.symmetric:
+            return found
+        return max(found, self.composition(sigma, remove=False).epsilon(delta))
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """What was rounded, and whether truncation costs privacy."""
+        return (GRID_NOTE, *_cost_of_truncation(self.displaced, delta))
+
+
+def _cost_of_truncation(displaced: float, delta: float) -> tuple[str, ...]:
+    if displaced <= delta:
+        return ()
+    return (
+        f"truncation costs privacy: an example displaces another {displaced:.3g} times a run "
+        "on average, at twice the sensitivity; a larger max_batch_size makes that rarer",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class SubsampledGaussianCurve(ComposedCurve):
+    """``steps`` Gaussians of the given sensitivity, each subsampled with ``probability``."""
+
+    probability: float
+    steps: int
+    sensitivity: float
+
+    def composition(self, sigma: float, *, remove: bool) -> Composition:
+        """See :class:`ComposedCurve`."""
+        single = subsampled_gaussian(
+            probability=self.probability,
+            sigma=sigma / self.sensitivity,
+            count=self.steps,
+            remove=remove,
+        )
+        return Composition(single, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class CasesCurve(ComposedCurve):
+    """``steps`` steps of a (truncated) Poisson draw, whose case is public (``truncated_step``)."""
+
+    probability: float
+    branches: Branches
+    steps: int
+    sensitivity: float
+    adjacency: Adjacency
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        """Replacing x by x' is the same as replacing x' by x."""
+        return self.adjacency is Adjacency.REPLACE_ONE
+
+    @property
+    def displaced(self) -> float:
+        """How often on average an example displaces another in a run (an upper bound)."""
+        cases = self.branches
+        return self.steps * (cases.full * cases.kept + cases.either * self.probability)
+
+    def composition(self, sigma: float, *, remove: bool) -> Composition:
+        """See :class:`ComposedCurve`."""
+        p, cases, scaled = self.probability, self.branches, sigma / self.sensitivity
+        possible = [
+            (cases.open, open_pair(self.adjacency, p, scaled)),
+            (cases.full, full_pair(self.adjacency, cases.kept, scaled)),
+            # In this pair either of the others occurs with lengths below the greatest, q ≤ p.
+            (cases.either, full_pair(self.adjacency, p, scaled)),
+        ]
+        taken = [(weight, pair) for weight, pair in possible if weight > NEGLIGIBLE]
+        spreads = [(weight, pair.spread(remove=remove)) for weight, pair in taken]
+        h = public_spread(spreads).spacing(self.steps)
+        mixed = public_mixture(
+            [(weight, pair.discretised(spacing=h, remove=remove)) for weight, pair in taken]
+        )
+        left_out = sum(weight for weight, _ in possible if weight <= NEGLIGIBLE)
+        mixed = dataclasses.replace(mixed, infinity=mixed.infinity + left_out)
+        return Composition(mixed, self.steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class AverageCurve(Curve):
+    """A public coin, the same in both worlds, is tossed once a run: δ is the mean of the curves'.
+
+    Args:
+        parts: probabilities (rounded up) and curves.
+    """
+
+    parts: tuple[tuple[float, ComposedCurve], ...]
+
+    @property
+    def displaced(self) -> float:
+        """How often on average an example displaces another in a run."""
+        return sum(weight * curve.displaced for weight, curve in self.parts)
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """The weighted means."""
+        remove, add = np.zeros_like(epsilon), np.zeros_like(epsilon)
+        for weight, curve in self.parts:
+            found = curve.delta(sigma, epsilon)
+            remove, add = remove + weight * found[0], add + weight * found[1]
+        return np.minimum(remove, 1.0), np.minimum(add, 1.0)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The least ε at which neither mean is above δ, to a relative 1e-6, rounded up."""
+        if len(self.parts) == 1 and self.parts[0][0] <= 1.0:
+            return self.parts[0][1].epsilon(sigma, delta)
+        return max(self._epsilon(sigma, delta, remove=remove) for remove in self._directions)
+
+    @property
+    def _directions(self) -> tuple[bool, ...]:
+        return (True,) if all(curve.symmetric for _, curve in self.parts) else (True, False)
+
+    def _epsilon(self, sigma: float, delta: float, *, remove: bool) -> float:
+        # Curves of a vanishing share count in full: a thousandth of δ at most in all.
+        charged, composed, parts = 0.0, [], sorted(self.parts, key=lambda part: part[0])
+        for weight, curve in parts:
+            if charged + weight <= 1e-3 * delta:
+                charged += weight
+            else:
+                composed.append((weight, curve.composition(sigma, remove=remove)))
+
+        def totals(epsilon: Array) -> Array:
+            found = np.full(epsilon.shape, charged)
+            for weight, each in composed:
+                found = found + weight * each.delta(epsilon)
+            return found
+
+        if totals(np.array([math.inf]))[0] >= delta:
+            return math.inf
+        likely = composed[-1][1].epsilon(delta)
+        return _crossing(totals, delta, likely if 0.0 < likely < math.inf else 1.0)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """What was rounded, and whether truncation costs privacy."""
+        return (GRID_NOTE, *_cost_of_truncation(self.displaced, delta))
+
+
+def _crossing(delta_of: Callable[[Array], Array], delta: float, likely: float) -> float:
+    """Least ε ≥ 0 with δ(ε) ≤ δ, rounded up; δ(ε) falls, is asked for many ε at once, and ends ≤ δ.
+
+    Near the answer δ(ε) is read from a chord: it is convex in e^ε, hence below.
+    """
+    grid = likely * np.linspace(0.9, 1.3, _POINTS)
+    values = delta_of(grid)
+    if values[0] <= delta:
+        grid = grid[0] * np.linspace(0.0, 1.0, _POINTS)
+        values = delta_of(grid)
+        if values[0] <= delta:
+            return 0.0
+    while values[-1] > delta:
+        grid = grid[-1] * np.geomspace(1.0, 4.0, _POINTS)
+        values = delta_of(grid)
+    for _ in range(2):
+        cell = int(np.flatnonzero(values > delta)[-1])
+        grid = np.linspace(grid[cell], grid[cell + 1], _POINTS)
+        values = delta_of(grid)
+    cell = int(np.flatnonzero(values > delta)[-1])
+    part = (values[cell] - delta) / (values[cell] - values[cell + 1])
+    return float(grid[cell] + math.log1p(part * math.expm1(grid[cell + 1] - grid[cell])))
+
+
+@dataclasses.dataclass(frozen=True)
+class WorstCurve(Curve):
+    """Whichever of several curves is worse: the statement holds for all of them."""
+
+    curves: tuple[Curve, ...]
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """The greatest of each direction."""
+        found = [curve.delta(sigma, epsilon) for curve in self.curves]
+        remove, add = zip(*found, strict=True)
+        return np.maximum.reduce(remove), np.maximum.reduce(add)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The greatest."""
+        return max(curve.epsilon(sigma, delta) for curve in self.curves)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """Those of the last curve."""
+        return self.curves[-1].notes(sigma, delta)
