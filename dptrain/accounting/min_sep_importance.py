@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.accounting import certificate_cache
 from dptrain.accounting.accountant import Accountant, Cost, Profile
 from dptrain.accounting.certificate import fresh_seed
 from dptrain.accounting.declaration import package_version
@@ -18,10 +21,11 @@ from dptrain.accounting.min_sep import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep_renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep_tilted import TiltedMinSep, WeightedTerms
 from dptrain.accounting.search import least_scale
-from dptrain.accounting.simulation import DIRECTIONS, chunks, default_threads
+from dptrain.accounting.simulation import DIRECTIONS, default_threads
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
 from dptrain.accounting.verify import upper_confidence
-from dptrain.accounting.weighted_verdicts import Rule, verify_points
+from dptrain.accounting.weighted_certificate import chosen_point, load_certificate
+from dptrain.accounting.weighted_verdicts import Rule, estimate_depth, mean_of, verify_points
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
@@ -34,7 +38,6 @@ ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, ne
 _OFFSETS = (4, 2, 1, 0)
 # 1 % a step: a factor of 20,000 in all.
 _DEEPEST = 1000
-_ROUGH_SAMPLES = 16_384
 _PROFILE_POINTS, _PROFILE_SAMPLES = 24, 20_000
 _DEEP = 1e-290
 
@@ -57,6 +60,8 @@ class MinSepImportance(Accountant):
             thousandth of δ and part of it.
         max_samples: refuse jobs with more samples a direction and point than this.
         threads: threads; by default all cores. The results do not depend on it.
+        cache: directory of certificates for :meth:`calibrate`: a certificate is made once and
+            reused, whatever ``seed`` says, as another attempt would add its q.
         progress: whether to show progress bars (after two seconds).
 
     Raises:
@@ -67,6 +72,7 @@ class MinSepImportance(Accountant):
     failure_probability: float = 1e-6
     max_samples: int = 10**8
     threads: int | None = None
+    cache: str | os.PathLike[str] | None = None
     progress: bool = True
 
     name = "b-min-sep importance sampling"
@@ -117,12 +123,23 @@ class MinSepImportance(Accountant):
 
         Raises:
             ValueError: if the mechanism is refused, ε or δ is out of range, or it takes more than
-                ``max_samples``.
+                ``max_samples``, or a cached certificate is corrupt.
         """
         check_epsilon(epsilon)
         check_delta(delta, mechanism.scheme)
-        curve, seed = self.curve(mechanism), fresh_seed(self.seed)
-        failure = delta / 1000.0
+        curve = self.curve(mechanism)
+        request = {
+            "method": {"name": self.name, "version": METHOD},
+            "law": curve.law.to_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "package": package_version(),
+        }
+        if self.cache is not None:
+            found = load_certificate(Path(self.cache), request)
+            if found is not None:
+                return self._verified(mechanism, found)
+        seed, failure = fresh_seed(self.seed), delta / 1000.0
         violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
         rule = Rule(violated, failure, self.max_samples)
         top = least_scale(
@@ -138,27 +155,34 @@ class MinSepImportance(Accountant):
         def terms_at(exponent: float) -> _Both:
             return self._terms(curve, certain / STEP**exponent, epsilon)
 
-        depth = self._deepest(terms_at, rule, [seed, ESTIMATE], _DEEPEST)
+        depth = estimate_depth(
+            terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self._threads
+        )
         rows = self._verify(terms_at, depth, rule, [seed, VERIFY])
-        accepted = [row["point"] for row in rows if row["accepted"]]
-        sigma = certain / STEP ** (accepted[-1] if accepted else 0)
+        sigma = certain / STEP ** (chosen_point(rows) or 0.0)
         certificate = {
             **self._evidence(curve, rule, seed, rows),
-            "epsilon": epsilon,
+            "request": request,
             "delta_proved": violated + failure * (1.0 - violated),
             "ceiling": certain,
             "noise_multiplier": sigma,
         }
+        if self.cache is not None:
+            certificate_cache.store(Path(self.cache), request, certificate)
+        return self._verified(mechanism, certificate)
+
+    def _verified(self, mechanism: MatrixMechanism, certificate: dict[str, Any]) -> Guarantee:
+        """The statement that a certificate supports."""
         note = (
             "The noise level was chosen and verified by simulation before training; δ includes the "
-            f"chance of a wrong verdict, {failure:.2g}, for this one attempt, and each further "
-            "attempt would add as much"
+            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
+            "attempt, and each further attempt would add as much"
         )
         return statement(
-            mechanism.with_noise(sigma),
+            mechanism.with_noise(certificate["noise_multiplier"]),
             self,
-            epsilon=epsilon,
-            delta=delta,
+            epsilon=certificate["request"]["epsilon"],
+            delta=certificate["request"]["delta"],
             notes=(note,),
             kind=Kind.VERIFIED,
             certificate=certificate,
@@ -192,9 +216,11 @@ class MinSepImportance(Accountant):
 
         rows = []
         if top > 0.0:
-            depth = self._deepest(terms_at, rule, [seed, ESTIMATE], _DEEPEST)
+            depth = estimate_depth(
+                terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self._threads
+            )
             rows = self._verify(terms_at, depth, rule, [seed, GUARANTEE])
-        accepted = [row["point"] for row in rows if row["accepted"]]
+        depth_shown = chosen_point(rows)
         certificate = {
             **self._evidence(curve, rule, seed, rows),
             "noise_multiplier": sigma,
@@ -204,45 +230,10 @@ class MinSepImportance(Accountant):
             "The statement about this fixed mechanism is false with probability at most "
             f"{self.failure_probability:.2g} over the accountant's own simulation"
         )
-        epsilon = epsilon_at(accepted[-1]) if accepted else top
+        epsilon = top if depth_shown is None else epsilon_at(depth_shown)
         return statement(
             mechanism, self, epsilon=epsilon, delta=delta, notes=(note,), certificate=certificate
         )
-
-    def _deepest(
-        self, terms_at: Callable[[float], _Both], rule: Rule, seed: list[int], most: int
-    ) -> int:
-        """How many steps of 1 % (≤ ``most``) an estimate goes from the top; no proof."""
-
-        def passes(depth: int) -> bool:
-            both = terms_at(depth)
-            for side, direction in enumerate(DIRECTIONS):
-                terms = both[direction]
-                if terms.ceiling <= rule.violated:
-                    continue
-                planned = rule.samples(terms.ceiling)
-                mean = self._mean(terms, min(planned, _ROUGH_SAMPLES), [*seed, depth, side])
-                if mean > rule.threshold(terms.ceiling, planned):
-                    return False
-            return True
-
-        low, high = 0, 8
-        while high < most and passes(high):
-            low, high = high, high * 2
-        high = min(high, most)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if passes(middle) else (low, middle)
-        return low
-
-    def _mean(self, terms: WeightedTerms, samples: int, seed: list[int]) -> float:
-        total = sum(
-            float(block.sum())
-            for block in chunks(
-                terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=self._threads
-            )
-        )
-        return total / samples
 
     def _verify(
         self, terms_at: Callable[[float], _Both], depth: int, rule: Rule, seed: list[int]
@@ -295,7 +286,10 @@ class MinSepImportance(Accountant):
                 if terms.ceiling < _DEEP:
                     continue  # the deterministic value is as good
                 stream = [seed, PROFILE, index, side]
-                mean = self._mean(terms, _PROFILE_SAMPLES, stream) / terms.ceiling
+                mean = (
+                    mean_of(terms, _PROFILE_SAMPLES, seed=stream, threads=self._threads)
+                    / terms.ceiling
+                )
                 mean = min(mean * (1.0 + 1e-12), 1.0)
                 upper = terms.ceiling * upper_confidence(mean, _PROFILE_SAMPLES, share)
                 values[side, index] = min(values[side, index], upper)

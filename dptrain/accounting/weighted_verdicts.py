@@ -12,6 +12,10 @@ from dptrain.accounting.min_sep_tilted import WeightedTerms
 from dptrain.accounting.simulation import DIRECTIONS, chunks
 from dptrain.accounting.verify import largest_threshold
 
+_ROUGH_SAMPLES = 16_384
+
+Point = Callable[[float], dict[str, WeightedTerms]]  # both directions at a point of the grid
+
 
 class Rule(NamedTuple):
     """When a direction's terms are accepted.
@@ -79,9 +83,6 @@ def judge(
     return {**row, "samples": used, "mean": mean, "threshold": threshold, "accepted": accepted}
 
 
-Point = Callable[[float], dict[str, WeightedTerms]]
-
-
 def verify_points(
     points: Sequence[float],
     terms_at: Point,
@@ -115,3 +116,40 @@ def verify_points(
             if not row["accepted"]:
                 break
     return rows
+
+
+def mean_of(terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads: int) -> float:
+    """Plain mean of so many terms."""
+    drawn = chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=threads)
+    return sum(float(block.sum()) for block in drawn) / samples
+
+
+def estimate_depth(
+    terms_at: Point, rule: Rule, *, seed: Sequence[int], most: int, threads: int
+) -> int:
+    """The deepest point ≤ ``most`` at which rough means pass the rule; proves nothing.
+
+    Points 0, 1, 2, … ascend from the most private one, at which nothing is drawn.
+    """
+
+    def passes(depth: int) -> bool:
+        both = terms_at(depth)
+        for side, direction in enumerate(DIRECTIONS):
+            terms = both[direction]
+            if terms.ceiling <= rule.violated:
+                continue
+            planned = rule.samples(terms.ceiling)
+            rough = min(planned, _ROUGH_SAMPLES)
+            mean = mean_of(terms, rough, seed=[*seed, depth, side], threads=threads)
+            if mean > rule.threshold(terms.ceiling, planned):
+                return False
+        return True
+
+    low, high = 0, 8
+    while high < most and passes(high):
+        low, high = high, high * 2
+    high = min(high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return low

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -232,3 +233,25 @@ def test_bad_options() -> None:
         MinSepImportance(max_samples=10, seed=1).guarantee(mechanism(), delta=1e-6)
     linear = best_linear_loss(AS_MIN_SEP, 1.2, 1.0)
     assert linear.xi > 0
+
+
+def test_a_certificate_is_made_once_and_checked_when_read(tmp_path) -> None:
+    first = MinSepImportance(seed=1, progress=False, cache=tmp_path)
+    found = first.calibrate(mechanism(), epsilon=1.0, delta=1e-5)
+    again = MinSepImportance(seed=2, progress=False, cache=tmp_path)
+    assert again.calibrate(mechanism(), epsilon=1.0, delta=1e-5) == found
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    for change in (
+        {"noise_multiplier": kept["noise_multiplier"] / 2},
+        {"violated": 0.5},
+        {"grid": [{**kept["grid"][0], "remove": None}, *kept["grid"][1:]]},
+        {"grid": [{**row, "remove": {**row["remove"], "mean": 0.1}} for row in kept["grid"]]},
+        {"request": {**kept["request"], "epsilon": 0.1}},
+    ):
+        path.write_text(json.dumps({**kept, **change}))
+        with pytest.raises(ValueError, match="corrupt certificate"):
+            again.calibrate(mechanism(), epsilon=1.0, delta=1e-5)
+    path.write_text("{")
+    with pytest.raises(ValueError, match="corrupt certificate"):
+        again.calibrate(mechanism(), epsilon=1.0, delta=1e-5)
