@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -72,6 +73,25 @@ def _largest_fitting(a: Array, largest: int) -> int:
     return largest
 
 
+class _Program(NamedTuple):
+    bandwidth: int
+    a: Array
+    tau: float
+    top: int
+
+
+def _affordable(
+    gram: Array, bandwidth: int, sigma: float, budget: int, true: int, most: int
+) -> _Program:
+    """The banded program of this bandwidth, up to the largest order within the budget."""
+    banded, tau = banded_bound(gram, bandwidth)
+    banded = banded / sigma**2
+    allowed = budget if bandwidth == true else budget // _INEXACT_SHARE
+    size = functools.partial(program_size, bandwidth, gram.shape[0])
+    top = _largest_fitting(banded, _largest_order(size, allowed, most))
+    return _Program(bandwidth, banded, tau, top)
+
+
 def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> RenyiOrders:
     """R_α(P‖Q) of the uniform mixture P of N(m_i, σ²I) against Q = N(0, σ²I), from above.
 
@@ -94,24 +114,21 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
         bandwidth[: value.size][better] = label
 
     if true > 1:
-        a = gram / sigma**2
         share = budget // _INEXACT_SHARE
-        top = _largest_order(lambda m: enumeration_size(bins, m) * bins, share, most)
-        if top >= 2:
-            offer(enumerated_log_sums(a, top), 0.0, bins)
-            exact = reached = top
         widest = min(true, (bins + 1) // 2)
         tried = [widest, *(p for p in _BANDWIDTHS if p < widest and narrower)]
-        for p in [p for p in tried if p > 1]:  # two bins have no band between 1 and all of them
-            banded, tau = banded_bound(gram, p)
-            banded = banded / sigma**2
-            allowed = budget if p == true else share
-            top = _largest_order(functools.partial(program_size, p, bins), allowed, most)
-            top = _largest_fitting(banded, top)
-            if top > reached:
-                offer(banded_log_sums(banded, p, top), tau, p)
-                exact = top if p == true else exact
-                reached = top
+        # Two bins have no band between 1 and all of them.
+        programs = [_affordable(gram, p, sigma, budget, true, most) for p in tried if p > 1]
+        top = _largest_order(lambda m: enumeration_size(bins, m) * bins, share, most)
+        program_reaches = max((each.top for each in programs if each.bandwidth == true), default=1)
+        if top > max(program_reaches, 1):
+            offer(enumerated_log_sums(gram / sigma**2, top), 0.0, bins)
+            exact = reached = top
+        for each in programs:
+            if each.top > reached:
+                offer(banded_log_sums(each.a, each.bandwidth, each.top), each.tau, each.bandwidth)
+                exact = each.top if each.bandwidth == true else exact
+                reached = each.top
     diagonal, tau = banded_bound(gram, 1)
     offer(independent_log_sums(np.diag(diagonal) / sigma**2, divergence.size - 1), tau, 1)
     if true == 1:
