@@ -11,7 +11,8 @@ import torch
 from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.min_sep_importance import MinSepImportance
+from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.adaptive import ScaledAdam
 from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
 from dptrain.configuration.strategy import build_strategy
@@ -213,17 +214,18 @@ class RunSettings:
                 whoever does makes none.
         """
         folder, named = self.privacy.certificates, self.privacy.accountant
-        found = [member.name for member in find_accountants(mechanism, named)]
+        found = find_accountants(mechanism, named)
         if folder is None:
             return named
-        if found != [MinSepMonteCarlo.name]:
+        if not isinstance(found[0], MinSepImportance | MonteCarloAccountant):
+            names = ", ".join(member.name for member in found)
             raise ValueError(
                 f"privacy.certificates={folder!r}: only simulated accounting makes certificates, "
                 f"and scheme.type={type(mechanism.scheme).__name__} with strategy.type="
-                f"{type(mechanism.strategy).__name__} is accounted for without ({', '.join(found)})"
+                f"{type(mechanism.strategy).__name__} is accounted for without ({names})"
                 "; set privacy.certificates to null"
             )
-        return MinSepMonteCarlo(cache=folder)
+        return dataclasses.replace(found[0], cache=folder)
 
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""

@@ -53,11 +53,13 @@ class Accountant(ABC):
         name: short name that appears in guarantees; no two have the same one.
         kind: how its statements are shown.
         adjacency: the neighbouring relation that its statements are about.
+        failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
     """
 
     name: str
     kind: Kind
     adjacency: Adjacency = Adjacency.ZERO_OUT
+    failure_probability: float = 0.0
 
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

@@ -9,7 +9,8 @@ import numpy as np
 
 from dptrain.accounting.accountant import Cost
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
-from dptrain.guarantee import Kind
+from dptrain.accounting.statement import check_delta, statement
+from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 
@@ -32,8 +33,12 @@ class BestOfCurve(Curve):
 
     def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
         """The least ε of each direction."""
-        found = np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+        found = self._all(sigma, delta)
         return float(found[:, 0].min()), float(found[:, 1].min())
+
+    def _all(self, sigma: float, delta: float) -> Array:
+        """ε of every curve (rows) and direction."""
+        return np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
 
     def epsilon(self, sigma: float, delta: float) -> float:
         """The larger of both directions' least ε."""
@@ -41,7 +46,7 @@ class BestOfCurve(Curve):
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """Whose bound each direction has, and what these say about theirs."""
-        found = np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+        found = self._all(sigma, delta)
         remove, add = (int(best) for best in np.argmin(found, axis=0))
         first = (
             f"ε = {found[remove, 0]:.6g} (remove, by {self.curves[remove][0]}) and "
@@ -104,6 +109,23 @@ class BestOf(DeterministicAccountant):
         order = list(Cost)
         costs = [member.cost(mechanism) for member in self.asked(mechanism)]
         return max(costs, key=order.index)
+
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The best of both directions; under the name of one member where it alone attains it."""
+        curve = self._checked(mechanism)
+        asked, sigma = self.asked(mechanism), mechanism.noise_multiplier
+        if len(asked) == 1 or sigma == 0.0:
+            return asked[0].guarantee(mechanism, delta=delta)
+        check_delta(delta, mechanism.scheme)
+        assert isinstance(curve, BestOfCurve)
+        best = curve.epsilon(sigma, delta)
+        member: DeterministicAccountant = self
+        for each, (_, own) in zip(asked, curve.curves, strict=True):
+            if max(own.epsilons(sigma, delta)) <= best:
+                member, curve = each, own
+                break
+        notes = curve.notes(sigma, delta)
+        return statement(mechanism, member, epsilon=best, delta=delta, notes=notes)
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The member's curve, or the best of all of them."""

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from dptrain.accounting.accountant import Accountant
-from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.dispatch import find_accountant
 from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.guarantee import Adjacency, Guarantee
 from dptrain.mechanism import MatrixMechanism
@@ -39,15 +39,14 @@ def calibrate(
 ) -> Calibration:
     """The least σ for which an accountant shows (ε, δ).
 
-    Deterministic accountants bisect σ to a relative 1e-4, rounded up; where several apply, the one
-    that needs the least noise wins.
+    Deterministic accountants bisect σ to a relative 1e-4, rounded up, on the best of their bounds.
 
     Args:
         scheme: how examples take part.
         strategy: how noise is correlated.
         epsilon: target ε > 0.
         delta: target δ in (0, 1), below 1 over the number of protected units.
-        accountant: an accountant or its name; by default all that apply.
+        accountant: an accountant or its name; by default the automatic one.
         adjacency: the neighbouring relation; most pairs only have theorems for zero-out.
         options: passed on to the accountant's ``calibrate``.
 
@@ -60,9 +59,6 @@ def calibrate(
     check_epsilon(epsilon)
     check_delta(delta, scheme)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
-    guarantees = [
-        member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
-        for member in find_accountants(mechanism, accountant, adjacency=adjacency)
-    ]
-    best = min(guarantees, key=lambda guarantee: guarantee.noise_multiplier)
+    member = find_accountant(mechanism, accountant, adjacency=adjacency)
+    best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
     return Calibration(mechanism.with_noise(best.noise_multiplier), best)

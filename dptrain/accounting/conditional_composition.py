@@ -150,6 +150,9 @@ class ConditionalCompositionCurve(Curve):
         )
 
 
+_SECONDS = 2e6  # steps times bins times those above the least: some seconds
+
+
 class ConditionalComposition(DeterministicAccountant):
     """Conditional composition for balls-in-bins and any C (Schuchardt & Kalinin, section 4).
 
@@ -165,12 +168,18 @@ class ConditionalComposition(DeterministicAccountant):
         """Refuses what :class:`BallsInBinsRenyi` refuses: the law is the same."""
         return BallsInBinsRenyi().refusal(mechanism)
 
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """Not asked by itself where it takes long: it is the better bound only with much noise."""
+        if self.cost(mechanism) is Cost.SECONDS:
+            return None
+        return f"it takes {self.cost(mechanism).value} here; ask for it by name"
+
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """By the steps, and by the bins that are above the least in one."""
         scheme = mechanism.scheme
         assert isinstance(scheme, BallsInBins | MinSep)
         work = scheme.steps * scheme.min_sep * min(mechanism.strategy.bands, scheme.min_sep)
-        if work <= 1e5:
+        if work <= _SECONDS:
             return Cost.SECONDS
         return Cost.MINUTES if work <= 1e8 else Cost.HOURS
 

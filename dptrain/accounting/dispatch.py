@@ -6,48 +6,68 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.accountant import Accountant, Availability, Profile
+from dptrain.accounting.allocation_pld import AllocationPLD
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
+from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
+from dptrain.accounting.best_of import BestOf
+from dptrain.accounting.conditional_composition import ConditionalComposition
+from dptrain.accounting.cyclic_poisson import (
+    CyclicPoissonAddRemove,
+    CyclicPoissonPLD,
+    CyclicPoissonReplaceOne,
+)
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.min_sep_any import AnyMatrixMonteCarlo
+from dptrain.accounting.min_sep_importance import MinSepImportance
+from dptrain.accounting.min_sep_renyi import MinSepRenyi
+from dptrain.accounting.mmcc import MMCC
+from dptrain.accounting.poisson_pld import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.statement import check_delta, check_epsilon, statement
-from dptrain.accounting.truncated_poisson import TruncatedPoissonPLD
+from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
+from dptrain.accounting.truncated_poisson import (
+    TruncatedPoissonAddRemove,
+    TruncatedPoissonPLD,
+    TruncatedPoissonReplaceOne,
+)
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.user_disjoint import UserMinSepMonteCarlo
+from dptrain.accounting.user_exposed import ExposedSteps
 from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.guarantee import Adjacency, Guarantee
+from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
 
-# All accountants, in the order in which they are asked. Which of those that cover a mechanism are
-# chosen automatically is theirs to say (``Accountant.reserved``).
+# All accountants, in the order in which they are asked: without simulation first. Which of those
+# that cover a mechanism are chosen automatically is theirs to say (``Accountant.reserved``); of
+# those that simulate only the first is.
 ACCOUNTANTS: list[Accountant] = [
     PoissonPLD(),
+    PoissonAddRemove(),
+    PoissonReplaceOne(),
     TruncatedPoissonPLD(),
+    TruncatedPoissonAddRemove(),
+    TruncatedPoissonReplaceOne(),
     CyclicPoissonPLD(),
+    CyclicPoissonAddRemove(),
+    CyclicPoissonReplaceOne(),
+    AllocationPLD(),
     BallsInBinsRenyi(),
+    ConditionalComposition(),
     RandomAllocationRenyi(),
+    MMCC(),
     RevealedDraws(),
     RevealedDrawsAnyBlocking(),
     UnsampledGaussian(),
+    MinSepRenyi(),
+    MinSepImportance(),
     MinSepMonteCarlo(),
+    AnyMatrixMonteCarlo(),
+    BallsInBinsMonteCarlo(),
+    TruncatedMinSepMonteCarlo(),
+    UserMinSepMonteCarlo(),
+    ExposedSteps(),
 ]
-
-SUPPORTED = (
-    "Poisson with independent noise, the same at every step (bands=1)",
-    "TruncatedPoisson with independent noise, the same at every step (bands=1)",
-    "CyclicPoisson without max_batch_size, bands <= cycle",
-    "BallsInBins with any strategy",
-    "RandomAllocation with participations=1 and independent noise, the same at every step",
-    "MinSep with a banded Toeplitz strategy, bands <= min_sep (by simulation)",
-    "UserMinSep, UserFixed and Shuffled with any strategy (UserMinSep gains from bands <= min_sep)",
-    "any pair with accountant='gaussian', without amplification by sampling",
-)
-
-# Schemes that nothing but the Gaussian bound covers yet, for some or all of their parameters.
-_NOT_YET = ("TruncatedPoisson", "TruncatedMinSep", "RandomAllocation")
 
 
 def accountants_for(
@@ -64,14 +84,14 @@ def find_accountants(
     *,
     adjacency: Adjacency = Adjacency.ZERO_OUT,
 ) -> list[Accountant]:
-    """The accountant asked for (by name or itself), or the automatic ones that cover the mechanism.
+    """The accountant asked for (by name or itself), or the automatic ones for the mechanism.
 
-    Deterministic accountants take precedence: what they prove needs no simulation.
+    Those are all deterministic ones that cover it, since what they prove needs no simulation;
+    without any, the first one that simulates.
 
     Raises:
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
-            mechanism is not covered; the error gives every accountant's reason and lists what is
-            supported.
+            mechanism is not covered; the error gives every accountant's reason.
     """
     if isinstance(accountant, str):
         named = {member.name: member for member in ACCOUNTANTS}
@@ -95,22 +115,27 @@ def find_accountants(
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in table)
         raise ValueError(
             f"no accountant covers {_pair(mechanism)} under adjacency={adjacency.value!r}. "
-            f"{_not_yet(mechanism)}{reasons}. Supported: {'; '.join(SUPPORTED)}"
+            f"{reasons}. accountant='gaussian' covers every pair under zero_out, without "
+            "amplification; 'dptrain account --support' lists what each scheme is accounted with"
         )
-    proven: list[Accountant] = [a for a in found if isinstance(a, DeterministicAccountant)]
-    return proven or found[:1]
+    proven = [member for member in found if isinstance(member, DeterministicAccountant)]
+    return [*proven] if proven else found[:1]
 
 
-def _not_yet(mechanism: MatrixMechanism) -> str:
-    scheme = mechanism.scheme
-    truncated = isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is not None
-    if not truncated and type(scheme).__name__ not in _NOT_YET:
-        return ""
-    how = "truncated CyclicPoisson" if truncated else type(scheme).__name__
-    return (
-        f"There is no accountant yet that uses this sampling of {how}; accountant='gaussian' is "
-        "valid for it, without amplification. "
-    )
+def find_accountant(
+    mechanism: MatrixMechanism,
+    accountant: str | Accountant | None = None,
+    *,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
+) -> Accountant:
+    """The one of :func:`find_accountants`, or the best of them in each direction.
+
+    Raises:
+        ValueError: as there.
+    """
+    found = find_accountants(mechanism, accountant, adjacency=adjacency)
+    proven = [member for member in found if isinstance(member, DeterministicAccountant)]
+    return BestOf(proven) if len(proven) > 1 else found[0]
 
 
 def _pair(mechanism: MatrixMechanism) -> str:
@@ -141,22 +166,18 @@ def account(
     """
     if (delta is None) == (epsilon is None):
         raise ValueError(f"give exactly one of delta and epsilon (got {delta=}, {epsilon=})")
-    members = find_accountants(mechanism, accountant, adjacency=adjacency)
+    member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if delta is not None:
         check_delta(delta, mechanism.scheme)
-        found = [member.guarantee(mechanism, delta=delta) for member in members]
-        return min(found, key=lambda guarantee: guarantee.epsilon)
+        return member.guarantee(mechanism, delta=delta)
     assert epsilon is not None
     check_epsilon(epsilon)
-    grid = np.array([epsilon])
-    values = [float(member.profile(mechanism, grid).delta[0]) for member in members]
-    least = int(np.argmin(values))
-    best = members[least]
+    value = float(member.profile(mechanism, np.array([epsilon])).delta[0])
     notes: tuple[str, ...] = ()
-    if isinstance(best, MonteCarloAccountant):
-        chance = best.failure_probability
+    if member.kind is Kind.CONFIDENCE:
+        chance = member.failure_probability
         notes = (f"false with probability at most {chance:g} over the accountant's own simulation",)
-    return statement(mechanism, best, epsilon=epsilon, delta=values[least], notes=notes)
+    return statement(mechanism, member, epsilon=epsilon, delta=value, notes=notes)
 
 
 def profile(
@@ -171,11 +192,10 @@ def profile(
     Raises:
         ValueError: if no accountant covers the mechanism or the grid is not ascending from ε ≥ 0.
     """
-    members = find_accountants(mechanism, accountant, adjacency=adjacency)
+    member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if epsilon is None:
         epsilon = default_grid(mechanism)
-    profiles = [member.profile(mechanism, epsilon) for member in members]
-    return min(profiles, key=lambda found: float(np.log(found.delta + 1e-300).sum()))
+    return member.profile(mechanism, epsilon)
 
 
 def default_grid(mechanism: MatrixMechanism, points: int = 101) -> npt.NDArray[np.float64]:

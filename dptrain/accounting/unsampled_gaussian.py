@@ -10,6 +10,8 @@ from dptrain.accounting import gaussian
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.poisson import Poisson
 from dptrain.sampling.shuffled import Shuffled
 from dptrain.sampling.user_fixed import UserFixed
 from dptrain.sampling.user_min_sep import UserMinSep
@@ -73,8 +75,11 @@ class UnsampledGaussian(DeterministicAccountant):
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """By name only where the scheme is random in a way that another accountant may use."""
-        if isinstance(mechanism.scheme, _AUTOMATIC):
+        scheme, bands = mechanism.scheme, mechanism.strategy.bands
+        if isinstance(scheme, _AUTOMATIC):
             return None
+        if isinstance(scheme, Poisson | CyclicPoisson) and bands > scheme.min_sep:
+            return None  # there MMCC may be looser, and takes the random coins into account
         return (
             "it makes no use of the sampling and answers only when asked for by name "
             "(accountant='gaussian')"

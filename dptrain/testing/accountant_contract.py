@@ -66,7 +66,7 @@ class AccountantContract(ABC):
         assert shown.mechanism_hash == mechanism.hash
         assert shown.steps_planned == mechanism.steps
         assert shown.steps_executed is None
-        assert shown.accountant == self.accountant().name
+        assert shown.accountant in self.accountant().name  # "best of …" may name one of them
         assert shown.kind is not Kind.ESTIMATE
 
     def test_guarantee_survives_json(self, shown: Guarantee) -> None:
