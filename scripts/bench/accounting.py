@@ -1,0 +1,321 @@
+"""Time of every accountant at the sizes of its target; samples/s of those that simulate.
+
+Each row runs in a process of its own (its peak memory beside it), after one small call that loads
+and compiles. Where dp_accounting has the same quantity both run in turns, and the ratio is printed.
+
+    PYTHONPATH=. python scripts/bench/accounting.py [--only PART …] [--device cpu] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting.simulation import default_threads
+
+OUT = pathlib.Path(__file__).parent / "results" / "accounting.json"
+Row = dict[str, Any]
+_DEVICE = "cpu"
+
+
+def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
+    """Least wall-clock seconds of some calls, and the last result."""
+    best, result = float("inf"), None
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = call()
+        best = min(best, time.perf_counter() - start)
+    return best, result
+
+
+def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float:
+    """Losses of both directions a second; one loss is one sample."""
+    from dptrain.accounting.simulation import loss_chunks
+
+    def run(count: int) -> int:
+        options = {"seed": [1], "samples": count, "threads": default_threads()}
+        return sum(b.size for b in loss_chunks(simulation, sigmas, "both", **options))
+
+    run(simulation.lanes)
+    seconds, drawn = timed(lambda: run(samples))
+    return drawn / seconds / len(sigmas)
+
+
+def min_sep_losses() -> Row:
+    """b-min-sep: n = 2,000, 16 bands, p = .01; target 200,000/s and 1 GB."""
+    from dptrain.accounting.min_sep_law import MinSepLaw
+    from dptrain.accounting.min_sep_loss import MinSepLosses
+    from dptrain.strategies import BandMF
+
+    law = MinSepLaw(
+        coefficients=BandMF(bands=16).bind(2000).first_column(2000), probability=0.01, min_sep=16,
+        steps=2000, warm_start=True,
+    )  # fmt: skip
+    engine = "cuda" if _DEVICE == "cuda" else "auto"
+    rates = {
+        f"{count} σ": losses_a_second(
+            MinSepLosses(law, engine=engine), [2.0 * 1.01**k for k in range(count)], samples
+        )
+        for count, samples in ((1, 600_000), (7, 100_000))
+    }
+    return {"samples_per_s": rates, "target": 200_000}
+
+
+def long_losses() -> Row:
+    """b-min-sep: n = 7,200, 256 bands (the size of a GPU's job)."""
+    from dptrain.accounting.min_sep_law import MinSepLaw
+    from dptrain.accounting.min_sep_loss import MinSepLosses
+    from dptrain.strategies import BandMF
+
+    law = MinSepLaw(
+        coefficients=BandMF(bands=256).bind(7200).first_column(7200), probability=0.005,
+        min_sep=256, steps=7200, warm_start=True,
+    )  # fmt: skip
+    engine = "cuda" if _DEVICE == "cuda" else "auto"
+    rate = losses_a_second(MinSepLosses(law, engine=engine), [2.0], 20_000)
+    return {"samples_per_s": {"1 σ": rate}}
+
+
+def balls_in_bins_losses() -> Row:
+    """Balls-in-bins: n = 1,000, b = 100; target 2,000,000/s."""
+    from dptrain.accounting.balls_in_bins_loss import BallsInBinsLosses
+    from dptrain.strategies import BSR, SquareRoot
+
+    rates = {}
+    for name, strategy in (("BSR(4)", BSR(bands=4)), ("dense", SquareRoot())):
+        simulation = BallsInBinsLosses(strategy.bind(1000), 1000, 100)
+        rates[name] = losses_a_second(simulation, [5.0], 4_000_000)
+    return {"samples_per_s": rates, "target": 2_000_000}
+
+
+def certificate() -> Row:
+    """σ of b-min-sep (n = 1,000, 16 bands, p = .01) for ε = 2, and the samples behind it."""
+    from dptrain.accounting.min_sep_importance import MinSepImportance
+    from dptrain.accounting.verify import samples_needed
+
+    mechanism = min_sep(1000)
+    found = {}
+    for delta in (1e-5, 1e-6):
+        accountant = MinSepImportance(seed=1, progress=False)
+        seconds, shown = timed(lambda: accountant.calibrate(mechanism, epsilon=2.0, delta=delta))  # noqa: B023
+        evidence = shown.certificate
+        assert evidence is not None
+        sides = [row[side] for row in evidence["grid"] for side in ("remove", "add") if row[side]]
+        most = max(side["samples"] for side in sides)
+        plain = samples_needed(delta).samples
+        found[f"delta={delta:g}"] = {
+            "seconds": seconds, "sigma": shown.noise_multiplier,
+            "deterministic_sigma": evidence["ceiling"], "samples_a_direction": most,
+            "plain_samples_a_direction": plain, "fewer": plain / most,
+        }  # fmt: skip
+    return {"certificates": found, "target": "10 times fewer than 123 million at 1e-6"}
+
+
+def min_sep(steps: int) -> Any:
+    """b-min-sep sampling with BandMF(16)."""
+    from dptrain import BandMF, MatrixMechanism, MinSep
+
+    scheme = MinSep(probability=0.01, min_sep=16, dataset_size=50_000, steps=steps)
+    return MatrixMechanism(scheme=scheme, strategy=BandMF(bands=16), noise_multiplier=2.0)
+
+
+def poisson(strategy: Any, steps: int, sigma: float, probability: float = 0.01) -> Any:
+    """Poisson sampling."""
+    from dptrain import MatrixMechanism, Poisson
+
+    scheme = Poisson(probability=probability, dataset_size=50_000, steps=steps)
+    return MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma)
+
+
+def mmcc() -> Row:
+    """MMCC: n = 2,000; target 300 s dense, 30 s banded, 1e-3 in ε for C = I."""
+    from dptrain.accounting.mmcc import MMCC
+    from dptrain.accounting.poisson_pld import PoissonPLD
+    from dptrain.strategies import BSR, Identity, SquareRoot
+
+    rows: Row = {}
+    for name, strategy, sigma in (
+        ("square root", SquareRoot(), 50.0), ("BSR(16)", BSR(bands=16), 8.0)
+    ):  # fmt: skip
+        pair = poisson(strategy, 2000, sigma)
+        seconds, shown = timed(lambda: MMCC().guarantee(pair, delta=1e-6))  # noqa: B023
+        rows[name] = {"seconds": seconds, "epsilon": shown.epsilon, "sigma": sigma}
+    same = poisson(Identity(), 2000, 1.0)
+    ours, theirs = (each.guarantee(same, delta=1e-6).epsilon for each in (MMCC(), PoissonPLD()))
+    rows["C = I"] = {"mmcc": ours, "poisson": theirs, "difference": ours - theirs}
+    return {**rows, "target": {"square root": 300, "BSR(16)": 30, "C = I": 1e-3}}
+
+
+def renyi() -> Row:
+    """Rényi divergences: C = I, b = 1,000, α ≤ 256 in .5 s; p = 4, b = 100, α ≤ 22 in 15 s."""
+    from dptrain.accounting.gram import gram_matrix
+    from dptrain.accounting.renyi_cycle import banded_log_sums
+    from dptrain.accounting.renyi_sum import independent_log_sums
+    from dptrain.strategies import BSR
+
+    plain, _ = timed(lambda: independent_log_sums(np.full(1000, 0.25), 256), repeats=5)
+    gram = gram_matrix(BSR(bands=4).bind(100), steps=100, bins=100) / 4.0
+    banded, _ = timed(lambda: banded_log_sums(gram, 4, 22), repeats=3)
+    return {"C = I": plain, "banded": banded, "target": {"C = I": 0.5, "banded": 15}}
+
+
+def conditional_composition() -> Row:
+    """Conditional composition: n = 1,000, b = 100; target 60 s."""
+    from dptrain import BallsInBins, MatrixMechanism
+    from dptrain.accounting.conditional_composition import ConditionalComposition
+    from dptrain.strategies import BSR, SquareRoot
+
+    scheme = BallsInBins(bins=100, epochs=10, dataset_size=50_000)
+    rows: Row = {"target": 60}
+    for name, strategy in (("BSR(4)", BSR(bands=4)), ("square root", SquareRoot())):
+        pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=20.0)
+        seconds, shown = timed(lambda: ConditionalComposition().guarantee(pair, delta=1e-5))  # noqa: B023
+        rows[name] = {"seconds": seconds, "epsilon": shown.epsilon}
+    return rows
+
+
+def allocation() -> Row:
+    """Random allocation, C = I, t = 100: the near-exact distribution and the spec's brackets."""
+    from dptrain import BallsInBins, Identity, MatrixMechanism
+    from dptrain.accounting.allocation_pld import AllocationPLD
+
+    scheme = BallsInBins(bins=100, epochs=1, dataset_size=50_000)
+    rows: Row = {}
+    for sigma, bracket in ((1.0, [0.6176, 0.6239]), (2.0, [0.1712, 0.175]), (0.6, [3.4303, 3.432])):
+        pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
+        seconds, shown = timed(lambda: AllocationPLD().guarantee(pair, delta=1e-5))  # noqa: B023
+        rows[f"σ = {sigma:g}"] = {"seconds": seconds, "epsilon": shown.epsilon, "bracket": bracket}
+    return rows
+
+
+def truncated_poisson() -> Row:
+    """Truncated Poisson, T = 1,000, against dp_accounting's event; target 2 s, never looser."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    from dptrain import Identity, MatrixMechanism, TruncatedPoisson
+    from dptrain.accounting.dispatch import account
+    from dptrain.accounting.dp_event import to_dp_event
+
+    scheme = TruncatedPoisson(probability=0.01, dataset_size=10_000, steps=1000, max_batch_size=110)
+    pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
+    event = to_dp_event(pair)
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+
+    def peer() -> float:
+        return float(PLDAccountant(relation).compose(event).get_epsilon(1e-5))
+
+    return against(lambda: account(pair, delta=1e-5).epsilon, peer, target=2.0)
+
+
+def calibrate_poisson() -> Row:
+    """``calibrate``, Poisson, T = 10,000, against dp_accounting's; target 1.5 s."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    from dptrain import Identity, Poisson
+    from dptrain.accounting.calibrate import calibrate
+
+    scheme = Poisson(probability=0.01, dataset_size=50_000, steps=10_000)
+
+    def ours() -> float:
+        found = calibrate(scheme=scheme, strategy=Identity(), epsilon=4.0, delta=1e-5)
+        return found.mechanism.noise_multiplier
+
+    def event(sigma: float) -> Any:
+        step = dp_accounting.GaussianDpEvent(sigma)
+        sampled = dp_accounting.PoissonSampledDpEvent(0.01, step)
+        return dp_accounting.SelfComposedDpEvent(sampled, 10_000)
+
+    def peer() -> float:
+        interval = dp_accounting.ExplicitBracketInterval(0.5, 10.0)
+        return float(
+            dp_accounting.calibrate_dp_mechanism(
+                PLDAccountant, event, 4.0, 1e-5, interval, tol=1e-4
+            )
+        )
+
+    return against(ours, peer, target=1.5)
+
+
+def against(ours: Callable[[], float], peer: Callable[[], float], *, target: float) -> Row:
+    """Both in turns, three times; medians and their ratio."""
+    mine, other, values = [], [], (0.0, 0.0)
+    for _ in range(3):
+        first, a = timed(ours)
+        second, b = timed(peer)
+        mine.append(first)
+        other.append(second)
+        values = (a, b)
+    seconds, peers = float(np.median(mine)), float(np.median(other))
+    return {
+        "seconds": seconds, "dp_accounting_seconds": peers, "ratio": peers / seconds,
+        "value": values[0], "dp_accounting_value": values[1], "target": target,
+    }  # fmt: skip
+
+
+PARTS: dict[str, Callable[[], Row]] = {
+    each.__name__: each
+    for each in (
+        min_sep_losses,
+        long_losses,
+        balls_in_bins_losses,
+        certificate,
+        mmcc,
+        renyi,
+        conditional_composition,
+        allocation,
+        truncated_poisson,
+        calibrate_poisson,
+    )
+}
+
+
+def main() -> None:
+    """Run the parts, print each as it ends, and write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), default=list(PARTS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    parser.add_argument("--child", choices=sorted(PARTS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        global _DEVICE
+        _DEVICE = options.device
+        warnings.simplefilter("ignore", UserWarning)
+        row = PARTS[options.child]()
+        row["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        print(json.dumps(row))
+        return
+    found: Row = {}
+    if options.json.exists():
+        found = json.loads(options.json.read_text(encoding="utf-8"))
+    found["machine"] = {
+        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
+        **{name: version(name) for name in ("numpy", "scipy", "torch", "dp-accounting")},
+    }  # fmt: skip
+    for name in options.only:
+        command = [sys.executable, __file__, "--child", name, "--device", options.device]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        print(f"{name}: {(PARTS[name].__doc__ or '').splitlines()[0]}")
+        print("   ", json.dumps(found[name], ensure_ascii=False))
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
