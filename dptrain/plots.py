@@ -22,7 +22,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
         ModuleNotFoundError: if matplotlib is missing.
         ValueError: if the profile has no positive δ to draw.
     """
-    figure, axes = _figure(1)
+    figure, axes = figure_of(1)
     ax = axes[0]
     if not (profile.delta > 0).any():
         raise ValueError("every δ of the profile is 0: use a grid of smaller ε")
@@ -57,7 +57,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
         f"(curves: {curve}; point: {guarantee.kind.value})",
         fontsize=10,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None:
@@ -76,7 +76,7 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     """
     if not metrics:
         raise ValueError("metrics=[]: there is nothing to draw")
-    figure, axes = _figure(2)
+    figure, axes = figure_of(2)
     for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
         for split, color in (("train", "tab:blue"), ("test", "tab:orange")):
             records = [r for r in metrics if r["split"] == split and name in r]
@@ -100,7 +100,7 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     figure.suptitle(
         "Loss and accuracy; training curves are smoothed over the last steps", fontsize=10
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int = 64) -> None:
@@ -115,7 +115,7 @@ def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
     """
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = figure_of(2)
     best = {type(row.strategy): row for row in reversed(table.rows)}
     rows = sorted(best.values(), key=lambda row: row.error)
     steps = np.arange(1, table.steps + 1)
@@ -145,7 +145,7 @@ def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int
         f"{table.min_sep} steps apart ({type(table.workload).__name__})",
         fontsize=10,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
@@ -154,7 +154,7 @@ def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
     """
-    figure, (left, right) = _figure(2)
+    figure, (left, right) = figure_of(2)
     before, after = statistics.examples_per_user_before, statistics.examples_per_user
     left.plot(
         before.values, before.counts, ".", color="dimgray", markersize=5, zorder=4, label="before"
@@ -198,7 +198,7 @@ def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
         f"{statistics.users_before:,} users",
         fontsize=10,
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def _smooth(values: np.ndarray, weight: float = 0.8) -> np.ndarray:
@@ -210,7 +210,12 @@ def _smooth(values: np.ndarray, weight: float = 0.8) -> np.ndarray:
     return result
 
 
-def _figure(panels: int) -> tuple[Any, Any]:
+def figure_of(panels: int) -> tuple[Any, Any]:
+    """A figure with so many panels side by side, and their axes.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -224,7 +229,8 @@ def _figure(panels: int) -> tuple[Any, Any]:
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
-def _save(figure: Any, path: str | pathlib.Path) -> None:
+def save(figure: Any, path: str | pathlib.Path) -> None:
+    """Write the figure to an image file, making its folder; the suffix chooses the format."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

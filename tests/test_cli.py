@@ -66,7 +66,7 @@ def test_files_that_cannot_be_written_are_found_before_the_work(tmp_path, capsys
     def never(**_):
         raise AssertionError("worked")
 
-    monkeypatch.setattr("dptrain.cli.table", never)
+    monkeypatch.setattr("dptrain.commands.strategies.table", never)
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     for option, name, match in (
@@ -76,6 +76,17 @@ def test_files_that_cannot_be_written_are_found_before_the_work(tmp_path, capsys
     ):
         assert main([*SMALL, option, str(tmp_path / name)]) == 2
         assert match in capsys.readouterr().err
+
+
+def test_an_interruption_exits_with_130_and_says_what_is_kept(capsys, monkeypatch):
+    for said in ("", "partial certificate: place/x.json"):
+
+        def interrupted(said=said, **_):
+            raise KeyboardInterrupt(*([said] if said else []))
+
+        monkeypatch.setattr("dptrain.commands.strategies.table", interrupted)
+        assert main(SMALL) == 130
+        assert capsys.readouterr().err == f"dptrain strategies: interrupted{said and ': '}{said}\n"
 
 
 def test_unknown_command():

@@ -15,6 +15,7 @@ from dptrain.strategies.families import describe, families
 from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.text import aligned, duration, size
 
 _TIMED_BYTES = 1 << 29  # of buffers while a step is timed; larger ones are scaled from this size
 _TIMED_STEPS = 7
@@ -84,27 +85,15 @@ class StrategyTable:
         ]
         for row in self.rows:
             mark = "" if row.exact else " (bound)"
-            took = "" if row.seconds is None else _duration(row.seconds)
+            took = "" if row.seconds is None else duration(row.seconds)
             lines.append(
                 f"| {row.name} | {row.rmse:.4g} | {row.sensitivity:.4g}{mark} | {row.error:.4g} "
-                f"| {row.max_error * row.sensitivity:.4g} | {_size(row.bytes)} | {took} |"
+                f"| {row.max_error * row.sensitivity:.4g} | {size(row.bytes)} | {took} |"
             )
         return "\n".join(lines)
 
     def __str__(self) -> str:
-        cells = [
-            [cell.strip() for cell in line.strip("|").split("|")]
-            for line in self.to_markdown().splitlines()
-        ]
-        del cells[1]
-        widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-        text = "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        )
+        text = aligned(self.to_markdown())
         scaled = [row for row in self.rows if row.timed_parameters not in (None, self.parameters)]
         notes = [
             f"n = {self.steps} steps, at most {self.max_participations} participation(s) at least "
@@ -177,7 +166,7 @@ def table(
         bar.set_description(describe(strategy))
         bound = strategy.bind(steps)
         schedule = {"steps": steps, "max_participations": m, "min_sep": b}
-        size, seconds, timed_on = _noise_cost(bound, steps, parameters, timed)
+        buffers, seconds, timed_on = noise_cost(bound, steps, parameters, timed)
         rows.append(
             Row(
                 strategy=bound,
@@ -186,7 +175,7 @@ def table(
                 max_error=bound.max_error(steps, workload),
                 sensitivity=bound.sensitivity(**schedule),
                 exact=bound.sensitivity_is_exact(**schedule),
-                bytes=size,
+                bytes=buffers,
                 seconds=seconds,
                 timed_parameters=timed_on,
             )
@@ -229,10 +218,14 @@ def _participations(
     return m, b
 
 
-def _noise_cost(
+def noise_cost(
     strategy: Strategy, steps: int, parameters: int, timed: bool
 ) -> tuple[int, float | None, int | None]:
-    """(bytes of buffers, seconds a step, parameters that were timed)."""
+    """Cost of a bound strategy's noise: (bytes of buffers, seconds a step, parameters timed).
+
+    The seconds are those for ``parameters``, scaled up if fewer were timed, and ``None`` unless
+    ``timed``.
+    """
     # Here and not above: noise is built on strategies, and only this measurement looks back.
     import torch
 
@@ -240,10 +233,10 @@ def _noise_cost(
 
     probe = noise_stream(strategy, steps=steps, like=[torch.empty(1024)], seed=0)
     per_parameter = probe.buffer_bytes / 1024
-    size = round(per_parameter * parameters)
+    total = round(per_parameter * parameters)
     if not timed:
-        return size, None, None
-    count = parameters if size <= _TIMED_BYTES else max(1024, int(_TIMED_BYTES / per_parameter))
+        return total, None, None
+    count = parameters if total <= _TIMED_BYTES else max(1024, int(_TIMED_BYTES / per_parameter))
     stream = noise_stream(strategy, steps=steps, like=[torch.empty(count)], seed=0)
     # From the middle of the run, since a step of a dense matrix reads all rows so far.
     stream.load_state_dict({**stream.state_dict(), "step": steps // 2})
@@ -252,16 +245,4 @@ def _noise_cost(
         start = time.perf_counter()
         next(stream)
         times.append(time.perf_counter() - start)
-    return size, statistics.median(times) * parameters / count, count
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
-
-
-def _size(count: float) -> str:
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while count >= 1000 and len(units) > 1:
-        count /= 1000
-        del units[0]
-    return f"{count:.3g} {units[0]}"
+    return total, statistics.median(times) * parameters / count, count

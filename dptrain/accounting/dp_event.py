@@ -1,0 +1,113 @@
+"""The mechanism in dp_accounting's words, for those who account with that library."""
+
+from __future__ import annotations
+
+import dp_accounting
+from dp_accounting import dp_event
+
+from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.guarantee import Adjacency
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import (
+    CyclicPoisson,
+    MinSep,
+    Poisson,
+    Shuffled,
+    TruncatedPoisson,
+    UserFixed,
+)
+
+_RELATIONS = {
+    Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+    Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+}
+
+
+def neighboring_relation(adjacency: Adjacency) -> dp_accounting.NeighboringRelation:
+    """dp_accounting's name of an adjacency: zero-out is its REPLACE_SPECIAL."""
+    return _RELATIONS[adjacency]
+
+
+def to_dp_event(
+    mechanism: MatrixMechanism, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> dp_event.DpEvent:
+    """An event of dp_accounting whose privacy bounds the mechanism's under ``adjacency``.
+
+    >>> accountant = pld.PLDAccountant(neighboring_relation(adjacency))
+    >>> accountant.compose(to_dp_event(mechanism, adjacency)).get_epsilon(1e-5)
+
+    * ``Poisson`` (and ``MinSep`` with ``min_sep=1``) with independent noise: n Poisson-sampled
+      Gaussians of noise σ/max_t ‖C_{:,t}‖; coins are independent of everybody else, so all three
+      adjacencies.
+    * ``CyclicPoisson`` with bands ≤ cycle, batches not cut: ceil(n/b) of them (the proof is with
+      :class:`~dptrain.accounting.cyclic_poisson.CyclicPoissonPLD`; under replace-one the same
+      blocks have the shifts Bern(p)·v and Bern(p)·v'). Adding an example changes equal parts, so
+      add-remove needs ``assignment="independent"`` (or one part).
+    * ``TruncatedPoisson`` with independent noise: n truncated subsampled Gaussians, all three
+      adjacencies (add-remove for N the size of the larger data set). dp_accounting bounds them
+      looser than :class:`~dptrain.accounting.truncated_poisson.TruncatedPoissonPLD` does.
+    * ``Shuffled`` and ``UserFixed``: one Gaussian of noise σ/sens; zero-out only (without an
+      example, or with another's users, the batches would be other batches).
+
+    No other scheme has an event: they correlate an example's steps, or examples of one step.
+
+    Args:
+        mechanism: scheme, strategy and σ; σ = 0 gives the event of no privacy.
+        adjacency: the relation that the event will be accounted under.
+
+    Raises:
+        ValueError: if no event bounds the mechanism under this adjacency, saying why.
+    """
+    scheme, strategy = mechanism.scheme, mechanism.strategy
+    bands, b = strategy.bands, scheme.min_sep
+    norm = float(strategy.column_norms(mechanism.steps).max())
+    noise = mechanism.noise_multiplier / norm
+    if isinstance(scheme, Shuffled | UserFixed):
+        if adjacency is not Adjacency.ZERO_OUT:
+            raise _none(mechanism, adjacency, "its batches depend on which examples there are")
+        curve = UnsampledGaussian().curve(mechanism)
+        event: dp_event.DpEvent = dp_event.GaussianDpEvent(
+            mechanism.noise_multiplier / curve.sensitivity
+        )
+        count = 1
+    elif isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is None:
+        if bands > b:
+            raise _none(mechanism, adjacency, f"bands={bands} reach beyond cycle={b}")
+        fixed_parts = scheme.assignment == "equal" and b > 1
+        if adjacency is Adjacency.ADD_REMOVE and fixed_parts:
+            raise _none(
+                mechanism, adjacency, "equal parts depend on N; use assignment='independent'"
+            )
+        event = _sampled(scheme.probability, noise)
+        count = scheme.max_participations
+    elif isinstance(scheme, Poisson | TruncatedPoisson) or (isinstance(scheme, MinSep) and b == 1):
+        if bands > 1:
+            reason = f"bands={bands} let noise of one step depend on others; use Identity()"
+            raise _none(mechanism, adjacency, reason)
+        event = _sampled(scheme.probability, noise)
+        if isinstance(scheme, TruncatedPoisson) and scheme.max_batch_size < scheme.dataset_size:
+            event = dp_event.TruncatedSubsampledGaussianDpEvent(
+                dataset_size=scheme.dataset_size,
+                sampling_probability=scheme.probability,
+                truncated_batch_size=scheme.max_batch_size,
+                noise_multiplier=noise,
+            )
+        count = mechanism.steps
+    else:
+        raise _none(mechanism, adjacency, "dp_accounting has no event for this sampling")
+    if noise == 0.0:
+        return dp_event.NonPrivateDpEvent()
+    return event if count == 1 else dp_event.SelfComposedDpEvent(event, count)
+
+
+def _sampled(probability: float, noise: float) -> dp_event.DpEvent:
+    return dp_event.PoissonSampledDpEvent(probability, dp_event.GaussianDpEvent(noise))
+
+
+def _none(mechanism: MatrixMechanism, adjacency: Adjacency, why: str) -> ValueError:
+    scheme = type(mechanism.scheme).__name__
+    return ValueError(
+        f"scheme={scheme}: no dp_accounting event bounds it under adjacency={adjacency.value!r}: "
+        f"{why}. dptrain.account(mechanism, ...) states its guarantee"
+    )

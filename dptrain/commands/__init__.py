@@ -1,0 +1,1 @@
+"""The commands of ``dptrain``, one file each: ``add(commands)`` declares one."""

@@ -1,0 +1,112 @@
+"""``dptrain account``: what a mechanism guarantees."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting import account, accountants_for, profile
+from dptrain.accounting.support import as_markdown
+from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_mechanism
+from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.guarantee import Adjacency
+from dptrain.mechanism import MatrixMechanism
+from dptrain.text import aligned
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("account", help=run.__doc__, description=run.__doc__)
+    add_mechanism_arguments(parser)
+    parser.add_argument("--noise-multiplier", "--sigma", type=float, help="σ, if no file says it")
+    parser.add_argument("--delta", type=float, help="δ: find the least ε")
+    parser.add_argument("--epsilon", type=float, help="ε: find the least δ")
+    add_accountant_arguments(parser)
+    parser.add_argument(
+        "--list", action="store_true", help="say which accountants answer, and why others do not"
+    )
+    parser.add_argument("--support", action="store_true", help="print the table of all pairs")
+    parser.add_argument("--profile", action="store_true", help="δ over a grid of ε as well")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the profile to a PNG")
+    parser.add_argument("--json", type=pathlib.Path, help="write guarantee and profile to a file")
+    parser.set_defaults(run=run)
+
+
+def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--accountant`` and ``--adjacency``."""
+    parser.add_argument("--accountant", help="by name (see account --list); default: the tightest")
+    parser.add_argument(
+        "--adjacency",
+        type=lambda text: text.replace("-", "_"),
+        choices=[each.value for each in Adjacency],
+        default=Adjacency.ZERO_OUT.value,
+        help="the neighbouring relation",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """State the guarantee of a mechanism, its profile, or who can account for it."""
+    if options.support:
+        print(as_markdown())
+        return
+    adjacency = Adjacency(options.adjacency)
+    asked = options.delta is not None or options.epsilon is not None
+    if options.list:
+        # σ decides nothing about who answers.
+        stated = 1.0 if options.mechanism is None else None
+        print(listing(read_mechanism(options, options.noise_multiplier or stated), adjacency))
+        if not asked:
+            return
+        print()
+    if (options.delta is None) == (options.epsilon is None):
+        raise ValueError(
+            f"give exactly one of --delta and --epsilon (got delta={options.delta}, "
+            f"epsilon={options.epsilon})"
+        )
+    if options.plot is not None and not options.profile:
+        raise ValueError(f"--plot {options.plot} draws the profile: add --profile")
+    check_outputs(options.json, plot=options.plot)
+    mechanism = read_mechanism(options, options.noise_multiplier)
+    who: dict[str, Any] = {"accountant": options.accountant, "adjacency": adjacency}
+    shown = account(mechanism, delta=options.delta, epsilon=options.epsilon, **who)
+    print(shown)
+    value: dict[str, Any] = {"guarantee": json.loads(shown.to_json())}
+    if options.profile:
+        curve = profile(mechanism, **who)
+        value["profile"] = {
+            "accountant": curve.accountant,
+            "kind": curve.kind.value,
+            "epsilon": curve.epsilon.tolist(),
+            "remove": curve.remove.tolist(),
+            "add": curve.add.tolist(),
+        }
+        print(f"\nδ(ε) by {curve.accountant} ({curve.kind.value}):")
+        lines = ["| ε | remove | add |", "|---|---|---|"]
+        for i in np.linspace(0, len(curve.epsilon) - 1, 11).round().astype(int):
+            row = (curve.epsilon[i], curve.remove[i], curve.add[i])
+            lines.append("| " + " | ".join(f"{number:.4g}" for number in row) + " |")
+        print(aligned("\n".join(lines), left=0))
+        if options.plot is not None:
+            from dptrain.plots import plot_privacy
+
+            plot_privacy(curve, shown, options.plot)
+            print(f"plot: {options.plot}")
+    write_json(options.json, value)
+
+
+def listing(mechanism: MatrixMechanism, adjacency: Adjacency) -> str:
+    """Every accountant for the adjacency: kind, cost, and whether it answers."""
+    lines = ["| accountant | shown as | cost | answers |", "|---|---|---|---|"]
+    for each in accountants_for(mechanism, adjacency=adjacency):
+        kind = "" if each.kind is None else each.kind.value
+        cost = "" if each.cost is None else each.cost.value
+        how = "no" if each.refusal else "by name" if each.reserved else "yes"
+        reason = "" if each.reason is None else f": {each.reason}"
+        lines.append(f"| {each.name} | {kind} | {cost} | {how}{reason} |")
+    if len(lines) == 2:
+        return f"no accountant states {adjacency.value} guarantees"
+    return aligned("\n".join(lines), left=4)

@@ -1,0 +1,79 @@
+"""``dptrain calibrate``: the least noise for a target."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+from dptrain.accounting import Accountant, calibrate
+from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.statement import check_epsilon
+from dptrain.commands.account import add_accountant_arguments
+from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_pair
+from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.guarantee import Adjacency
+from dptrain.mechanism import MatrixMechanism
+from dptrain.planning.comparison import SIMULATING
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("calibrate", help=run.__doc__, description=run.__doc__)
+    add_mechanism_arguments(parser)
+    parser.add_argument("--epsilon", type=float, required=True, help="target ε")
+    parser.add_argument("--delta", type=float, required=True, help="target δ")
+    add_accountant_arguments(parser)
+    parser.add_argument(
+        "--certificates", type=pathlib.Path, help="folder that keeps certificates of simulations"
+    )
+    parser.add_argument("--out", type=pathlib.Path, help="write the mechanism to this JSON file")
+    parser.add_argument("--json", type=pathlib.Path, help="write the guarantee to this file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Find the least noise multiplier with which a scheme and a strategy are (ε, δ)-private."""
+    check_outputs(options.out, options.json)
+    scheme, strategy = read_pair(options)
+    check_epsilon(options.epsilon)
+    adjacency = Adjacency(options.adjacency)
+    who: str | Accountant | None = options.accountant
+    if options.certificates is not None:
+        pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+        who = keeping_certificates(pair, options.accountant, adjacency, options.certificates)
+    found = calibrate(
+        scheme=scheme,
+        strategy=strategy,
+        epsilon=options.epsilon,
+        delta=options.delta,
+        accountant=who,
+        adjacency=adjacency,
+    )
+    print(f"noise multiplier σ = {found.mechanism.noise_multiplier:.6g}")
+    print(found.guarantee)
+    if options.out is not None:
+        options.out.write_text(found.mechanism.to_json() + "\n", encoding="utf-8")
+        print(f"mechanism: {options.out}")
+    write_json(options.json, json.loads(found.guarantee.to_json()))
+
+
+def keeping_certificates(
+    mechanism: MatrixMechanism, name: str | None, adjacency: Adjacency, folder: pathlib.Path
+) -> Accountant:
+    """The simulating accountant that answers, with a folder for its certificates.
+
+    Raises:
+        ValueError: if the accountant that answers does not simulate.
+    """
+    members = find_accountants(mechanism, name, adjacency=adjacency)
+    member = members[0]
+    if len(members) > 1 or not isinstance(member, SIMULATING):
+        names = ", ".join(each.name for each in members)
+        raise ValueError(
+            f"--certificates {folder}: only simulation makes certificates, and {names} answers; "
+            "leave it out, or name a simulating --accountant"
+        )
+    return dataclasses.replace(member, cache=folder)

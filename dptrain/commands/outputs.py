@@ -1,0 +1,43 @@
+"""Files that a command writes: refused before the work, named after it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+_IMAGES = (".png", ".pdf", ".svg")
+
+
+def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None) -> None:
+    """Find out now rather than after the work that a file cannot be written.
+
+    Raises:
+        OSError: if a folder cannot be made or a file not opened.
+        ValueError: if ``plot`` does not end like an image.
+        ModuleNotFoundError: if ``plot`` is given and matplotlib is missing.
+    """
+    for path in (*paths, plot):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = not path.exists()
+            path.open("ab").close()
+            if fresh:
+                path.unlink()
+    if plot is None:
+        return
+    if plot.suffix.lower() not in _IMAGES:
+        raise ValueError(f"--plot {plot}: end the name in one of {', '.join(_IMAGES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "--plot needs matplotlib: pip install 'dptrain[recipes]'"
+        ) from error
+
+
+def write_json(path: pathlib.Path | None, value: Any) -> None:
+    """Write a JSON file and say so; nothing for ``None``."""
+    if path is not None:
+        path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"figures: {path}")

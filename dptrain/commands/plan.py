@@ -1,0 +1,127 @@
+"""``dptrain plan``: which scheme and strategy to train with."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import shlex
+from typing import Any
+
+from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.planning import Question, compare, training_yaml
+from dptrain.planning.question import DEFAULT_BANDS
+from dptrain.strategies.momentum import MomentumSGD
+from dptrain.strategies.workload import PREFIX_SUMS
+
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("plan", help=run.__doc__, description=run.__doc__)
+    parser.add_argument("--epsilon", type=float, required=True, help="target ε")
+    parser.add_argument("--delta", type=float, help="target δ (default 1/(2N))")
+    parser.add_argument("--dataset-size", type=int, required=True, help="N, number of examples")
+    parser.add_argument("--batch-size", type=float, required=True, help="B̄, expected")
+    parser.add_argument("--epochs", type=float, help="expected passes over the data")
+    parser.add_argument("--steps", type=int, help="instead of --epochs")
+    parser.add_argument(
+        "--max-bands", type=int, help=f"most bands of a strategy (default {DEFAULT_BANDS})"
+    )
+    parser.add_argument(
+        "--buffers", type=int, default=3, help="of the BLT that is compared (default 3; 0: none)"
+    )
+    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
+    parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
+    parser.add_argument(
+        "--physical-batch-size", type=int, help="rows that the device holds at a time"
+    )
+    parser.add_argument("--memory", type=_bytes, help="most noise state, e.g. 4GB")
+    parser.add_argument(
+        "--fixed-size", action="store_true", help="choose a scheme with batches of constant size"
+    )
+    parser.add_argument("--accountant", help="the only one to ask, by name")
+    parser.add_argument(
+        "--slow", action="store_true", help="also ask accountants that take minutes a pair"
+    )
+    parser.add_argument(
+        "--certify", action="store_true", help="certify the best by simulation (minutes)"
+    )
+    parser.add_argument(
+        "--certificates", type=pathlib.Path, help="folder for the certificate; training reuses it"
+    )
+    parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
+    parser.add_argument("--out", type=pathlib.Path, help="write the YAML to train the best with")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the comparison to a PNG")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compare schemes and strategies at equal privacy, and write the YAML to train the best."""
+    if options.dataset_size < 1:
+        raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
+    delta = 1 / (2 * options.dataset_size) if options.delta is None else options.delta
+    question = Question.of_run(
+        epsilon=options.epsilon,
+        delta=delta,
+        dataset_size=options.dataset_size,
+        batch_size=options.batch_size,
+        epochs=options.epochs,
+        steps=options.steps,
+        max_bands=options.max_bands,
+        workload=MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS,
+        buffers=options.buffers,
+        parameters=options.parameters,
+        physical_batch_size=options.physical_batch_size,
+        memory=options.memory,
+        fixed_size=options.fixed_size,
+    )
+    check_outputs(options.out, options.json, plot=options.plot)
+    plan = compare(
+        question,
+        accountant=options.accountant,
+        slow=options.slow,
+        timed=not options.no_time,
+        certify=options.certify,
+        certificates=options.certificates,
+    )
+    print(plan)
+    write_json(options.json, plan.to_dict())
+    if options.plot is not None:
+        from dptrain.plots_plan import plot_plan
+
+        plot_plan(plan, options.plot)
+        print(f"plot: {options.plot}")
+    if options.out is None:
+        return
+    if plan.best is None:
+        raise ValueError(f"--out {options.out}: nothing is eligible, so there is nothing to write")
+    folder = None if options.certificates is None else str(options.certificates)
+    text = training_yaml(question, plan.best, command=_command(options), certificates=folder)
+    options.out.write_text(text, encoding="utf-8")
+    print(f"configuration: {options.out}")
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The command line again, as far as it decides the plan."""
+    words = ["dptrain", "plan"]
+    for name, value in vars(options).items():
+        if name in ("command", "run", "out", "json", "plot") or value is None or value is False:
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        words.append(flag)
+        if value is not True:
+            words.append(f"{value:g}" if isinstance(value, float) else str(value))
+    return shlex.join(words)
+
+
+def _bytes(text: str) -> float:
+    """``"4GB"`` in bytes; units of 1000."""
+    for unit in ("kB", "MB", "GB", "TB", "B"):
+        if text.strip().endswith(unit):
+            try:
+                return float(text.strip().removesuffix(unit)) * _UNITS[unit]
+            except ValueError:
+                break
+    raise argparse.ArgumentTypeError(f"{text!r}: write a number and B, kB, MB, GB or TB, e.g. 4GB")

@@ -1,0 +1,58 @@
+"""``dptrain strategies``: the strategy families side by side."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.strategies.momentum import MomentumSGD
+from dptrain.strategies.table import table
+from dptrain.strategies.workload import PREFIX_SUMS
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("strategies", help=run.__doc__, description=run.__doc__)
+    parser.add_argument("--steps", type=int, required=True, help="n, optimiser steps of the run")
+    parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
+    parser.add_argument("--max-participations", type=int, help="instead of --epochs")
+    parser.add_argument("--min-sep", type=int, help="with --max-participations: steps between two")
+    parser.add_argument(
+        "--bands", type=int, nargs="+", help="default: those of 1 4 16 64 that fit the steps"
+    )
+    parser.add_argument("--momentum", type=float, default=0.0, help="of SGD; the workload follows")
+    parser.add_argument("--parameters", type=int, default=10_000_000, help="size of the model")
+    parser.add_argument(
+        "--dense", action="store_true", help="add the families optimised entry by entry (slow)"
+    )
+    parser.add_argument("--no-time", action="store_true", help="do not time the steps of noise")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw errors and correlations to a PNG")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compare the strategy families: error at fixed privacy, memory and time of their noise."""
+    workload = MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS
+    bands = options.bands or [count for count in (1, 4, 16, 64) if count <= options.steps]
+    check_outputs(options.json, plot=options.plot)
+    found = table(
+        steps=options.steps,
+        epochs=options.epochs,
+        max_participations=options.max_participations,
+        min_sep=options.min_sep,
+        bands=bands,
+        workload=workload,
+        parameters=options.parameters,
+        timed=not options.no_time,
+        dense=options.dense,
+    )
+    print(found)
+    write_json(options.json, found.to_dict())
+    if options.plot is not None:
+        from dptrain.plots import plot_strategies
+
+        plot_strategies(found, options.plot)
+        print(f"plot: {options.plot}")

@@ -1,0 +1,9 @@
+"""Which scheme and strategy to train with: compared at equal privacy before any training."""
+
+from dptrain.planning.candidates import Candidate
+from dptrain.planning.comparison import compare
+from dptrain.planning.plan import Plan, PlanRow, Skipped
+from dptrain.planning.question import Question
+from dptrain.planning.training_yaml import training_yaml
+
+__all__ = ["Candidate", "Plan", "PlanRow", "Question", "Skipped", "compare", "training_yaml"]

@@ -1,0 +1,249 @@
+"""Comparing schemes and strategies at the same (ε, δ)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from tqdm.auto import tqdm
+
+from dptrain.accounting.accountant import Accountant, Cost
+from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting.dispatch import accountants_for, find_accountants
+from dptrain.accounting.min_sep_importance import MinSepImportance
+from dptrain.accounting.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.verify import samples_needed
+from dptrain.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.planning.candidates import (
+    Candidate,
+    first_candidates,
+    further_separations,
+    truncated_min_sep,
+)
+from dptrain.planning.estimate import estimate_noise
+from dptrain.planning.plan import Plan, PlanRow, Skipped
+from dptrain.planning.question import Question
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.table import noise_cost
+
+_QUICK = (Cost.INSTANT, Cost.SECONDS)
+SIMULATING = (MonteCarloAccountant, MinSepImportance)
+
+
+def compare(
+    question: Question,
+    *,
+    accountant: str | None = None,
+    slow: bool = False,
+    timed: bool = True,
+    certify: bool = False,
+    certificates: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> Plan:
+    """Find the noise of every scheme and strategy for the question's (ε, δ), and compare errors.
+
+    Deterministic accountants are asked where they are quick; what only a simulation covers, or a
+    simulation covers better, gets an estimate. ``MinSep`` is first tried with as many steps of
+    separation as bands; then the best of these with wider ones.
+
+    Args:
+        question: the run.
+        accountant: the only accountant to ask, by name; by default all that apply.
+        slow: also ask deterministic accountants that take minutes.
+        timed: measure the time of a step of noise.
+        certify: while an estimate is best, certify it (minutes, by simulation).
+        certificates: folder of certificates for that, which training can reuse.
+        progress: show progress bars.
+
+    Raises:
+        ValueError: if the accountant is unknown, or nothing can be computed.
+    """
+    search = _Search(question, accountant, slow, timed)
+    rows: list[PlanRow] = []
+    skipped: list[Skipped] = []
+
+    def run(candidates: Iterable[Candidate]) -> None:
+        bar = tqdm(list(candidates), disable=not progress, delay=1.0, leave=False, unit="pair")
+        for candidate in bar:
+            bar.set_description(f"{candidate.scheme_name} with {candidate.strategy_name}")
+            for found in search.try_out(candidate):
+                rows.append(found) if isinstance(found, PlanRow) else skipped.append(found)
+
+    run(first_candidates(question))
+    if (best := _best(rows, "MinSep")) is not None:
+        run(further_separations(question, best.candidate))
+        best = _best(rows, "MinSep")
+        assert best is not None
+        run([truncated_min_sep(question, best.candidate)])
+    if not rows:
+        reasons = "; ".join(dict.fromkeys(each.reason for each in skipped))
+        raise ValueError(f"no pair of scheme and strategy could be computed: {reasons}")
+    plan = Plan(question, tuple(sorted(rows, key=lambda row: row.error)), tuple(skipped))
+    while certify and plan.best is not None and plan.best.is_estimate:
+        plan = _certified(plan, plan.best, certificates, progress)
+    return plan
+
+
+def _best(rows: list[PlanRow], scheme: str) -> PlanRow | None:
+    found = [row for row in rows if row.candidate.scheme["type"] == scheme]
+    return min(found, key=lambda row: row.error, default=None)
+
+
+def _certified(
+    plan: Plan, row: PlanRow, folder: str | os.PathLike[str] | None, progress: bool
+) -> Plan:
+    """The plan with one estimate replaced by a certified σ."""
+    member = row.accountant
+    assert isinstance(member, SIMULATING)
+    member = dataclasses.replace(member, cache=folder, progress=progress)
+    q = plan.question
+    with _told_once():
+        shown = member.calibrate(row.mechanism, epsilon=q.epsilon, delta=q.delta)
+    certified = dataclasses.replace(
+        row, mechanism=row.mechanism.with_noise(shown.noise_multiplier), kind=shown.kind
+    )
+    rows = [certified if each is row else each for each in plan.rows]
+    return dataclasses.replace(plan, rows=tuple(sorted(rows, key=lambda each: each.error)))
+
+
+@contextmanager
+def _told_once() -> Iterator[None]:
+    """Silence about a large δ: the question has said so once."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="delta=", category=UserWarning)
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Answers for one candidate after the other."""
+
+    question: Question
+    accountant: str | None
+    slow: bool
+    timed: bool
+
+    def __post_init__(self) -> None:
+        if self.accountant is not None:
+            _check_known(self.accountant, first_candidates(self.question)[0], self.question)
+
+    def try_out(self, candidate: Candidate) -> Iterator[PlanRow | Skipped]:
+        """Rows of the candidate: the least deterministic σ and, if none is exact, an estimate."""
+        q = self.question
+        try:
+            mechanism = candidate.mechanism(q)
+            members, automatic = self._members(mechanism)
+        except ValueError as error:
+            yield Skipped(candidate, str(error))
+            return
+        results: list[tuple[float, Kind, Accountant]] = []
+        for member in members:
+            if not isinstance(member, DeterministicAccountant) or member.name not in automatic:
+                continue
+            if not self.slow and (cost := member.cost(mechanism)) not in _QUICK:
+                yield Skipped(candidate, f"{member.name} would take {cost.value}; ask with --slow")
+                continue
+            try:
+                with _told_once():
+                    shown = member.calibrate(mechanism, epsilon=q.epsilon, delta=q.delta)
+            except ValueError as error:
+                yield Skipped(candidate, str(error))
+            else:
+                results.append((shown.noise_multiplier, shown.kind, member))
+        exact = False
+        if results:
+            sigma, kind, best = min(results, key=lambda result: result[0])
+            exact = kind is Kind.EXACT
+            yield self._row(candidate, mechanism.with_noise(sigma), best, automatic, kind)
+        if not exact:
+            yield from self._estimated(candidate, mechanism, members, automatic, results)
+
+    def _estimated(
+        self,
+        candidate: Candidate,
+        mechanism: MatrixMechanism,
+        members: list[Accountant],
+        automatic: set[str],
+        results: list[tuple[float, Kind, Accountant]],
+    ) -> Iterator[PlanRow | Skipped]:
+        """What a simulation would need, if one covers the pair and that is less than is proven."""
+        simulating = [
+            member
+            for member in members
+            if isinstance(member, SIMULATING)
+            and (member.name in automatic or member.cost(mechanism) is not Cost.HOURS)
+        ]
+        plain = [
+            each.accountant
+            for each in accountants_for(mechanism)
+            if each.refusal is None and isinstance(each.accountant, MonteCarloAccountant)
+        ]
+        if not simulating or not plain:
+            if not results:
+                yield Skipped(candidate, "no accountant answers for it in reasonable time")
+            return
+        quickest = min(plain, key=lambda m: m.simulation(mechanism).work)
+        weighted = [m for m in simulating if isinstance(m, MinSepImportance)]
+        states = next((m for m in simulating if m.name in automatic), (*weighted, quickest)[0])
+        # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
+        delta = self.question.delta
+        target = delta if states in weighted else samples_needed(delta).threshold
+        simulation = quickest.simulation(mechanism)
+        sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)
+        if any(proven <= sigma for proven, _, _ in results):
+            yield Skipped(candidate, f"{states.name} promises no less noise than what is proven")
+            return
+        about = mechanism.with_noise(sigma)
+        yield self._row(candidate, about, states, automatic, Kind.ESTIMATE)
+
+    def _members(self, mechanism: MatrixMechanism) -> tuple[list[Accountant], set[str]]:
+        """Who covers the pair, and the names of those who answer without being named."""
+        if self.accountant is not None:
+            found = find_accountants(mechanism, self.accountant)
+            return found, {member.name for member in found}
+        table = accountants_for(mechanism)
+        automatic: set[str] = set()
+        if any(each.reason is None for each in table):
+            automatic = {member.name for member in find_accountants(mechanism)}
+        return [each.accountant for each in table if each.refusal is None], automatic
+
+    def _row(
+        self,
+        candidate: Candidate,
+        mechanism: MatrixMechanism,
+        member: Accountant,
+        automatic: set[str],
+        kind: Kind,
+    ) -> PlanRow:
+        q, scheme = self.question, mechanism.scheme
+        buffers, seconds = _cost(mechanism.strategy, q.steps, q.parameters, self.timed)
+        fits = q.memory is None or buffers <= q.memory
+        return PlanRow(
+            candidate=candidate,
+            mechanism=mechanism,
+            accountant=member,
+            automatic=self.accountant is None and member.name in automatic,
+            kind=kind,
+            rmse=mechanism.strategy.rmse(q.steps, q.workload),
+            bytes=buffers,
+            seconds=seconds,
+            eligible=fits and (not q.fixed_size or scheme.physical_batch_size is not None),
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _cost(strategy: Strategy, steps: int, parameters: int, timed: bool) -> tuple[int, float | None]:
+    buffers, seconds, _ = noise_cost(strategy, steps, parameters, timed)
+    return buffers, seconds
+
+
+def _check_known(name: str, candidate: Candidate, question: Question) -> None:
+    """Refuse an unknown accountant at once; a known one may refuse the pair."""
+    known = [each.name for each in accountants_for(candidate.mechanism(question))]
+    if name not in known:
+        raise ValueError(f"accountant={name!r} is unknown; known: {sorted(known)}")

@@ -1,0 +1,75 @@
+"""A row of a plan as a configuration that the recipes train with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dptrain.planning.comparison import SIMULATING
+from dptrain.planning.plan import PlanRow
+from dptrain.planning.question import Question
+from dptrain.strategies.momentum import MomentumSGD
+
+CERTIFICATES = "certificates"
+
+
+def training_yaml(
+    question: Question, row: PlanRow, *, command: str, certificates: str | None = None
+) -> str:
+    """The text of a configuration; what it leaves out takes the recipe's default.
+
+    It states the target (ε, δ) and never the σ of the plan: training finds its own, with a proof.
+
+    Args:
+        question: the run.
+        row: the pair to train with.
+        command: how the plan was made, for the comment on top.
+        certificates: folder of certificates of simulated accounting.
+    """
+    momentum = question.workload.momentum if isinstance(question.workload, MomentumSGD) else 0.0
+    simulated = isinstance(row.accountant, SIMULATING)
+    what = "an ESTIMATE without proof" if row.is_estimate else row.kind.value
+    tree: dict[str, Any] = {
+        "scheme": row.candidate.scheme,
+        "strategy": row.candidate.strategy,
+        "privacy": {
+            "epsilon": question.epsilon,
+            "delta": question.delta,
+            "noise_multiplier": None,
+            "accountant": None if row.automatic else row.accountant.name,
+            "certificates": (certificates or CERTIFICATES) if simulated else None,
+        },
+        "optimizer": {"name": "sgd", "momentum": momentum},
+        "steps": question.steps,
+        "epochs": None,
+    }
+    if question.physical_batch_size is not None:
+        tree["max_physical_batch_size"] = question.physical_batch_size
+    comments = [
+        f"# {command}",
+        f"# Predicted: σ {'≈' if row.is_estimate else '='} {row.noise_multiplier:.5g} ({what}, "
+        f"{row.accountant.name}), RMSE·σ {row.total_error:.5g}.",
+        f"# For N = {question.dataset_size}: training finds σ anew for the data that it is given.",
+        "#",
+        "#   python -m recipes.vision --config THIS data.name=cifar10 data.root=DIR",
+        "",
+    ]
+    return "\n".join([*comments, *_lines(tree, ""), ""])
+
+
+def _lines(tree: dict[str, Any], indent: str) -> list[str]:
+    lines = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            lines += [f"{indent}{key}:", *_lines(value, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {_scalar(value)}")
+    return lines
+
+
+def _scalar(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    # YAML 1.1 takes 1e-05 for text and 1.0e-05 for a number.
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")
+    return text

@@ -1,0 +1,56 @@
+"""How many rows a batch of constant size needs so that cutting it costs no privacy that shows."""
+
+from __future__ import annotations
+
+import math
+
+from dptrain.accounting.truncated_step import Branches
+
+# Share of δ that an example's expected number of displacements may reach.
+SHARE = 0.1
+
+
+def displacements(
+    *, dataset_size: int, probability: float, max_batch_size: int, draws: int
+) -> float:
+    """T·π_t·q2: how often an example displaces another in T = ``draws`` steps, on average.
+
+    π_t is the chance that B others are drawn and q2 that the example is then drawn and kept. A run
+    without such an event is Poisson sampling, so below δ the cost of cutting does not show
+    (``accounting``, section 3).
+    """
+    if max_batch_size >= dataset_size:
+        return 0.0
+    cases = Branches.of(
+        dataset_size=dataset_size, probability=probability, max_batch_size=max_batch_size
+    )
+    return draws * cases.full * cases.kept
+
+
+def least_max_batch_size(
+    *, dataset_size: int, probability: float, draws: int, delta: float, multiple_of: int = 1
+) -> int:
+    """The least B, a multiple of ``multiple_of``, with at most δ/10 displacements an example.
+
+    Args:
+        dataset_size: examples that toss a coin in a step (N, or the size of a part).
+        probability: their chance p.
+        draws: T, steps in which an example may be drawn.
+        delta: δ of the run.
+        multiple_of: rows that the device holds at a time.
+    """
+
+    def fits(blocks: int) -> bool:
+        expected = displacements(
+            dataset_size=dataset_size,
+            probability=probability,
+            max_batch_size=blocks * multiple_of,
+            draws=draws,
+        )
+        return expected <= SHARE * delta
+
+    low, high = 0, math.ceil(dataset_size / multiple_of)  # B = N always fits
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high * multiple_of

@@ -1,0 +1,82 @@
+"""The support table: what is asked is what answers, and the README says the same."""
+
+import pathlib
+
+import pytest
+
+from dptrain.accounting import account, accountants_for
+from dptrain.accounting.dispatch import ACCOUNTANTS, find_accountants
+from dptrain.accounting.support import (
+    BEGIN,
+    END,
+    as_markdown,
+    main,
+    representative_schemes,
+    representative_strategies,
+    support_table,
+    with_table,
+)
+from dptrain.guarantee import Adjacency
+from dptrain.mechanism import MatrixMechanism
+from dptrain.registry import JsonValue
+from dptrain.sampling import Scheme
+
+README = pathlib.Path(__file__).parents[2] / "README.md"
+
+
+def test_readme_has_the_current_table():
+    text = README.read_text(encoding="utf-8")
+    assert with_table(text) == text, "run: python -m dptrain.accounting.support --write README.md"
+
+
+def test_every_scheme_and_every_accountant_appears():
+    schemes = {type(scheme) for scheme in representative_schemes().values()}
+    own = {
+        s
+        for s in JsonValue._families[Scheme._family].values()
+        if s.__module__.startswith("dptrain.")
+    }
+    assert schemes == own
+    named = {answer.accountant for row in support_table() for answer in row.answers}
+    # Accountants that no representative reaches would be missing from the documentation.
+    assert named == {member.name for member in ACCOUNTANTS}
+
+
+def test_rows_are_what_the_dispatch_table_answers():
+    schemes, strategies = representative_schemes(), representative_strategies()
+    for row in support_table():
+        mechanism = MatrixMechanism(
+            scheme=schemes[row.scheme], strategy=strategies[row.strategy], noise_multiplier=2.0
+        )
+        found = accountants_for(mechanism, adjacency=row.adjacency)
+        assert {a.accountant for a in row.answers} == {a.name for a in found if a.refusal is None}
+        automatic = {a.accountant for a in row.answers if not a.by_name}
+        if automatic:
+            chosen = find_accountants(mechanism, adjacency=row.adjacency)
+            assert automatic == {member.name for member in chosen}
+        else:
+            with pytest.raises(ValueError, match="no accountant covers"):
+                account(mechanism, delta=1e-6, adjacency=row.adjacency)
+
+
+def test_pairs_without_a_theorem_have_no_automatic_answer():
+    rows = {(r.scheme, r.strategy, r.adjacency): r for r in support_table()}
+    for pair in (
+        ("Shuffled", "dense", Adjacency.ADD_REMOVE),
+        ("UserFixed", "dense", Adjacency.REPLACE_ONE),
+        ("TruncatedMinSep", "bands > b", Adjacency.ZERO_OUT),
+    ):
+        assert not [a for a in rows[pair].answers if not a.by_name]
+
+
+def test_writes_between_the_markers_only(tmp_path, capsys):
+    path = tmp_path / "x.md"
+    path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert main(["--write", str(path)]) == 0
+    assert path.read_text() == f"before\n{BEGIN}\n{as_markdown()}\n{END}\nafter\n"
+    path.write_text("no markers")
+    assert main(["--write", str(path)]) == 2
+    assert BEGIN in capsys.readouterr().err
+    assert path.read_text() == "no markers"
+    assert main([]) == 0
+    assert capsys.readouterr().out == as_markdown() + "\n"

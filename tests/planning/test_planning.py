@@ -1,0 +1,253 @@
+"""Plans: every σ is what the accountant says, estimates are named so, the YAML trains that."""
+
+import math
+
+import pytest
+from scipy.stats import binom
+
+from dptrain.accounting import calibrate
+from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.cli import main
+from dptrain.configuration.scheme import build_scheme
+from dptrain.configuration.strategy import build_strategy
+from dptrain.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.planning import Question, compare, training_yaml
+from dptrain.planning.estimate import estimate_noise
+from dptrain.planning.truncation import SHARE, displacements, least_max_batch_size
+from dptrain.sampling import Poisson
+from dptrain.strategies import Identity, MomentumSGD
+
+SMALL = {
+    "epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100,
+    "parameters": 1000,
+}  # fmt: skip
+
+
+QUICK = {"timed": False, "progress": False}
+
+
+def small(**options):
+    return Question.of_run(**{**SMALL, "epochs": 2, "max_bands": 2, "buffers": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return compare(small(buffers=1), **QUICK)
+
+
+def test_rows_are_the_accountants_answers(plan):
+    assert plan.question.steps == 20
+    proven = [row for row in plan.rows if not row.is_estimate]
+    assert {row.candidate.scheme["type"] for row in proven} >= {
+        "Poisson", "TruncatedPoisson", "CyclicPoisson", "BallsInBins", "Shuffled",
+    }  # fmt: skip
+    for row in proven:
+        mechanism = row.mechanism
+        shown = calibrate(
+            scheme=mechanism.scheme,
+            strategy=mechanism.strategy,
+            epsilon=4.0,
+            delta=1e-4,
+            accountant=row.accountant.name,
+        )
+        assert row.noise_multiplier == shown.mechanism.noise_multiplier
+        assert row.kind is shown.guarantee.kind
+        assert row.total_error == row.noise_multiplier * mechanism.strategy.rmse(20)
+        assert row.error == row.total_error / mechanism.scheme.expected_batch_size
+    assert list(plan.rows) == sorted(plan.rows, key=lambda row: row.error)
+
+
+def test_estimates_are_named_everywhere(plan):
+    estimates = [row for row in plan.rows if row.is_estimate]
+    assert {row.candidate.scheme["type"] for row in estimates} >= {"MinSep"}
+    lines = plan.to_markdown().splitlines()[2:]
+    for row, line in zip(plan.rows, lines, strict=True):
+        assert ("ESTIMATE" in line) == ("≈" in line) == row.is_estimate
+        value = row.to_dict()
+        assert ("noise_multiplier" in value) != row.is_estimate
+        assert ("noise_multiplier_estimate" in value) == row.is_estimate
+        assert (value["kind"] == "estimate") == row.is_estimate
+    assert "no guarantees" in str(plan)
+    assert plan.best_proven is not None
+    assert not plan.best_proven.is_estimate
+
+
+def test_what_is_left_out_has_a_reason(plan):
+    tried = {(r.candidate.scheme_name, r.candidate.strategy_name) for r in plan.rows}
+    for each in plan.skipped:
+        assert each.reason
+        assert each.reason in str(plan)
+    skipped = {(s.candidate.scheme_name, s.candidate.strategy_name) for s in plan.skipped}
+    assert ("Poisson()", "Identity()") in tried
+    for scheme in ("CyclicPoisson(cycle=2)", "MinSep(min_sep=2)", "BallsInBins()"):
+        assert (scheme, "BandMF(bands=2)") in tried | skipped
+    odd = small(epochs=None, steps=15, max_bands=1)
+    found = compare(odd, accountant="poisson PLD", **QUICK)
+    reasons = [s.reason for s in found.skipped if s.candidate.scheme["type"] == "BallsInBins"]
+    assert any("whole epochs of 10 steps" in reason for reason in reasons)
+
+
+def test_best_obeys_memory_and_constant_batches():
+    only = {"accountant": "cyclic Poisson PLD", **QUICK}
+    found = compare(small(fixed_size=True), **only)
+    assert "max_batch_size" in found.best.candidate.scheme
+    assert [row.eligible for row in found.rows].count(False) == 1
+    found = compare(small(memory=100.0), **only)  # two bands need 4 bytes a parameter
+    assert found.best is None
+    assert "Nothing is eligible" in str(found)
+    assert found.to_dict()["best"] is None
+
+
+def test_certifies_while_an_estimate_is_best(tmp_path):
+    # At the δ of a small data set this takes seconds.
+    question = Question(
+        epsilon=4.0, delta=2e-3, dataset_size=100, batch_size=25, steps=15, max_bands=2,
+        parameters=1000, buffers=0,
+    )  # fmt: skip
+    options = {"accountant": "b-min-sep importance sampling", **QUICK}
+    rough = compare(question, **options)
+    assert rough.best.is_estimate
+    assert rough.best_proven is None
+    found = compare(question, certify=True, certificates=tmp_path, **options)
+    assert not found.best.is_estimate
+    certified = [row for row in found.rows if row.kind is Kind.VERIFIED]
+    assert certified
+    assert list(tmp_path.iterdir())
+    for row in certified:
+        before = next(r for r in rough.rows if r.candidate == row.candidate and r.is_estimate)
+        assert row.noise_multiplier == pytest.approx(before.noise_multiplier, rel=0.2)
+
+
+@pytest.mark.parametrize("epsilon", [pytest.param(1.0, marks=pytest.mark.slow), 6.0])
+def test_estimate_is_near_an_exact_answer(epsilon):
+    # Poisson sampling can be simulated too, and is known exactly.
+    scheme = Poisson(probability=0.05, dataset_size=10_000, steps=60)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
+    exact = calibrate(scheme=scheme, strategy=Identity(), epsilon=epsilon, delta=5e-6).mechanism
+    found = estimate_noise(MinSepMonteCarlo().simulation(mechanism), epsilon=epsilon, target=5e-6)
+    assert found == pytest.approx(exact.noise_multiplier, rel=0.05)
+
+
+def test_truncation_costs_nothing_that_shows():
+    size, p, draws, delta = 1000, 0.1, 20, 1e-4
+    found = least_max_batch_size(
+        dataset_size=size, probability=p, draws=draws, delta=delta, multiple_of=8
+    )
+    assert found % 8 == 0
+
+    def by_sum(largest):
+        """Σ_s Pr[s others]·p·largest/(s+1) over s ≥ largest."""
+        return draws * math.fsum(
+            binom.pmf(s, size - 1, p) * p * largest / (s + 1) for s in range(largest, size)
+        )
+
+    for largest in (found, found - 8, 90):
+        shown = displacements(dataset_size=size, probability=p, max_batch_size=largest, draws=draws)
+        assert shown == pytest.approx(by_sum(largest), rel=1e-6)
+    assert by_sum(found) <= SHARE * delta < by_sum(found - 8)
+    assert least_max_batch_size(dataset_size=5, probability=1.0, draws=9, delta=1e-9) == 5
+
+
+def test_truncated_row_needs_no_more_noise_than_poisson(plan):
+    by_type = {r.candidate.scheme["type"]: r for r in plan.rows if r.kind is not Kind.ESTIMATE}
+    cut, whole = by_type["TruncatedPoisson"], by_type["Poisson"]
+    assert cut.noise_multiplier <= whole.noise_multiplier * 1.002
+
+
+def test_configuration_is_loaded_by_the_recipes(plan, tmp_path):
+    pytest.importorskip("omegaconf")
+    from recipes.config import load_config
+    from recipes.vision import VisionSettings
+
+    other = small(workload=MomentumSGD(momentum=0.9), physical_batch_size=32)
+    with_momentum = compare(other, accountant="cyclic Poisson PLD", **QUICK)
+    for each in (plan, with_momentum):
+        question = each.question
+        for row in each.rows:
+            path = tmp_path / "plan.yaml"
+            path.write_text(training_yaml(question, row, command="x"), encoding="utf-8")
+            loaded = load_config(VisionSettings, path)
+            loaded.validate()
+            assert (loaded.privacy.epsilon, loaded.privacy.delta) == (4.0, 1e-4)
+            assert loaded.privacy.noise_multiplier is None  # training finds σ, with a proof
+            assert loaded.steps == question.steps
+            scheme = build_scheme(loaded.scheme, dataset_size=1000, steps=loaded.steps)
+            assert scheme == row.mechanism.scheme
+            bound = build_strategy(loaded.strategy).bind(loaded.steps)
+            assert bound == row.mechanism.strategy
+            found = loaded.build_accountant(row.mechanism)
+            named = getattr(found, "name", found)
+            assert named == row.accountant.name or (named is None and row.automatic)
+            assert loaded.max_physical_batch_size == question.physical_batch_size
+
+
+COMMAND = [
+    "plan", "--epsilon", "4", "--delta", "1e-4", "--dataset-size", "1000", "--batch-size", "100",
+    "--parameters", "1000",
+]  # fmt: skip
+
+
+def test_plot_shows_every_row(plan, tmp_path):
+    pytest.importorskip("matplotlib")
+    from dptrain.plots_plan import plot_plan
+
+    plot_plan(plan, tmp_path / "p.svg")
+    text = (tmp_path / "p.svg").read_text(encoding="utf-8")
+    for row in plan.rows:
+        assert row.candidate.scheme["type"] in text
+    assert "ESTIMATE" in text
+
+
+def test_command_writes_what_it_says(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out, figures, plot = (tmp_path / "new" / name for name in ("p.yaml", "p.json", "p.png"))
+    files = ["--out", str(out), "--json", str(figures), "--plot", str(plot)]
+    only = ["--accountant", "cyclic Poisson PLD", "--buffers", "0"]
+    assert main([*COMMAND, "--epochs", "2", "--max-bands", "2", *only, *files]) == 0
+    said = capsys.readouterr().out
+    for path in (out, figures, plot):
+        assert str(path) in said
+    assert "dptrain plan --epsilon 4" in out.read_text()
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ([], "exactly one of epochs and steps"),
+        (["--epochs", "1", "--steps", "10"], "exactly one of epochs and steps"),
+        (["--epochs", "-1"], "epochs=-1"),
+        (["--steps", "0"], "steps=0"),
+        (["--steps", "10", "--batch-size", "1001"], "1001"),
+        (["--epochs", "1", "--batch-size", "1001"], "batch_size=1001"),
+        (["--epochs", "1", "--batch-size", "0"], "batch_size=0"),
+        (["--steps", "10", "--max-bands", "11"], "max_bands=11 exceeds steps=10"),
+        (["--steps", "10", "--max-bands", "0"], "max_bands=0"),
+        (["--steps", "10", "--buffers", "-1"], "buffers=-1"),
+        (["--steps", "10", "--delta", "0"], "delta=0"),
+        (["--steps", "10", "--delta", "1"], "delta=1"),
+        (["--steps", "10", "--epsilon", "-2"], "epsilon=-2"),
+        (["--steps", "10", "--dataset-size", "0"], "dataset_size=0"),
+        (["--steps", "10", "--momentum", "1"], "momentum=1"),
+        (["--steps", "10", "--physical-batch-size", "0"], "physical_batch_size=0"),
+        (["--steps", "10", "--accountant", "poison"], "accountant='poison' is unknown; known:"),
+        (["--steps", "10", "--out", "FILE/x.yaml"], "file"),
+        (["--steps", "10", "--plot", "x.txt"], ".png"),
+    ],
+)
+def test_mistakes_are_found_before_the_work(arguments, match, tmp_path, capsys, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("worked")
+
+    monkeypatch.setattr("dptrain.planning.comparison._Search.try_out", never)
+    (tmp_path / "file").touch()
+    words = [word.replace("FILE", str(tmp_path / "file")) for word in arguments]
+    assert main([*COMMAND, *words]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_memory_needs_a_unit():
+    with pytest.raises(SystemExit) as error:
+        main([*COMMAND, "--steps", "10", "--memory", "4 apples"])
+    assert error.value.code == 2
