@@ -13,6 +13,9 @@ from dptrain.accounting.statement import check_delta, statement
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
+# Relative gain in ε for which the dear members are asked at every noise level of a calibration.
+_WORTH_IT = 2e-3
+
 
 @dataclasses.dataclass(frozen=True)
 class BestOfCurve(Curve):
@@ -126,6 +129,23 @@ class BestOf(DeterministicAccountant):
                 break
         notes = curve.notes(sigma, delta)
         return statement(mechanism, member, epsilon=best, delta=delta, notes=notes)
+
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """As for one accountant; dear members join only if they better what the others reach.
+
+        Raises:
+            ValueError: as for one accountant.
+        """
+        asked, order = self.asked(mechanism), list(Cost)
+        least = min((member.cost(mechanism) for member in asked), key=order.index)
+        cheap = [member for member in asked if member.cost(mechanism) is least]
+        if len(cheap) == len(asked):
+            return super().calibrate(mechanism, epsilon=epsilon, delta=delta)
+        found = BestOf(cheap).calibrate(mechanism, epsilon=epsilon, delta=delta)
+        reached = self.curve(mechanism).epsilon(found.noise_multiplier, delta)
+        if reached > epsilon * (1.0 - _WORTH_IT):
+            return found
+        return super().calibrate(mechanism, epsilon=epsilon, delta=delta)
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The member's curve, or the best of all of them."""

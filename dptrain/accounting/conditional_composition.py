@@ -150,7 +150,8 @@ class ConditionalCompositionCurve(Curve):
         )
 
 
-_SECONDS = 2e6  # steps times bins times those above the least: some seconds
+# Steps times bins times those above the least: a few seconds, and what is asked without being named.
+_SECONDS, _AUTOMATIC = 1e5, 1e6
 
 
 class ConditionalComposition(DeterministicAccountant):
@@ -170,18 +171,21 @@ class ConditionalComposition(DeterministicAccountant):
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Not asked by itself where it takes long: it is the better bound only with much noise."""
-        if self.cost(mechanism) is Cost.SECONDS:
+        if self._work(mechanism) <= _AUTOMATIC:
             return None
         return f"it takes {self.cost(mechanism).value} here; ask for it by name"
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """By the steps, and by the bins that are above the least in one."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, BallsInBins | MinSep)
-        work = scheme.steps * scheme.min_sep * min(mechanism.strategy.bands, scheme.min_sep)
+        work = self._work(mechanism)
         if work <= _SECONDS:
             return Cost.SECONDS
         return Cost.MINUTES if work <= 1e8 else Cost.HOURS
+
+    def _work(self, mechanism: MatrixMechanism) -> int:
+        scheme = mechanism.scheme
+        assert isinstance(scheme, BallsInBins | MinSep)
+        return scheme.steps * scheme.min_sep * min(mechanism.strategy.bands, scheme.min_sep)
 
     def curve(self, mechanism: MatrixMechanism) -> ConditionalCompositionCurve:
         """The curve of the b means."""
