@@ -150,7 +150,7 @@ class ConditionalCompositionCurve(Curve):
         )
 
 
-# Steps times bins times those above the least: a few seconds, and what is asked without being named.
+# Steps times bins times those above the least: for a few seconds, and to be asked unnamed.
 _SECONDS, _AUTOMATIC = 1e5, 1e6
 
 
