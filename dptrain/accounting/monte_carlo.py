@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.accountant import Accountant, Cost, Profile
 from dptrain.accounting.certificate import certify_noise, fresh_seed
 from dptrain.accounting.hockey_stick import declare_epsilons
 from dptrain.accounting.loss_moments import KeptMoments, loss_moments
@@ -30,6 +30,7 @@ from dptrain.mechanism import MatrixMechanism
 
 Array = npt.NDArray[np.float64]
 
+_MINUTES = 2000  # steps at which δ = 1e-5 still takes minutes
 GUARANTEE, PROFILE = 2, 3  # purposes of random streams, beside those of the certificate
 
 
@@ -84,6 +85,10 @@ class MonteCarloAccountant(Accountant):
             raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"seed={self.seed}: must not be negative")
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Minutes to hours: 60/δ samples and more."""
+        return Cost.MINUTES if mechanism.steps <= _MINUTES else Cost.HOURS
 
     @abstractmethod
     def simulation(self, mechanism: MatrixMechanism) -> Simulation:

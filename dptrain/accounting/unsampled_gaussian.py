@@ -78,8 +78,12 @@ class UnsampledGaussian(DeterministicAccountant):
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
         if isinstance(scheme, _AUTOMATIC):
             return None
-        if isinstance(scheme, Poisson | CyclicPoisson) and bands > scheme.min_sep:
-            return None  # there MMCC may be looser, and takes the random coins into account
+        # MMCC covers these, and is the looser one where there is little noise.
+        plain = isinstance(scheme, Poisson) or (
+            isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is None
+        )
+        if plain and bands > scheme.min_sep:
+            return None
         return (
             "it makes no use of the sampling and answers only when asked for by name "
             "(accountant='gaussian')"

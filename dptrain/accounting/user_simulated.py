@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 
-from dptrain.accounting.accountant import Cost
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.user_law import MOST_EXAMPLES, UserLaw
 from dptrain.accounting.user_losses import UserLosses
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.user_min_sep import UserMinSep
 
-# Numbers in the table of C's columns, and steps that a guarantee still takes minutes for.
+# Numbers in the table of C's columns.
 _MOST_ENTRIES = 1 << 24
-_MINUTES = 2000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +53,6 @@ class SimulatedUser(MonteCarloAccountant):
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """By name only: it takes minutes of simulation, and others cover every such scheme."""
         return f"it simulates for minutes; ask for it by name (accountant={self.name!r})"
-
-    def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Minutes, or hours for thousands of steps."""
-        return Cost.MINUTES if mechanism.steps <= _MINUTES else Cost.HOURS
 
     def simulation(self, mechanism: MatrixMechanism) -> UserLosses:
         """The losses of :meth:`law`."""
