@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.accountant import Cost
 from dptrain.accounting.allocation_add import GAUSSIAN_OR_DIVERGENCES, AddDivergences
 from dptrain.accounting.deterministic import Array, DeterministicAccountant
 from dptrain.accounting.gram import cyclic_bandwidth, gram_matrix
@@ -129,6 +130,13 @@ class BallsInBinsRenyi(DeterministicAccountant):
         if size > _LARGEST_TABLE:
             return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
         return None
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Wide bands that are not yet dense take half a minute for each σ."""
+        bands, bins = mechanism.strategy.bands, mechanism.scheme.min_sep
+        if bands == 1:
+            return Cost.INSTANT
+        return Cost.MINUTES if 16 < bands <= (bins + 1) // 2 else Cost.SECONDS
 
     def curve(self, mechanism: MatrixMechanism) -> BallsInBinsCurve:
         """The curve of the Gram matrix of the b means."""
