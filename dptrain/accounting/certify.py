@@ -18,7 +18,6 @@ continues.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Sequence
@@ -28,15 +27,12 @@ from typing import Any, NamedTuple
 from dptrain.accounting import certificate_cache
 from dptrain.accounting.certificate import certificate_of, declare, fresh_seed
 from dptrain.accounting.certify_group import Group
+from dptrain.accounting.certify_request import requested_simulation
 from dptrain.accounting.declaration import request_of
-from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.merge import merge, merge_partial_files
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.partial_certificate import PartialCertificate
 from dptrain.accounting.simulation import Simulation, default_threads
-from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.accounting.verification import verify_chunks
-from dptrain.mechanism import FORMAT, MatrixMechanism
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of all streams (default: fresh)")
     parser.add_argument("--out", type=Path, required=True, help="directory of certificates")
     parser.add_argument("--accountant", help="its name (default: the first that simulates)")
-    parser.add_argument("--device", default="cpu", help="where to draw (cpu)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to draw")
     parser.add_argument("--threads", type=int, help="a process (default: the cores, shared)")
     parser.add_argument("--shard", help="i/k: verify only this share, for --merge later")
     parser.add_argument(
@@ -127,7 +123,7 @@ def _certify(options: argparse.Namespace) -> str | None:
 
 def _start(options: argparse.Namespace) -> _Start:
     """Find the certificate, or what is done of it already."""
-    simulation = _simulation(options)
+    simulation = requested_simulation(options)
     request = request_of(simulation, options.epsilon, options.delta)
     found = certificate_cache.load(options.out, request)
     main = certificate_cache.partial_path(options.out, request)
@@ -200,7 +196,7 @@ def _shard(options: argparse.Namespace) -> str:
         raise ValueError("--shard: torchrun shares the work itself; give one of the two")
     if options.seed is None:
         raise ValueError("--shard: all shares need the same --seed, fresh for each certificate")
-    simulation = _simulation(options)
+    simulation = requested_simulation(options)
     request = request_of(simulation, options.epsilon, options.delta)
     name = f"{index}/{count}"
     place = certificate_cache.partial_path(options.out, request, name)
@@ -245,65 +241,6 @@ def _share(text: str) -> tuple[int, int]:
     if not (index.isdigit() and count.isdigit() and 1 <= int(index) <= int(count)):
         raise ValueError(f"--shard {text}: expected i/k with 1 ≤ i ≤ k, for instance 2/8")
     return int(index), int(count)
-
-
-def _simulation(options: argparse.Namespace) -> Simulation:
-    """The pair of the mechanism that is named.
-
-    Raises:
-        ValueError: if arguments are missing or out of range, or no accountant simulates it.
-        OSError: if the file cannot be read.
-    """
-    for option in ("mechanism", "epsilon", "delta"):
-        if getattr(options, option) is None:
-            flag = option if option == "mechanism" else f"--{option}"
-            raise ValueError(f"{flag}: missing; it is needed unless --merge is given")
-    if options.device != "cpu":
-        raise ValueError(f"--device {options.device}: simulations run on the cpu; leave it out")
-    mechanism = read_mechanism(options.mechanism)
-    check_epsilon(options.epsilon)
-    check_delta(options.delta, mechanism.scheme)
-    return _accountant(options.accountant, mechanism).checked(mechanism)
-
-
-def read_mechanism(path: Path) -> MatrixMechanism:
-    """Scheme and strategy from ``MatrixMechanism.to_json`` or the same as YAML; σ may be left out.
-
-    Raises:
-        ValueError: if the file holds something else.
-        FileNotFoundError: if there is none.
-    """
-    try:
-        if path.suffix.lower() in (".yaml", ".yml"):
-            from dptrain.configuration.yaml_file import read_yaml  # needs PyYAML
-
-            value = read_yaml(path)
-        else:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        return MatrixMechanism.from_dict({"format": FORMAT, "noise_multiplier": 1.0, **value})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: not a mechanism ({error}); see MatrixMechanism.to_json"
-        ) from error
-
-
-def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccountant:
-    simulating = {a.name: a for a in ACCOUNTANTS if isinstance(a, MonteCarloAccountant)}
-    if name is not None:
-        if name not in simulating:
-            known = any(a.name == name for a in ACCOUNTANTS)
-            why = "proves without simulation, so it needs no certificate" if known else "is unknown"
-            raise ValueError(
-                f"--accountant {name!r} {why}; those that simulate: {list(simulating)}"
-            )
-        return simulating[name]
-    reasons = {each: member.refusal(mechanism) for each, member in simulating.items()}
-    covering = [each for each, reason in reasons.items() if reason is None]
-    if not covering:
-        why = "; ".join(f"{each}: {reason}" for each, reason in reasons.items())
-        raise ValueError(f"no accountant that simulates covers this mechanism: {why}")
-    preferred = [each for each in covering if simulating[each].reserved(mechanism) is None]
-    return simulating[(preferred or covering)[0]]
 
 
 if __name__ == "__main__":

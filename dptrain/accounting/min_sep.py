@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import MinSepLosses
+from dptrain.accounting.min_sep_loss import Engine, MinSepLosses
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.balls_in_bins import BallsInBins
@@ -64,7 +64,13 @@ class MinSepMonteCarlo(MonteCarloAccountant):
     The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1), so
     nothing is lost but the certificate's margin. Also for the schemes of :func:`min_sep_law` that
     have the same law.
+
+    Args:
+        engine: what draws, see :class:`MinSepLosses`; ``"cuda"`` is for large jobs. The other
+            options are those of :class:`MonteCarloAccountant`.
     """
+
+    engine: Engine = "auto"
 
     name = "b-min-sep Monte Carlo"
 
@@ -74,4 +80,4 @@ class MinSepMonteCarlo(MonteCarloAccountant):
 
     def simulation(self, mechanism: MatrixMechanism) -> MinSepLosses:
         """The pair (P, Q) of the mechanism, without its σ."""
-        return MinSepLosses(min_sep_law(mechanism))
+        return MinSepLosses(min_sep_law(mechanism), self.engine)

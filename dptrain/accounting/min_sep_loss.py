@@ -216,7 +216,8 @@ class MinSepLosses(Simulation):
             engine, so the engine is part of :meth:`to_dict`; once made, the field names it.
 
     Raises:
-        ValueError: if the engine is unknown or cannot draw from this law on this machine.
+        ValueError: if the engine is unknown or cannot draw from this law on this machine; for
+            ``"cuda"`` once something is drawn, so that certificates can be read without a GPU.
     """
 
     law: MinSepLaw
@@ -232,8 +233,6 @@ class MinSepLosses(Simulation):
             object.__setattr__(self, "engine", "numba" if compiled else "numpy")
         elif self.engine == "numba":
             refusal = min_sep_compiled.refusal(self.law)
-        elif self.engine == "cuda" and not torch.cuda.is_available():
-            refusal = "torch finds no CUDA device; use engine='auto'"
         if refusal is not None:
             raise ValueError(f"engine={self.engine!r}: {refusal}")
 
@@ -273,6 +272,8 @@ class MinSepLosses(Simulation):
         directions = DIRECTIONS if direction == "both" else (direction,)
         sample = min_sep_compiled.sample
         if self.engine == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError("engine='cuda': torch finds no CUDA device; use engine='auto'")
             sample = functools.partial(min_sep_device.sample, device="cuda")
         losses = sample(self.law, sigmas, directions, rng, size)
         return losses if direction == "both" else losses[0]

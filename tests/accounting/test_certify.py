@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from dptrain.accounting import certificate_cache
-from dptrain.accounting.certify import main, read_mechanism
+from dptrain.accounting.certify import main
 from dptrain.accounting.certify_group import _attempt, _opened
+from dptrain.accounting.certify_request import read_mechanism
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.partial_certificate import PartialCertificate
 from dptrain.accounting.poisson_pld import PoissonPLD

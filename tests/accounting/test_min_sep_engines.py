@@ -327,6 +327,6 @@ def test_the_engine_is_part_of_what_a_seed_means() -> None:
             MinSepLosses(long, engine="numba")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match=r"engine='cuda'.*CUDA"):
-            MinSepLosses(long, engine="cuda")
+            MinSepLosses(long, engine="cuda").draw([1.0], "add", np.random.default_rng(1), 8)
     with pytest.raises(ValueError, match="engine='fast'"):
         MinSepLosses(long, engine="fast")  # type: ignore[arg-type]
