@@ -47,10 +47,22 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any]) -> Path:
-    """Write the certificate of a request; returns its file."""
+    """Write the certificate of a request, with a digest; returns its file."""
     path = path_of(directory, request)
-    write_json(path, certificate)
+    write_json(path, {**certificate, "digest": digest(certificate)})
     return path
+
+
+def without_digest(value: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """What :func:`store` was given, and what is wrong with the digest (``None`` if nothing is).
+
+    Verdicts support a certificate's σ, but say nothing of its ceiling: that is what was stored only
+    if nothing was changed.
+    """
+    stored = dict(value)
+    if stored.pop("digest", None) != digest(stored):
+        return stored, "its digest does not match its contents"
+    return stored, None
 
 
 def load(directory: Path, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -78,7 +90,8 @@ def read_certificate(path: Path) -> dict[str, Any]:
     try:
         certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         partial = str(certificate.get("what", "")).startswith("partial certificate")
-        problem = None if partial else _problem(certificate)
+        certificate, changed = without_digest(certificate)
+        problem = None if partial else _problem(certificate) or changed
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem is None and partial:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dptrain.accounting.certificate_cache import path_of
+from dptrain.accounting.certificate_cache import path_of, without_digest
 from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.accounting.weighted_verdicts import Rule
 
@@ -28,8 +28,9 @@ def load_certificate(directory: Path, request: dict[str, Any]) -> dict[str, Any]
     if not path.exists():
         return None
     try:
-        certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        problem = _problem(certificate, request)
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        certificate, changed = without_digest(stored)
+        problem = _problem(certificate, request) or changed
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:

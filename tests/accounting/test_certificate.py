@@ -162,3 +162,14 @@ def test_corrupt_cache_is_an_error_naming_the_file(tmp_path: pathlib.Path, damag
 def test_bad_targets_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match=r"epsilon|delta"):
         certify(**changes)
+
+
+def test_a_lowered_ceiling_is_an_error(tmp_path: pathlib.Path) -> None:
+    certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    # Consistent in itself: the ceiling needs no verdicts.
+    lower = {"ceiling": {**kept["ceiling"], "noise_multiplier": 0.1}, "noise_multiplier": 0.1}
+    path.write_text(json.dumps({**kept, **lower, "grid": []}))
+    with pytest.raises(ValueError, match=r"corrupt certificate.*digest"):
+        certify(cache=tmp_path)

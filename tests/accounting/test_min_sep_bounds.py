@@ -245,6 +245,7 @@ def test_a_certificate_is_made_once_and_checked_when_read(tmp_path) -> None:
     for change in (
         {"noise_multiplier": kept["noise_multiplier"] / 2},
         {"violated": 0.5},
+        {"grid": [], "ceiling": 0.1, "noise_multiplier": 0.1},
         {"grid": [{**kept["grid"][0], "remove": None}, *kept["grid"][1:]]},
         {"grid": [{**row, "remove": {**row["remove"], "mean": 0.1}} for row in kept["grid"]]},
         {"request": {**kept["request"], "epsilon": 0.1}},
