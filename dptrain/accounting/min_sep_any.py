@@ -69,7 +69,6 @@ class AnyMatrixLosses(Simulation):
 
     def __post_init__(self) -> None:
         columns = np.ascontiguousarray(self.strategy.columns(self.steps, np.arange(self.steps)))
-        assert columns.shape == (self.steps, self.steps)
         gram = columns.T @ columns
         object.__setattr__(self, "_columns", columns)
         object.__setattr__(self, "_squares", np.diag(gram).copy())
@@ -119,7 +118,7 @@ class AnyMatrixLosses(Simulation):
         return recursion.log_ratio(self.warm_start)
 
     def log_ratio_bound(self, outputs: Array, sigma: float, *, upper: bool) -> Array:
-        """log of an upper or a lower bound on P/Q of given outputs, shape (steps, k): (k,)."""
+        """log of an upper or a lower bound on P/Q of given outputs, shape (rows, k): (k,)."""
         return self._log_bound(self._columns.T @ outputs, sigma, upper=upper)
 
     def draw(
@@ -139,7 +138,7 @@ class AnyMatrixLosses(Simulation):
             x = np.zeros((self.steps, size))
             x[times, lane] = 1.0
             signal = self._columns.T @ (self._columns @ x)
-        noise = self._columns.T @ rng.standard_normal((self.steps, size))
+        noise = self._columns.T @ rng.standard_normal((len(self._columns), size))
         losses = np.empty((len(directions), len(sigmas), size))
         for row, sigma in enumerate(sigmas):
             for side, each in enumerate(directions):

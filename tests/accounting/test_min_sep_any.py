@@ -16,7 +16,7 @@ from dptrain.accounting.min_sep_any import (
 )
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
-from dptrain.strategies import BSR, SquareRoot
+from dptrain.strategies import BSR, SquareRoot, Tree
 from dptrain.testing import AccountantContract
 from tests.oracles import enumeration
 
@@ -141,3 +141,20 @@ def test_refusals() -> None:
     long = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=5000)
     too_long = MatrixMechanism(scheme=long, strategy=SquareRoot(), noise_multiplier=2.0)
     assert "5000" in AnyMatrixMonteCarlo().refusal(too_long)
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_trees_have_more_rows_than_steps(direction) -> None:
+    scheme = MinSep(probability=0.3, min_sep=2, dataset_size=10, steps=3)
+    strategy = Tree().bind(3)
+    columns = strategy.columns(3, np.arange(3))
+    assert columns.shape[0] > 3
+    mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    simulation = AnyMatrixMonteCarlo().simulation(mechanism)
+    law = enumeration.min_sep_warm(3, 0.3, 2)
+    y = np.random.default_rng(1).standard_normal((200, len(columns)))
+    exact = enumeration.log_ratio(law, columns, 1.0, y)
+    upper = direction == "remove"
+    bound = simulation.log_ratio_bound(y.T, 1.0, upper=upper)
+    assert ((bound - exact) * (1 if upper else -1) >= -1e-12).all()
+    assert np.isfinite(simulation.draw([1.0], direction, np.random.default_rng(2), 50)).all()
