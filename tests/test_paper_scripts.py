@@ -87,8 +87,8 @@ def test_mse_is_that_of_the_definition():
 def test_truncated_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(truncated_poisson, "_TABLE", 40_001)
     truncated_poisson.main(
-        ["--examples", "200", "--probability", "0.05", "--steps", "3", "--delta", "1e-4", "--sigma", "2",
-         "--batches", "12", "110", "--output", str(tmp_path)]
+        ["--examples", "200", "--probability", "0.05", "--steps", "3", "--delta", "1e-4",
+         "--sigma", "2", "--batches", "12", "110", "--output", str(tmp_path)]
     )  # fmt: skip
     few, all_kept = rows_of(tmp_path / "truncated_poisson.csv")
     assert float(few["theorem_3_3"]) >= float(few["zero_out"])

@@ -6,9 +6,9 @@ Privacy. The conversion of Rényi divergences is the paper's Lemma 4 over all re
     PYTHONPATH=. python scripts/paper/individual_fig3.py [--steps 420] [--sigma 100]
 
 Compared with the numbers of sections 4.1 and C.4 (there is no picture to compare with).
-Discrepancy: the paper calls ε of k = 420 steps by Rényi divergences .8; its own Lemma 4 gives .8156.
-Its other number agrees with that: at ε = .8156 (not .8) GDP admits exactly the 495 steps that it
-states. "Roughly 10 percent smaller" is 8.6 %.
+Discrepancy: the paper calls ε of k = 420 steps by Rényi divergences .8; its own Lemma 4 gives
+.8156. Its other number agrees with that: at ε = .8156 (not .8) GDP admits exactly the 495 steps
+that it states. "Roughly 10 percent smaller" is 8.6 %.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     left.legend()
     enough = rdp > 200  # of few steps, whole numbers make the ratio jump
     right.plot(epsilon[enough], gdp[enough] / rdp[enough], color="C3")
-    right.set_ylabel("steps under GDP / steps under Rényi")
+    right.set_ylabel("steps under GDP / steps under Rényi (whole steps)")
     for axes in (left, right):
         axes.set_xlabel("budget ε")
         axes.set_xlim(0.0, chosen.largest)

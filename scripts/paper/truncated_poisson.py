@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
@@ -115,7 +116,8 @@ def older_bound(curve: SubsampledGaussianCurve, sigma: float, delta: float, eta:
     start = curve.epsilon(sigma, delta)
     if eta == 0.0:
         return start
-    longest = math.log(delta / eta) if eta < delta else -1.0
+    # An ε three times that of Poisson sampling is of no interest.
+    longest = min(math.log(delta / eta), 3.0 * start + 1.0) if eta < delta else -1.0
     grid = np.arange(start, longest, 1e-3)
     if grid.size == 0:
         return math.inf
@@ -135,6 +137,51 @@ def peer(size: int, p: float, largest: int, sigma: float, steps: int, delta: flo
     return float(accountant.get_epsilon(delta))
 
 
+def draw(
+    rows: Sequence[tuple[float, ...]],
+    limits: tuple[float, float],
+    peers: dict[int, float],
+    title: str,
+    delta: float,
+) -> Any:
+    """The figure of a table with the given columns.
+
+    ``limits`` are ε without truncation, of zero-out (and add-remove) and of replace-one.
+    """
+    columns = zip(*rows, strict=True)
+    table = {name: np.array(column) for name, column in zip(COLUMNS, columns, strict=True)}
+    mean = float(table["used_rows"][0] * table["max_batch_size"][0])
+    figure, (left, right) = figure_of(2)
+    figure.set_figheight(5.2)
+    for name, (label, color, line) in STYLES.items():
+        values = np.where(np.isfinite(table[name]), table[name], math.nan)
+        style = {"color": color, "linestyle": line, "marker": ".", "markersize": 5}
+        left.plot(table["max_batch_size"], values, label=label, **style)
+        excess = 100 * (values / limits[color == "C2"] - 1)
+        right.plot(100 * table["used_rows"], np.maximum(excess, 1e-3), **style)
+    if peers:
+        left.plot(list(peers), list(peers.values()), "x", color="C3", label="dp_accounting's event")
+    for limit, kind in zip(limits, ("zero-out", "replace-one"), strict=True):
+        color = {"zero-out": "gray", "replace-one": "C2"}[kind]
+        left.axhline(limit, color=color, linestyle=":", label=f"Poisson, not truncated ({kind})")
+    left.axvline(mean, color="gray", linewidth=0.8)
+    left.annotate("mean draw N·p", (mean, 1.0), (4, -12), xycoords=("data", "axes fraction"),
+                  textcoords="offset points", fontsize=8)  # fmt: skip
+    left.set_ylim(bottom=0.0)
+    left.set_xlabel("largest batch B")
+    left.set_ylabel(f"ε at δ = {short(delta)}")
+    right.set_yscale("log")
+    right.set_xlabel("share of a padded batch's rows that is used, N·p/B (%)")
+    right.set_ylabel("what truncation adds to ε (%; at least .001 shown)")
+    for axes in (left, right):
+        axes.grid(visible=True, alpha=0.3)
+    figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=3
+    )
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     options = parser(__doc__)
@@ -144,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.add_argument("--steps", type=int, default=1000, help="T")
     options.add_argument("--delta", type=positive, default=1e-5)
     options.add_argument(
-        "--batches", type=int, nargs="+", default=[90, 100, 110, 120, 130, 140, 150, 160]
+        "--batches",
+        type=int,
+        nargs="+",
+        default=[90, *range(100, 131, 5), *range(140, 161, 10), 165, 170, 180],
     )
     options.add_argument("--peer", action="store_true", help="run dp_accounting too, at four B")
     chosen, watch = options.parse_args(arguments), Stopwatch()
@@ -187,40 +237,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         picked = chosen.batches[:: max(1, len(chosen.batches) // 4)]
         peers = {each: peer(size, p, each, sigma, steps, delta) for each in picked}
 
-    table = {
-        name: np.array(column)
-        for name, column in zip(COLUMNS, zip(*rows, strict=True), strict=True)
-    }
-    figure, (left, right) = figure_of(2)
-    figure.set_figheight(5.2)
-    for name, (label, color, line) in STYLES.items():
-        values = np.where(np.isfinite(table[name]), table[name], math.nan)
-        left.plot(table["max_batch_size"], values, line, color=color, label=label)
-        # Replace-one without truncation is dearer than the others: its own limit counts.
-        limit = table["replace_one"][-1] if color == "C2" else uncut
-        excess = 100 * (values / limit - 1)
-        right.plot(100 * table["used_rows"], np.maximum(excess, 1e-3), line, color=color)
-    if peers:
-        left.plot(list(peers), list(peers.values()), "x", color="C3", label="dp_accounting's event")
-    left.axhline(uncut, color="gray", linestyle=":", label="Poisson, never truncated")
-    left.axvline(size * p, color="gray", linewidth=0.8)
-    left.annotate("mean draw N·p", (size * p, 1.0), (3, -12), xycoords=("data", "axes fraction"),
-                  textcoords="offset points", fontsize=8)  # fmt: skip
-    left.set_yscale("log")
-    left.set_xlabel("largest batch B")
-    left.set_ylabel(f"ε at δ = {short(delta)}")
-    right.set_yscale("log")
-    right.set_xlabel("share of a padded batch's rows that is used, N·p/B (%)")
-    right.set_ylabel("what truncation adds to ε (%; at least .001 shown)")
-    for axes in (left, right):
-        axes.grid(visible=True, which="both", alpha=0.25)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=4
-    )
-    figure.suptitle(
-        f"Truncated Poisson sampling: N = {size:,}, p = {p:g}, σ = {sigma:g}, {steps} steps",
-        fontsize=10,
-    )
+    replaced = truncated_curve(
+        Adjacency.REPLACE_ONE, dataset_size=size, probability=p, max_batch_size=size, steps=steps,
+        sensitivity=1.0,
+    ).epsilon(sigma, delta)  # fmt: skip
+    title = f"Truncated Poisson sampling: N = {size:,}, p = {p:g}, σ = {sigma:g}, {steps} steps"
+    figure = draw(rows, (uncut, replaced), peers, title, delta)
     save(figure, chosen.output / "truncated_poisson.png")
 
     def least(name: str) -> str:
@@ -232,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         (
             "at the largest B, Theorem 3.1",
             "retrieves Poisson",
-            f"ε = {table['theorem_3_1'][-1]:.4f}",
+            f"ε = {rows[-1][COLUMNS.index('theorem_3_1')]:.4f}",
         ),
         ("B for 1 % more ε, older bound", "-", least("older_bound")),
         ("B for 1 % more ε, Theorem 3.1", "less waste", least("theorem_3_1")),
