@@ -142,7 +142,8 @@ class _Search:
             yield Skipped(candidate, str(error))
             return
         results: list[tuple[float, Kind, Accountant]] = []
-        for member in members:
+        exact = False
+        for member in sorted(members, key=lambda each: each.kind_of(mechanism) is not Kind.EXACT):
             if not isinstance(member, DeterministicAccountant) or member.name not in automatic:
                 continue
             if not self.slow and (cost := member.cost(mechanism)) not in _QUICK:
@@ -155,10 +156,10 @@ class _Search:
                 yield Skipped(candidate, str(error))
             else:
                 results.append((shown.noise_multiplier, shown.kind, member))
-        exact = False
+                if exact := shown.kind is Kind.EXACT:
+                    break  # nobody can show less
         if results:
             sigma, kind, best = min(results, key=lambda result: result[0])
-            exact = kind is Kind.EXACT
             yield self._row(candidate, mechanism.with_noise(sigma), best, automatic, kind)
         if not exact:
             yield from self._estimated(candidate, mechanism, members, automatic, results)
