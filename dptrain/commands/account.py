@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting import account, accountants_for, profile
+from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.support import as_markdown
 from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_mechanism
 from dptrain.commands.outputs import check_outputs, write_json
@@ -100,13 +101,21 @@ def run(options: argparse.Namespace) -> None:
 
 def listing(mechanism: MatrixMechanism, adjacency: Adjacency) -> str:
     """Every accountant for the adjacency: kind, cost, and whether it answers."""
+    table = accountants_for(mechanism, adjacency=adjacency)
+    if not table:
+        return f"no accountant states {adjacency.value} guarantees"
+    chosen: set[str] = set()
+    if any(each.reason is None for each in table):
+        chosen = {member.name for member in find_accountants(mechanism, adjacency=adjacency)}
     lines = ["| accountant | shown as | cost | answers |", "|---|---|---|---|"]
-    for each in accountants_for(mechanism, adjacency=adjacency):
+    for each in table:
         kind = "" if each.kind is None else each.kind.value
         cost = "" if each.cost is None else each.cost.value
-        how = "no" if each.refusal else "by name" if each.reserved else "yes"
-        reason = "" if each.reason is None else f": {each.reason}"
-        lines.append(f"| {each.name} | {kind} | {cost} | {how}{reason} |")
-    if len(lines) == 2:
-        return f"no accountant states {adjacency.value} guarantees"
+        if each.name in chosen:
+            how = "yes"
+        elif each.refusal:
+            how = f"no: {each.refusal}"
+        else:
+            how = f"by name: {each.reserved or 'another answers first'}"
+        lines.append(f"| {each.name} | {kind} | {cost} | {how} |")
     return aligned("\n".join(lines), left=4)
