@@ -151,7 +151,7 @@ class ConditionalCompositionCurve(Curve):
 
 
 # Steps times bins times those above the least: for a few seconds, and to be asked unnamed.
-_SECONDS, _AUTOMATIC = 1e5, 1e6
+_SECONDS, _AUTOMATIC = 1e4, 1e6
 
 
 class ConditionalComposition(DeterministicAccountant):

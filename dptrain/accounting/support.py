@@ -81,7 +81,9 @@ def representative_schemes() -> dict[str, Scheme]:
     own = AttributionGraph(
         examples=EXAMPLES, users=EXAMPLES // 2, edges=EXAMPLES, max_examples=2, fingerprint="0" * 64
     )
-    shared = dataclasses.replace(own, edges=2 * EXAMPLES, max_examples=8)
+    # Every example has two users, every user four examples.
+    pairs = np.arange(2 * EXAMPLES)
+    shared = AttributionGraph.from_pairs(pairs // 2, (pairs // 4 + pairs % 2) % (EXAMPLES // 2))
     users: Fields = {"min_sep": SEPARATION, "steps": STEPS, "batch_size": EXAMPLES // BINS}
     return {
         "Poisson": Poisson(probability=p, **everyone),
