@@ -82,8 +82,10 @@ def representative_schemes() -> dict[str, Scheme]:
         examples=EXAMPLES, users=EXAMPLES // 2, edges=EXAMPLES, max_examples=2, fingerprint="0" * 64
     )
     # Every example has two users, every user four examples.
-    pairs = np.arange(2 * EXAMPLES)
-    shared = AttributionGraph.from_pairs(pairs // 2, (pairs // 4 + pairs % 2) % (EXAMPLES // 2))
+    members = EXAMPLES // 2
+    shared = AttributionGraph.from_lists(
+        [(e // 2 % members, (e // 2 + 1) % members) for e in range(EXAMPLES)]
+    )
     users: Fields = {"min_sep": SEPARATION, "steps": STEPS, "batch_size": EXAMPLES // BINS}
     return {
         "Poisson": Poisson(probability=p, **everyone),
