@@ -11,9 +11,9 @@ Monte Carlo points are importance-sampled estimates (the CSV has two standard er
 "allocation PLD" is not in the paper: an almost exact accountant for DP-SGD.
 
 Differences (the paper's text has no numbers for its curves): conditional composition needs less
-noise than the Rényi accountant only below ε of about a third, not 1; ours takes orders up to 512
-(the paper's best are 30 to 50) and a sharper add direction. A Rényi bound may rise with σ where orders
-have to be cut; the printed σ use that privacy does not.
+noise than the Rényi accountant only below ε of about a third in panels a and d, not 1: ours takes
+orders up to 512 (the paper's best are 30 to 50) and a sharper add direction. A Rényi bound may rise
+with σ where orders have to be cut; the printed σ use that privacy does not.
 """
 
 from __future__ import annotations
