@@ -171,7 +171,7 @@ def draw(
     left.set_xlabel("largest batch B")
     left.set_ylabel(f"ε at δ = {short(delta)}")
     right.set_yscale("log")
-    right.set_xlabel("share of a padded batch's rows that is used, N·p/B (%)")
+    right.set_xlabel("mean draw over rows of a padded batch, N·p/B (%)")
     right.set_ylabel("what truncation adds to ε (%; at least .001 shown)")
     for axes in (left, right):
         axes.grid(visible=True, alpha=0.3)
