@@ -77,8 +77,9 @@ class BallsInBinsCurve(RenyiCurve):
                 break
         if self._bandwidth == 1:
             return orders  # there is no narrower band
-        # Larger orders are out of reach at the true bandwidth: narrower ones may still help.
-        return self._computed(sigma, min(max(effort, 1), 2), narrower=True)
+        # Larger orders are out of reach at the true bandwidth. Narrower ones may still help, and so
+        # may the largest exact ones: with less effort, more noise could look less private.
+        return self._computed(sigma, len(EFFORTS) - 2, narrower=True)
 
     @property
     def add_bound(self) -> str:

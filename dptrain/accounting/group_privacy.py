@@ -57,9 +57,14 @@ class BinomialMixtureCurve(Curve):
             self._composed(sigma, remove=False).delta(epsilon),
         )
 
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε(δ) of each direction."""
+        remove, add = (self._composed(sigma, remove=side).epsilon(delta) for side in (True, False))
+        return remove, add
+
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε(δ) of the two directions."""
-        return max(self._composed(sigma, remove=side).epsilon(delta) for side in (True, False))
+        """The larger of the two."""
+        return max(self.epsilons(sigma, delta))
 
 
 def group_curve(mechanism: MatrixMechanism, *, group_size: int) -> BinomialMixtureCurve:
