@@ -11,8 +11,7 @@ import torch
 from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.accounting.min_sep_importance import MinSepImportance
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.adaptive import ScaledAdam
 from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
 from dptrain.configuration.strategy import build_strategy
@@ -217,7 +216,7 @@ class RunSettings:
         found = find_accountants(mechanism, named)
         if folder is None:
             return named
-        if not isinstance(found[0], MinSepImportance | MonteCarloAccountant):
+        if not isinstance(found[0], SimulatedAccountant):
             names = ", ".join(member.name for member in found)
             raise ValueError(
                 f"privacy.certificates={folder!r}: only simulated accounting makes certificates, "

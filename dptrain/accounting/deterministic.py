@@ -11,7 +11,13 @@ from tqdm import tqdm
 
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.search import least_scale
-from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.statement import (
+    check_delta,
+    check_epsilon,
+    checked_grid,
+    statement,
+    without_noise,
+)
 from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
@@ -63,8 +69,7 @@ class DeterministicAccountant(Accountant):
         check_delta(delta, mechanism.scheme)
         curve, sigma = self._checked(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
-            note = "there is no noise, hence no privacy"
-            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+            return without_noise(mechanism, self, delta)
         value = curve.epsilon(sigma, delta)
         notes = curve.notes(sigma, delta)
         return statement(mechanism, self, epsilon=value, delta=delta, notes=notes)
@@ -75,11 +80,7 @@ class DeterministicAccountant(Accountant):
         Raises:
             ValueError: if the grid is empty, not ascending, negative or not finite.
         """
-        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
-        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
-            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
-        if (np.diff(grid) < 0).any():
-            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        grid = checked_grid(epsilon)
         curve, sigma = self._checked(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
             remove, add = np.ones_like(grid), np.ones_like(grid)

@@ -185,10 +185,13 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """Not needed where the exact loss is known."""
+        """Not needed where the exact loss is known, and slow elsewhere."""
         if min_sep_refusal(mechanism) is None:
             return "the exact loss of this pair is known; this bound on it is never better"
-        return None
+        return (
+            "it simulates for hours; use a banded Toeplitz strategy with bands <= min_sep, or ask "
+            f"for it by name (accountant={self.name!r})"
+        )
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """n² operations a sample."""

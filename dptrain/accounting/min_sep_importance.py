@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting import certificate_cache
-from dptrain.accounting.accountant import Accountant, Cost, Profile
+from dptrain.accounting.accountant import Cost, Profile
 from dptrain.accounting.certificate import fresh_seed
 from dptrain.accounting.declaration import package_version
 from dptrain.accounting.deterministic import LARGEST_SIGMA, SMALLEST_SIGMA
@@ -21,12 +20,18 @@ from dptrain.accounting.min_sep import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep_renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep_tilted import TiltedMinSep, WeightedTerms
 from dptrain.accounting.search import least_scale
-from dptrain.accounting.simulation import DIRECTIONS, default_threads
-from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
+from dptrain.accounting.simulation import DIRECTIONS
+from dptrain.accounting.statement import (
+    check_delta,
+    check_epsilon,
+    checked_grid,
+    without_noise,
+)
 from dptrain.accounting.verify import upper_confidence
 from dptrain.accounting.weighted_certificate import chosen_point, load_certificate
 from dptrain.accounting.weighted_verdicts import Rule, estimate_depth, mean_of, verify_points
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 Array = npt.NDArray[np.float64]
@@ -45,7 +50,7 @@ _Both = dict[str, WeightedTerms]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MinSepImportance(Accountant):
+class MinSepImportance(SimulatedAccountant):
     """Certifies b-min-sep sampling, bands ≤ min_sep, with few weighted samples.
 
     δ(ε) is the mean of terms that never exceed a proven bound M (:class:`TiltedMinSep`): so many
@@ -53,40 +58,12 @@ class MinSepImportance(Accountant):
     ``certify_noise``: a grid is declared, fresh samples verify it from its most private point on,
     and the answer is wrong only if one event of probability q happened.
 
-    Args:
-        seed: of all streams; by default 128 fresh bits a call. It must not depend on the data.
-        failure_probability: chance q over the accountant's draws that a statement of kind
-            CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false. In :meth:`calibrate` q is a
-            thousandth of δ and part of it.
-        max_samples: refuse jobs with more samples a direction and point than this.
-        threads: threads; by default all cores. The results do not depend on it.
-        cache: directory of certificates for :meth:`calibrate`: a certificate is made once and
-            reused, whatever ``seed`` says, as another attempt would add its q.
-        progress: whether to show progress bars (after two seconds).
-
-    Raises:
-        ValueError: if an option is out of range.
+    In :meth:`calibrate` the chance of failure is a thousandth of δ and part of it.
     """
 
-    seed: int | None = None
-    failure_probability: float = 1e-6
     max_samples: int = 10**8
-    threads: int | None = None
-    cache: str | os.PathLike[str] | None = None
-    progress: bool = True
 
     name = "b-min-sep importance sampling"
-    kind = Kind.CONFIDENCE
-
-    def __post_init__(self) -> None:
-        for option in ("max_samples", "threads"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"{option}={value}: must be at least 1")
-        if not 0.0 < self.failure_probability < 1.0:
-            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""
@@ -105,10 +82,6 @@ class MinSepImportance(Accountant):
         if reason := self.refusal(mechanism):
             raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
         return MinSepRenyiCurve(min_sep_law(mechanism))
-
-    @property
-    def _threads(self) -> int:
-        return self.threads or default_threads()
 
     def _terms(self, curve: MinSepRenyiCurve, sigma: float, epsilon: float) -> _Both:
         tilted = TiltedMinSep(curve, sigma)
@@ -138,7 +111,7 @@ class MinSepImportance(Accountant):
         if self.cache is not None:
             found = load_certificate(Path(self.cache), request)
             if found is not None:
-                return self._verified(mechanism, found)
+                return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
         seed, failure = fresh_seed(self.seed), delta / 1000.0
         violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
         rule = Rule(violated, failure, self.max_samples)
@@ -156,7 +129,7 @@ class MinSepImportance(Accountant):
             return self._terms(curve, certain / STEP**exponent, epsilon)
 
         depth = estimate_depth(
-            terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self._threads
+            terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self.cores
         )
         rows = self._verify(terms_at, depth, rule, [seed, VERIFY])
         sigma = certain / STEP ** (chosen_point(rows) or 0.0)
@@ -169,24 +142,7 @@ class MinSepImportance(Accountant):
         }
         if self.cache is not None:
             certificate_cache.store(Path(self.cache), request, certificate)
-        return self._verified(mechanism, certificate)
-
-    def _verified(self, mechanism: MatrixMechanism, certificate: dict[str, Any]) -> Guarantee:
-        """The statement that a certificate supports."""
-        note = (
-            "The noise level was chosen and verified by simulation before training; δ includes the "
-            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
-            "attempt, and each further attempt would add as much"
-        )
-        return statement(
-            mechanism.with_noise(certificate["noise_multiplier"]),
-            self,
-            epsilon=certificate["request"]["epsilon"],
-            delta=certificate["request"]["delta"],
-            notes=(note,),
-            kind=Kind.VERIFIED,
-            certificate=certificate,
-        )
+        return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε of a declared grid that the samples support at δ: kind CONFIDENCE.
@@ -201,8 +157,7 @@ class MinSepImportance(Accountant):
         check_delta(delta, mechanism.scheme)
         curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
-            note = "there is no noise, hence no privacy"
-            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+            return without_noise(mechanism, self, delta)
         top = curve.epsilon(sigma, delta)
         rule = Rule(delta, self.failure_probability, self.max_samples)
         tilted, seed = TiltedMinSep(curve, sigma), fresh_seed(self.seed)
@@ -217,7 +172,7 @@ class MinSepImportance(Accountant):
         rows = []
         if top > 0.0:
             depth = estimate_depth(
-                terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self._threads
+                terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self.cores
             )
             rows = self._verify(terms_at, depth, rule, [seed, GUARANTEE])
         depth_shown = chosen_point(rows)
@@ -226,21 +181,15 @@ class MinSepImportance(Accountant):
             "noise_multiplier": sigma,
             "ceiling": top,
         }
-        note = (
-            "The statement about this fixed mechanism is false with probability at most "
-            f"{self.failure_probability:.2g} over the accountant's own simulation"
-        )
         epsilon = top if depth_shown is None else epsilon_at(depth_shown)
-        return statement(
-            mechanism, self, epsilon=epsilon, delta=delta, notes=(note,), certificate=certificate
-        )
+        return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def _verify(
         self, terms_at: Callable[[float], _Both], depth: int, rule: Rule, seed: list[int]
     ) -> list[dict[str, Any]]:
         points = sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
         return verify_points(
-            points, terms_at, rule, seed=seed, threads=self._threads, progress=self.progress,
+            points, terms_at, rule, seed=seed, threads=self.cores, progress=self.progress,
             label="certify",
         )  # fmt: skip
 
@@ -267,11 +216,7 @@ class MinSepImportance(Accountant):
         Raises:
             ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
         """
-        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
-        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
-            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
-        if (np.diff(grid) < 0).any():
-            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        grid = checked_grid(epsilon)
         curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
             return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
@@ -287,7 +232,7 @@ class MinSepImportance(Accountant):
                     continue  # the deterministic value is as good
                 stream = [seed, PROFILE, index, side]
                 mean = (
-                    mean_of(terms, _PROFILE_SAMPLES, seed=stream, threads=self._threads)
+                    mean_of(terms, _PROFILE_SAMPLES, seed=stream, threads=self.cores)
                     / terms.ceiling
                 )
                 mean = min(mean * (1.0 + 1e-12), 1.0)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from abc import abstractmethod
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.accountant import Accountant, Cost, Profile
+from dptrain.accounting.accountant import Cost, Profile
 from dptrain.accounting.certificate import certify_noise, fresh_seed
 from dptrain.accounting.hockey_stick import declare_epsilons
 from dptrain.accounting.loss_moments import KeptMoments, loss_moments
-from dptrain.accounting.simulation import Simulation, default_threads
-from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
+from dptrain.accounting.simulation import Simulation
+from dptrain.accounting.statement import (
+    check_delta,
+    check_epsilon,
+    checked_grid,
+    without_noise,
+)
 from dptrain.accounting.verify import (
     check_resolution,
     largest_threshold,
     samples_needed,
     upper_confidence,
 )
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 Array = npt.NDArray[np.float64]
@@ -45,46 +50,22 @@ class Estimate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MonteCarloAccountant(Accountant):
+class MonteCarloAccountant(SimulatedAccountant):
     """Bounds from the simulated losses of a :class:`Simulation`, which a subclass picks.
 
     Args:
-        seed: of all streams; by default 128 fresh bits a call. Recorded in the certificate.
         samples: samples a direction in :meth:`guarantee`; by default 60/δ.
         profile_samples: samples a direction in :meth:`profile` and :meth:`estimate`; by default
             what two hundred million steps hold (a few seconds), within 10^5 and 10^6.
-        failure_probability: chance q over the accountant's draws that a statement of kind
-            CONFIDENCE (:meth:`guarantee`, :meth:`profile`) is false.
-        max_samples: refuse jobs with more samples a direction than this.
-        threads: threads; by default all cores. The results do not depend on it.
-        cache: directory of certificates for :meth:`calibrate`, see ``certify_noise``; there, too,
-            an interrupted :meth:`guarantee` leaves its samples, and the same call continues.
-        progress: whether to show progress bars (after two seconds).
 
-    Raises:
-        ValueError: if an option is out of range.
+    With ``cache`` an interrupted :meth:`guarantee` leaves its samples there, and the same call
+    continues; for :meth:`calibrate` see ``certify_noise``.
     """
 
-    seed: int | None = None
     samples: int | None = None
     profile_samples: int | None = None
-    failure_probability: float = 1e-6
-    max_samples: int = 10**9
-    threads: int | None = None
-    cache: str | os.PathLike[str] | None = None
-    progress: bool = True
 
-    kind = Kind.CONFIDENCE
-
-    def __post_init__(self) -> None:
-        for option in ("samples", "profile_samples", "max_samples", "threads"):
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"{option}={value}: must be at least 1")
-        if not 0.0 < self.failure_probability < 1.0:
-            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
+    counts: ClassVar[tuple[str, ...]] = ("samples", "profile_samples", "max_samples", "threads")
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Minutes to hours: 60/δ samples and more."""
@@ -124,20 +105,7 @@ class MonteCarloAccountant(Accountant):
             progress=self.progress,
             cache=self.cache,
         )
-        note = (
-            "The noise level was chosen and verified by simulation before training; δ includes the "
-            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
-            "attempt, and each further attempt would add as much"
-        )
-        return statement(
-            mechanism.with_noise(certificate["noise_multiplier"]),
-            self,
-            epsilon=epsilon,
-            delta=delta,
-            notes=(note,),
-            kind=Kind.VERIFIED,
-            certificate=certificate,
-        )
+        return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε of a declared grid that the simulation supports at δ: kind CONFIDENCE.
@@ -156,8 +124,7 @@ class MonteCarloAccountant(Accountant):
         check_delta(delta, mechanism.scheme)
         simulation, sigma = self.checked(mechanism), mechanism.noise_multiplier
         if sigma == 0.0:
-            note = "there is no noise, hence no privacy"
-            return statement(mechanism, self, epsilon=math.inf, delta=delta, notes=(note,))
+            return without_noise(mechanism, self, delta)
         samples = self.samples or math.ceil(60.0 / delta)
         self._check_job(samples, delta)
         threshold = largest_threshold(delta, samples, self.failure_probability)
@@ -183,18 +150,8 @@ class MonteCarloAccountant(Accountant):
             "grid": {"points": len(grid), "first": float(grid[0]) if len(grid) else top},
             "ceiling": top,
         }
-        note = (
-            "The statement about this fixed mechanism is false with probability at most "
-            f"{self.failure_probability:.2g} over the accountant's own simulation"
-        )
-        return statement(
-            mechanism,
-            self,
-            epsilon=float(grid[least]) if least < len(grid) else top,
-            delta=delta,
-            notes=(note,),
-            certificate=certificate,
-        )
+        epsilon = float(grid[least]) if least < len(grid) else top
+        return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """Upper confidence values of δ(ε): all of them hold at once except with probability q.
@@ -238,11 +195,7 @@ class MonteCarloAccountant(Accountant):
     def _grid(
         self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike
     ) -> tuple[Simulation, float, Array]:
-        grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
-        if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
-            raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
-        if (np.diff(grid) < 0).any():
-            raise ValueError("epsilon: the grid must be ascending; sort it first")
+        grid = checked_grid(epsilon)
         return self.checked(mechanism), mechanism.noise_multiplier, grid
 
     def _profile_size(self, simulation: Simulation) -> int:
@@ -275,7 +228,7 @@ class MonteCarloAccountant(Accountant):
             seed=fresh_seed(self.seed),
             purpose=[purpose],
             samples=samples,
-            threads=self.threads or default_threads(),
+            threads=self.cores,
             progress=self.progress,
             kept=kept,
         )

@@ -6,6 +6,9 @@ import math
 import warnings
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dptrain.accounting.accountant import Accountant
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -47,6 +50,26 @@ def statement(
         notes=notes,
         certificate=certificate,
     )
+
+
+def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:
+    """What σ = 0 guarantees: nothing."""
+    note = "there is no noise, hence no privacy"
+    return statement(mechanism, accountant, epsilon=math.inf, delta=delta, notes=(note,))
+
+
+def checked_grid(epsilon: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """A grid of ε as an array.
+
+    Raises:
+        ValueError: if it is empty, not ascending, negative or not finite.
+    """
+    grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+    if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
+        raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
+    if (np.diff(grid) < 0).any():
+        raise ValueError("epsilon: the grid must be ascending; sort it first")
+    return grid
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from dptrain.accounting import Accountant, calibrate
 from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.statement import check_epsilon
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_pair
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
-from dptrain.planning.comparison import SIMULATING
 
 
 def add(commands: Any) -> None:
@@ -70,7 +70,7 @@ def keeping_certificates(
     """
     members = find_accountants(mechanism, name, adjacency=adjacency)
     member = members[0]
-    if len(members) > 1 or not isinstance(member, SIMULATING):
+    if len(members) > 1 or not isinstance(member, SimulatedAccountant):
         names = ", ".join(each.name for each in members)
         raise ValueError(
             f"--certificates {folder}: only simulation makes certificates, and {names} answers; "

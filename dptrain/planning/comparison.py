@@ -16,6 +16,7 @@ from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.dispatch import accountants_for, find_accountants
 from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.verify import samples_needed
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
@@ -32,7 +33,6 @@ from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.table import noise_cost
 
 _QUICK = (Cost.INSTANT, Cost.SECONDS)
-SIMULATING = (MonteCarloAccountant, MinSepImportance)
 
 
 def compare(
@@ -99,7 +99,7 @@ def _certified(
 ) -> Plan:
     """The plan with one estimate replaced by a certified σ."""
     member = row.accountant
-    assert isinstance(member, SIMULATING)
+    assert isinstance(member, SimulatedAccountant)
     member = dataclasses.replace(member, cache=folder, progress=progress)
     q = plan.question
     with _told_once():
@@ -176,7 +176,7 @@ class _Search:
         simulating = [
             member
             for member in members
-            if isinstance(member, SIMULATING)
+            if isinstance(member, SimulatedAccountant)
             and (member.name in automatic or member.cost(mechanism) is not Cost.HOURS)
         ]
         plain = [

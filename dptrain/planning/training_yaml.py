@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dptrain.planning.comparison import SIMULATING
+from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.planning.plan import PlanRow
 from dptrain.planning.question import Question
 from dptrain.strategies.momentum import MomentumSGD
@@ -27,7 +27,7 @@ def training_yaml(
         certificates: folder of certificates of simulated accounting.
     """
     momentum = question.workload.momentum if isinstance(question.workload, MomentumSGD) else 0.0
-    simulated = isinstance(row.accountant, SIMULATING)
+    simulated = isinstance(row.accountant, SimulatedAccountant)
     what = "an ESTIMATE without proof" if row.is_estimate else row.kind.value
     tree: dict[str, Any] = {
         "scheme": row.candidate.scheme,

@@ -6,7 +6,8 @@ from opacus import GradSampleModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dptrain import BandMF, MinSep, Poisson, PrivacyEngine
+from dptrain import BandMF, MinSep, PrivacyEngine
+from dptrain.sampling import TruncatedPoisson
 
 from .conftest import everything_every_step, images, make, small_net, train
 
@@ -109,8 +110,8 @@ def test_contradicting_arguments(options, match):
 
 
 def test_unknown_pair_of_scheme_and_strategy_lists_what_is_supported():
-    scheme = Poisson(probability=0.2, dataset_size=24, steps=9)
-    refused("MinSep", scheme=scheme, strategy=BandMF(bands=4))
+    scheme = TruncatedPoisson(probability=0.2, dataset_size=24, steps=9, max_batch_size=9)
+    refused("accountant='gaussian' covers", scheme=scheme, strategy=BandMF(bands=4))
     narrow = MinSep(probability=0.1, min_sep=3, dataset_size=24, steps=9)
     refused("min_sep", scheme=narrow, strategy=BandMF(bands=4))
 
