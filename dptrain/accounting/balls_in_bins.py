@@ -109,6 +109,20 @@ class BallsInBinsCurve(RenyiCurve):
         return f"with bandwidth {int(orders.bandwidth[best])} ({exactness})"
 
 
+def periodic_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for balls-in-bins whose table of means fits into two gigabytes."""
+    scheme = mechanism.scheme
+    periodic = isinstance(scheme, BallsInBins) or (
+        isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
+    )
+    if not periodic:
+        return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
+    size = scheme.steps * scheme.min_sep
+    if size > _LARGEST_TABLE:
+        return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
+    return None
+
+
 class BallsInBinsRenyi(DeterministicAccountant):
     """Rényi accountant for balls-in-bins and any C (Schuchardt & Kalinin, Lemmas 2.8 and 3.2).
 
@@ -121,16 +135,7 @@ class BallsInBinsRenyi(DeterministicAccountant):
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, and tables of means beyond two gigabytes."""
-        scheme = mechanism.scheme
-        periodic = isinstance(scheme, BallsInBins) or (
-            isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
-        )
-        if not periodic:
-            return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
-        size = scheme.steps * scheme.min_sep
-        if size > _LARGEST_TABLE:
-            return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
-        return None
+        return periodic_refusal(mechanism)
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Wide bands that are not yet dense take half a minute for each σ."""

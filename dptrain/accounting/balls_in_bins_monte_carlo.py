@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from dptrain.accounting.accountant import Cost
+from dptrain.accounting.balls_in_bins import periodic_refusal
 from dptrain.accounting.balls_in_bins_loss import BallsInBinsLosses
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep
 
-_LARGEST_TABLE = 2**28  # largest steps × bins table of means (8 bytes an entry)
 _MOST_BINS = 8192  # a factor of half a gigabyte
 
 
@@ -26,17 +25,11 @@ class BallsInBinsMonteCarlo(MonteCarloAccountant):
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, and tables and factors that do not fit the memory."""
-        scheme = mechanism.scheme
-        periodic = isinstance(scheme, BallsInBins) or (
-            isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
-        )
-        if not periodic:
-            return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
-        if scheme.min_sep > _MOST_BINS:
-            return f"{scheme.min_sep} bins exceed the {_MOST_BINS} whose products it can correlate"
-        size = scheme.steps * scheme.min_sep
-        if size > _LARGEST_TABLE:
-            return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
+        bins = mechanism.scheme.min_sep
+        if reason := periodic_refusal(mechanism):
+            return reason
+        if bins > _MOST_BINS:
+            return f"{bins} bins exceed the {_MOST_BINS} whose products it can correlate"
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from dptrain.accounting.accountant import Cost
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.balls_in_bins import periodic_refusal
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.accounting.heterogeneous import HeterogeneousComposition
 from dptrain.accounting.reverse_hazard import Step, event_count, hazard_log_odds
@@ -166,8 +166,8 @@ class ConditionalComposition(DeterministicAccountant):
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses what :class:`BallsInBinsRenyi` refuses: the law is the same."""
-        return BallsInBinsRenyi().refusal(mechanism)
+        """Refuses other schemes, and tables that do not fit the memory."""
+        return periodic_refusal(mechanism)
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Not asked by itself where it takes long: it is the better bound only with much noise."""

@@ -16,9 +16,15 @@ from dptrain.strategies.toeplitz import BandedToeplitz
 
 def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:
     """``None`` for MinSep, BallsInBins and Poisson with a banded Toeplitz C, bands ≤ b."""
+    if not isinstance(mechanism.scheme, MinSep | BallsInBins | Poisson):
+        name = type(mechanism.scheme).__name__
+        return f"{name} sampling is not b-min-sep, balls-in-bins or Poisson"
+    return banded_refusal(mechanism)
+
+
+def banded_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for a banded Toeplitz C with bands ≤ b."""
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    if not isinstance(scheme, MinSep | BallsInBins | Poisson):
-        return f"{type(scheme).__name__} sampling is not b-min-sep, balls-in-bins or Poisson"
     if not isinstance(strategy, BandedToeplitz):
         return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
     if strategy.bands > scheme.min_sep:

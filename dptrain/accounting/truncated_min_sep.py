@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dptrain.accounting.accountant import Cost
+from dptrain.accounting.min_sep import banded_refusal
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.truncated_min_sep_loss import TruncatedMinSepLosses
 from dptrain.mechanism import MatrixMechanism
@@ -26,17 +27,10 @@ class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for TruncatedMinSep with a banded Toeplitz C, bands ≤ b."""
-        scheme, strategy = mechanism.scheme, mechanism.strategy
+        scheme = mechanism.scheme
         if not isinstance(scheme, TruncatedMinSep):
             return f"it needs TruncatedMinSep sampling, the scheme is {type(scheme).__name__}"
-        if not isinstance(strategy, BandedToeplitz):
-            return f"{type(strategy).__name__} is not a banded Toeplitz strategy"
-        if strategy.bands > scheme.min_sep:
-            return (
-                f"{strategy.bands} bands exceed the minimum separation b = {scheme.min_sep}; "
-                "use at most b bands"
-            )
-        return None
+        return banded_refusal(mechanism)
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Simulation takes hours at the δ of large data sets."""
