@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg.blas import daxpy
 
 Array = npt.NDArray[np.float64]
 
@@ -71,13 +70,15 @@ class Pairs:
         share = np.clip(np.expm1(shift - cell * fine) / math.expm1(fine), 0.0, 1.0)
         times = np.full(self._near, apart)
         times[0] = equal
-        product = np.empty(small.size)
+        product, scaled = np.empty(small.size), np.empty(small.size)
         for d in range(0 if equal else 1, self._near):
             n = small.size - d
             np.multiply(small[:n], big[d:], out=product[:n])
             at, up = self.below + int(cell[d]), float(times[d] * share[d])
-            daxpy(product, out, n=n, a=times[d] - up, offy=at, incy=self._refine)
-            daxpy(product, out, n=n, a=up, offy=at + 1, incy=self._refine)
+            for offset, factor in ((at, times[d] - up), (at + 1, up)):
+                # Not BLAS's axpy: its threads wait for each other wherever a core is busy.
+                np.multiply(product[:n], factor, out=scaled[:n])
+                out[offset : offset + n * self._refine : self._refine] += scaled[:n]
         if self._narrow:
             share = self._weight * np.exp(logs - logs[0])
             out[0] += apart * zero * float(big @ share)
