@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     name = f"dptrain {options.command}"
 
+    said: set[str] = set()
+
     def told(
         message: Warning | str,
         category: type[Warning],
@@ -32,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        print(f"{name}: warning: {message}", file=sys.stderr)
+        if str(message) not in said:  # each step of a search says the same
+            said.add(str(message))
+            print(f"{name}: warning: {message}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.showwarning = told

@@ -14,7 +14,7 @@ from dptrain.accounting.support import as_markdown
 from dptrain.cli import main
 from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import CyclicPoisson, Poisson
+from dptrain.sampling import CyclicPoisson, MinSep, Poisson
 from dptrain.strategies import BSR, Identity
 
 POISSON = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=50)
@@ -112,6 +112,8 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "0"], "delta=0"),
         (["FILE", "--epsilon", "-1"], "epsilon=-1"),
         (["FILE", "--delta", "1e-5", "--sigma", "-1"], "noise_multiplier=-1"),
+        (["FILE", "--delta", "1e-5", "--sigma", "1e-5"], "noise_multiplier=1e-05"),
+        (["FILE", "--delta", "1e-5", "--sigma", "1e300"], "noise_multiplier=1e+300"),
         (["FILE", "--delta", "1e-5", "--accountant", "poison"], "'poison' is unknown; known:"),
         (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
@@ -157,8 +159,28 @@ def test_certificates_of_who_makes_none_are_refused(file, tmp_path, capsys):
 
 def test_a_delta_that_protects_nobody_is_warned_of_in_one_line(file, capsys):
     assert main(["account", str(file), "--delta", "0.5"]) == 0
+    wrong = "dptrain account: warning: delta=0.5"
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("dptrain account: warning: delta=0.5")]
+    assert [line.startswith(wrong) for line in lines] == [True]
+    target = ["--epsilon", "1", "--delta", "0.5"]
+    assert main(["calibrate", str(file), *target]) == 0  # asks more than once, says it once
+    assert capsys.readouterr().err.count("warning: delta=0.5") == 1
+
+
+def test_a_folder_that_cannot_keep_certificates_is_named_before_the_work(file, capsys):
+    scheme = MinSep.for_batch_size(batch_size=20, dataset_size=1000, min_sep=4, steps=50)
+    pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
+    file.write_text(pair.to_json())
+    target = ["--epsilon", "1", "--delta", "1e-5", "--certificates", str(file / "c")]
+    assert main(["calibrate", str(file), *target]) == 2
+    assert f"--certificates {file / 'c'}: cannot write there" in capsys.readouterr().err
+
+
+def test_no_figure_of_a_profile_is_minus_zero(capsys):
+    # Adding has losses of at most -log(1 - q) a step: beyond, δ is 0.
+    asked = ["--sigma", "0.3", "--delta", "1e-5", "--profile"]
+    assert main(["account", *FLAGS, *STEPS, *asked]) == 0
+    assert "-0" not in capsys.readouterr().out.split("| remove")[-1].replace("e-0", "")
 
 
 def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.accounting.accountant import Cost
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
-from dptrain.accounting.statement import check_delta, statement
+from dptrain.accounting.statement import check_delta, checked_sigma, statement
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
@@ -116,7 +116,7 @@ class BestOf(DeterministicAccountant):
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The best of both directions; under the name of one member where it alone attains it."""
         curve = self._checked(mechanism)
-        asked, sigma = self.asked(mechanism), mechanism.noise_multiplier
+        asked, sigma = self.asked(mechanism), checked_sigma(mechanism)
         if len(asked) == 1 or sigma == 0.0:
             return asked[0].guarantee(mechanism, delta=delta)
         check_delta(delta, mechanism.scheme)

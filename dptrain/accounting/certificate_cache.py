@@ -46,6 +46,23 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         raise
 
 
+def check_folder(argument: str, directory: Path) -> None:
+    """Find out before any sampling that certificates cannot be kept in a folder.
+
+    Raises:
+        ValueError: naming the argument, if the folder cannot be made or written to.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{argument} {directory}: cannot write there ({error.strerror}); name a folder that "
+            "can be made and written"
+        ) from error
+
+
 def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any]) -> Path:
     """Write the certificate of a request, with a digest; returns its file."""
     path = path_of(directory, request)

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import torch
 
+from dptrain.accounting.certificate_cache import check_folder
 from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation import Simulation
 from dptrain.accounting.statement import check_delta, check_epsilon
@@ -28,6 +30,9 @@ def requested_simulation(options: argparse.Namespace) -> Simulation:
         if getattr(options, option) is None:
             flag = option if option == "mechanism" else f"--{option}"
             raise ValueError(f"{flag}: missing; it is needed unless --merge is given")
+    if options.threads is not None and options.threads < 1:
+        raise ValueError(f"--threads {options.threads}: must be at least 1")
+    check_folder("--out", options.out)
     mechanism = read_mechanism(options.mechanism)
     check_epsilon(options.epsilon)
     check_delta(options.delta, mechanism.scheme)
@@ -66,8 +71,11 @@ def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccou
     simulating = {a.name: a for a in ACCOUNTANTS if isinstance(a, MonteCarloAccountant)}
     if name is not None:
         if name not in simulating:
-            known = any(a.name == name for a in ACCOUNTANTS)
-            why = "proves without simulation, so it needs no certificate" if known else "is unknown"
+            why = "is unknown"
+            if any(isinstance(a, MinSepImportance) and a.name == name for a in ACCOUNTANTS):
+                why = "certifies in one process: use dptrain calibrate --certificates"
+            elif any(a.name == name for a in ACCOUNTANTS):
+                why = "proves without simulation, so it needs no certificate"
             raise ValueError(
                 f"--accountant {name!r} {why}; those that simulate: {list(simulating)}"
             )

@@ -12,9 +12,11 @@ from tqdm import tqdm
 from dptrain.accounting.accountant import Accountant, Profile
 from dptrain.accounting.search import least_scale
 from dptrain.accounting.statement import (
+    SMALLEST_SIGMA,
     check_delta,
     check_epsilon,
     checked_grid,
+    checked_sigma,
     statement,
     without_noise,
 )
@@ -24,7 +26,6 @@ from dptrain.mechanism import MatrixMechanism
 Array = npt.NDArray[np.float64]
 
 RELATIVE_TOLERANCE = 1e-4
-SMALLEST_SIGMA = 1e-3
 LARGEST_SIGMA = 1e6
 
 
@@ -67,7 +68,7 @@ class DeterministicAccountant(Accountant):
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε at δ, the larger of both directions, rounded up; ∞ without noise."""
         check_delta(delta, mechanism.scheme)
-        curve, sigma = self._checked(mechanism), mechanism.noise_multiplier
+        curve, sigma = self._checked(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
             return without_noise(mechanism, self, delta)
         value = curve.epsilon(sigma, delta)
@@ -81,7 +82,7 @@ class DeterministicAccountant(Accountant):
             ValueError: if the grid is empty, not ascending, negative or not finite.
         """
         grid = checked_grid(epsilon)
-        curve, sigma = self._checked(mechanism), mechanism.noise_multiplier
+        curve, sigma = self._checked(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
             remove, add = np.ones_like(grid), np.ones_like(grid)
         else:

@@ -84,7 +84,7 @@ class HeterogeneousComposition:
         self._top = math.fsum(part.count * float(part.losses[-1]) for part in self._parts)
         with np.errstate(divide="ignore"):
             logs = [p.count * float(np.log1p(-p.infinity)) for p in self._parts]
-        self._infinity = -math.expm1(math.fsum(logs))
+        self._infinity = max(0.0, -math.expm1(math.fsum(logs)))  # not -0.0
         self._coarsen()
         # A steeper tilt would only look at the topmost grid point.
         self._steepest = 5.0 / spacing

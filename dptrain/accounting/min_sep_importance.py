@@ -15,7 +15,7 @@ from dptrain.accounting import certificate_cache
 from dptrain.accounting.accountant import Cost, Profile
 from dptrain.accounting.certificate import fresh_seed
 from dptrain.accounting.declaration import package_version
-from dptrain.accounting.deterministic import LARGEST_SIGMA, SMALLEST_SIGMA
+from dptrain.accounting.deterministic import LARGEST_SIGMA
 from dptrain.accounting.min_sep import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep_renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep_tilted import TiltedMinSep, WeightedTerms
@@ -23,9 +23,11 @@ from dptrain.accounting.search import least_scale
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.accounting.statement import (
+    SMALLEST_SIGMA,
     check_delta,
     check_epsilon,
     checked_grid,
+    checked_sigma,
     without_noise,
 )
 from dptrain.accounting.verify import upper_confidence
@@ -155,7 +157,7 @@ class MinSepImportance(SimulatedAccountant):
                 ``max_samples``.
         """
         check_delta(delta, mechanism.scheme)
-        curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
+        curve, sigma = self.curve(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
             return without_noise(mechanism, self, delta)
         top = curve.epsilon(sigma, delta)
@@ -217,7 +219,7 @@ class MinSepImportance(SimulatedAccountant):
             ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
         """
         grid = checked_grid(epsilon)
-        curve, sigma = self.curve(mechanism), mechanism.noise_multiplier
+        curve, sigma = self.curve(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
             return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
         values = np.stack(curve.delta(sigma, grid))

@@ -22,6 +22,7 @@ from dptrain.accounting.statement import (
     check_delta,
     check_epsilon,
     checked_grid,
+    checked_sigma,
     without_noise,
 )
 from dptrain.accounting.verify import (
@@ -122,7 +123,7 @@ class MonteCarloAccountant(SimulatedAccountant):
                 too many.
         """
         check_delta(delta, mechanism.scheme)
-        simulation, sigma = self.checked(mechanism), mechanism.noise_multiplier
+        simulation, sigma = self.checked(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
             return without_noise(mechanism, self, delta)
         samples = self.samples or math.ceil(60.0 / delta)
@@ -196,7 +197,7 @@ class MonteCarloAccountant(SimulatedAccountant):
         self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike
     ) -> tuple[Simulation, float, Array]:
         grid = checked_grid(epsilon)
-        return self.checked(mechanism), mechanism.noise_multiplier, grid
+        return self.checked(mechanism), checked_sigma(mechanism), grid
 
     def _profile_size(self, simulation: Simulation) -> int:
         return self.profile_samples or min(1_000_000, max(100_000, 200_000_000 // simulation.work))

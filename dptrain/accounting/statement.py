@@ -14,6 +14,8 @@ from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.scheme import Scheme
 
+SMALLEST_SIGMA = 1e-3  # below, squared losses leave double precision, and ε would be millions
+
 # Belongs to every statement about users: fixed-graph adjacency (``notation``).
 PUBLIC_GRAPH = (
     "Which examples belong to which users is taken to be public; protected is what those examples "
@@ -70,6 +72,21 @@ def checked_grid(epsilon: npt.ArrayLike) -> npt.NDArray[np.float64]:
     if (np.diff(grid) < 0).any():
         raise ValueError("epsilon: the grid must be ascending; sort it first")
     return grid
+
+
+def checked_sigma(mechanism: MatrixMechanism) -> float:
+    """σ, where privacy losses can be computed in double precision (0 is for the caller).
+
+    Raises:
+        ValueError: if σ is not 0 and beyond 1e-3 and 1e9, where losses over- or underflow.
+    """
+    sigma = mechanism.noise_multiplier
+    if sigma != 0.0 and not SMALLEST_SIGMA <= sigma <= 1e9:
+        raise ValueError(
+            f"noise_multiplier={sigma:g}: privacy losses are computed for 0 and from "
+            f"{SMALLEST_SIGMA:g} to 1e+09; choose σ in that range (below it, nothing is protected)"
+        )
+    return sigma
 
 
 def check_epsilon(epsilon: float) -> None:

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from dptrain.accounting import Accountant, calibrate
+from dptrain.accounting.certificate_cache import check_folder
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.statement import check_epsilon
@@ -66,7 +67,7 @@ def keeping_certificates(
     """The simulating accountant that answers, with a folder for its certificates.
 
     Raises:
-        ValueError: if the accountant that answers does not simulate.
+        ValueError: if the accountant that answers does not simulate, or the folder is unusable.
     """
     members = find_accountants(mechanism, name, adjacency=adjacency)
     member = members[0]
@@ -76,4 +77,5 @@ def keeping_certificates(
             f"--certificates {folder}: only simulation makes certificates, and {names} answers; "
             "leave it out, or name a simulating --accountant"
         )
+    check_folder("--certificates", folder)
     return dataclasses.replace(member, cache=folder)

@@ -13,15 +13,20 @@ def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None)
     """Find out now rather than after the work that a file cannot be written.
 
     Raises:
-        OSError: if a folder cannot be made or a file not opened.
-        ValueError: if ``plot`` does not end like an image.
+        ValueError: if a folder cannot be made or a file not opened, or ``plot`` does not end
+            like an image.
         ModuleNotFoundError: if ``plot`` is given and matplotlib is missing.
     """
     for path in (*paths, plot):
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             fresh = not path.exists()
-            path.open("ab").close()
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.open("ab").close()
+            except OSError as error:
+                raise ValueError(
+                    f"output {path}: cannot be written ({error.strerror}); name another file"
+                ) from error
             if fresh:
                 path.unlink()
     if plot is None:

@@ -17,6 +17,7 @@ from dptrain.accounting.certify import main
 from dptrain.accounting.certify_group import _attempt, _opened
 from dptrain.accounting.certify_request import read_mechanism
 from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.partial_certificate import PartialCertificate
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
@@ -101,6 +102,13 @@ def test_shards_without_a_network_merge_to_the_same(
     assert "not a usable partial certificate" in merged(str(only_file(done)))
 
 
+def test_a_folder_that_cannot_be_written_is_named(
+    file: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(file, file)) == 2
+    assert f"--out {file}: cannot write there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -109,6 +117,8 @@ def test_shards_without_a_network_merge_to_the_same(
         (["--device", "cuda"], "--device"),
         (["--accountant", "nobody"], "unknown"),
         (["--accountant", PoissonPLD.name], "needs no certificate"),
+        (["--accountant", MinSepImportance.name], "certifies in one process"),
+        (["--threads", "0"], "--threads 0"),
         (["--delta", "0"], "delta=0"),
         (["--delta", "nan"], "delta=nan"),
         (["--epsilon", "-1"], "epsilon=-1"),
