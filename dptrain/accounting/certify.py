@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         kept = f"what was verified is kept in {options.out}; the same command continues"
+        if not any(options.out.glob("partial-*.json")):
+            kept = "nothing was verified yet, so the same command begins again"
         print(f"certify: interrupted; {kept}", file=sys.stderr)
         return 130
     if report is not None:

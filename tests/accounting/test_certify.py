@@ -102,6 +102,20 @@ def test_shards_without_a_network_merge_to_the_same(
     assert "not a usable partial certificate" in merged(str(only_file(done)))
 
 
+def test_an_interruption_before_any_verdict_promises_nothing(
+    file: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dptrain.accounting.certify.declare", interrupted)
+    assert main(arguments(file, tmp_path / "out")) == 130
+    assert "nothing was verified yet" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_written_is_named(
     file: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
