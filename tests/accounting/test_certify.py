@@ -219,13 +219,15 @@ def test_an_error_of_one_process_is_everybody_s() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_partial_certificate(tmp_path: pathlib.Path) -> None:
-    # Long enough to be interrupted: 5e4 samples of 400 steps.
+    # Long enough to be interrupted: a million samples a side, of 400 steps.
     scheme = Poisson(probability=0.2, steps=400, dataset_size=40)
     strategy = BandMF(bands=1, coefficients=(1.0,))
     m = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     file, out = tmp_path / "mechanism.json", tmp_path / "out"
     file.write_text(m.to_json())
-    run = command("dptrain.accounting.certify", *arguments(file, out, "--seed", "3"))
+    run = command(
+        "dptrain.accounting.certify", *arguments(file, out, "--seed", "3", "--delta", "1e-4")
+    )
     deadline = time.monotonic() + 60
     while not (out.exists() and any(out.glob("partial-*.json"))) and time.monotonic() < deadline:
         time.sleep(0.05)
