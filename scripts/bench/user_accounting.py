@@ -6,8 +6,11 @@ most outside neighbours of any user (``dptrain.accounting.user_exposed``), is 0 
 circle), 4 (three users a paper), or what is asked for (one paper has many users). p follows from
 the graph and B̄. Simulated are "exposed steps" on all of these graphs and "user b-min-sep Monte
 Carlo" on disjoint ones. The time grows with the samples; 60/δ = 30 million give the tightest
-answers. PYTHONPATH=. python scripts/bench/user_accounting.py [--json FILE] [--samples S]
-[--sigmas …] [--neighbours …]
+answers.
+Rows of an earlier run are kept unless they are made anew.
+
+    PYTHONPATH=. python scripts/bench/user_accounting.py [--json FILE] [--samples S]
+        [--sigmas …] [--neighbours …]
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ def main() -> None:
     parser.add_argument("--sigmas", type=float, nargs="+", default=[0.5, 1.0, 2.0])
     parser.add_argument("--neighbours", type=int, nargs="+", default=[0, 2, 4, 16, 64])
     arguments = parser.parse_args()
-    rows = []
+    rows = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
     print(f"{'d':>3} {'p':>9} {'exposed':>8} {'σ':>5}  {'accountant':<28}{'ε':>9}{'seconds':>9}")
     for neighbours in arguments.neighbours:
         built = graph(neighbours)
@@ -87,6 +90,8 @@ def main() -> None:
                 epsilon = member.guarantee(mechanism, delta=DELTA).epsilon
                 seconds = time.perf_counter() - start
                 simulated = isinstance(member, MonteCarloAccountant)
+                key = {"neighbours": found, "sigma": sigma, "accountant": member.name}
+                rows = [row for row in rows if any(row[name] != key[name] for name in key)]
                 rows.append(
                     {
                         "neighbours": found,
