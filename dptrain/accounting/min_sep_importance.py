@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm.auto import tqdm
 
 from dptrain.accounting import certificate_cache
 from dptrain.accounting.accountant import Cost, Profile
@@ -117,10 +118,21 @@ class MinSepImportance(SimulatedAccountant):
         seed, failure = fresh_seed(self.seed), delta / 1000.0
         violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
         rule = Rule(violated, failure, self.max_samples)
-        top = least_scale(
-            lambda sigma: math.log(max(curve.epsilon(sigma, violated), 1e-300) / epsilon),
-            start=1.0, relative_tolerance=1e-3, smallest=SMALLEST_SIGMA, largest=LARGEST_SIGMA,
-        )  # fmt: skip
+        with tqdm(
+            desc="deterministic bounds", unit="σ", disable=not self.progress, delay=2.0, leave=False
+        ) as bar:
+
+            def excess(sigma: float) -> float:
+                bar.update()
+                return math.log(max(curve.epsilon(sigma, violated), 1e-300) / epsilon)
+
+            top = least_scale(
+                excess,
+                start=1.0,
+                relative_tolerance=1e-3,
+                smallest=SMALLEST_SIGMA,
+                largest=LARGEST_SIGMA,
+            )
         if top is None:
             raise ValueError(
                 f"epsilon={epsilon} at delta={delta} is out of reach even at σ = {LARGEST_SIGMA:g}"
@@ -131,7 +143,12 @@ class MinSepImportance(SimulatedAccountant):
             return self._terms(curve, certain / STEP**exponent, epsilon)
 
         depth = estimate_depth(
-            terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self.cores
+            terms_at,
+            rule,
+            seed=[seed, ESTIMATE],
+            most=_DEEPEST,
+            threads=self.cores,
+            progress=self.progress,
         )
         rows = self._verify(terms_at, depth, rule, [seed, VERIFY])
         sigma = certain / STEP ** (chosen_point(rows) or 0.0)
@@ -174,7 +191,12 @@ class MinSepImportance(SimulatedAccountant):
         rows = []
         if top > 0.0:
             depth = estimate_depth(
-                terms_at, rule, seed=[seed, ESTIMATE], most=_DEEPEST, threads=self.cores
+                terms_at,
+                rule,
+                seed=[seed, ESTIMATE],
+                most=_DEEPEST,
+                threads=self.cores,
+                progress=self.progress,
             )
             rows = self._verify(terms_at, depth, rule, [seed, GUARANTEE])
         depth_shown = chosen_point(rows)
@@ -226,7 +248,8 @@ class MinSepImportance(SimulatedAccountant):
         chosen = np.unique(np.linspace(0, grid.size - 1, _PROFILE_POINTS).round().astype(int))
         share = self.failure_probability / (2 * chosen.size)
         tilted, seed = TiltedMinSep(curve, sigma), fresh_seed(self.seed)
-        for index in chosen.tolist():
+        shown = tqdm(chosen.tolist(), "profile", disable=not self.progress, delay=2.0, leave=False)
+        for index in shown:
             both = {"remove": tilted.remove(grid[index]), "add": tilted.add(grid[index])}
             for side, direction in enumerate(DIRECTIONS):
                 terms = both[direction]

@@ -125,7 +125,13 @@ def mean_of(terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads:
 
 
 def estimate_depth(
-    terms_at: Point, rule: Rule, *, seed: Sequence[int], most: int, threads: int
+    terms_at: Point,
+    rule: Rule,
+    *,
+    seed: Sequence[int],
+    most: int,
+    threads: int,
+    progress: bool,
 ) -> int:
     """The deepest point ≤ ``most`` at which rough means pass the rule; proves nothing.
 
@@ -145,11 +151,14 @@ def estimate_depth(
                 return False
         return True
 
-    low, high = 0, 8
-    while high < most and passes(high):
-        low, high = high, high * 2
-    high = min(high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if passes(middle) else (low, middle)
+    with tqdm(desc="estimate", unit="point", disable=not progress, delay=2.0, leave=False) as bar:
+        low, high = 0, 8
+        while high < most and passes(high):
+            low, high = high, high * 2
+            bar.update()
+        high = min(high, most)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if passes(middle) else (low, middle)
+            bar.update()
     return low
