@@ -65,6 +65,15 @@ class Accountant(ABC):
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
+    def check_covers(self, mechanism: MatrixMechanism) -> None:
+        """Raise where :meth:`refusal` gives a reason.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if reason := self.refusal(mechanism):
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
         return None

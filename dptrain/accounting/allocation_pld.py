@@ -9,13 +9,14 @@ import numpy as np
 
 from dptrain.accounting import gaussian
 from dptrain.accounting.accountant import Cost, varying_noise
+from dptrain.accounting.balls_in_bins import is_periodic
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.accounting.lognormal_mean import LARGEST_RATIO, SLACK, LogMean
 from dptrain.accounting.lognormal_sums import mean_of_lognormals
 from dptrain.accounting.pld import Composition
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep, RandomAllocation
+from dptrain.sampling import RandomAllocation
 
 # Different column norms whose laws are computed one by one.
 _MOST_NORMS = 16
@@ -138,10 +139,7 @@ class AllocationPLD(DeterministicAccountant):
                     "other; use participations=1 with fewer steps_per_epoch and more epochs"
                 )
             return _equal_noise(mechanism) or varying_noise(mechanism)
-        if not (
-            isinstance(scheme, BallsInBins)
-            or (isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start)
-        ):
+        if not is_periodic(scheme):
             return (
                 "it needs RandomAllocation, BallsInBins, or MinSep with probability=1 and a warm "
                 "start"

@@ -21,7 +21,7 @@ from dptrain.accounting.renyi import (
 from dptrain.accounting.renyi_curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep
+from dptrain.sampling import BallsInBins, MinSep, Scheme
 
 # Largest steps × bins table of means that is formed (8 bytes an entry).
 _LARGEST_TABLE = 2**28
@@ -109,13 +109,17 @@ class BallsInBinsCurve(RenyiCurve):
         return f"with bandwidth {int(orders.bandwidth[best])} ({exactness})"
 
 
+def is_periodic(scheme: Scheme) -> bool:
+    """Whether an example picks one of b steps and takes part at every b-th from there on."""
+    return isinstance(scheme, BallsInBins) or (
+        isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
+    )
+
+
 def periodic_refusal(mechanism: MatrixMechanism) -> str | None:
     """``None`` for balls-in-bins whose table of means fits into two gigabytes."""
     scheme = mechanism.scheme
-    periodic = isinstance(scheme, BallsInBins) or (
-        isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
-    )
-    if not periodic:
+    if not is_periodic(scheme):
         return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
     size = scheme.steps * scheme.min_sep
     if size > _LARGEST_TABLE:

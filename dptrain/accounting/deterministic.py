@@ -61,8 +61,7 @@ class DeterministicAccountant(Accountant):
         """The curve of the mechanism's scheme and strategy (never called on a refused one)."""
 
     def _checked(self, mechanism: MatrixMechanism) -> Curve:
-        if reason := self.refusal(mechanism):
-            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        self.check_covers(mechanism)
         return self.curve(mechanism)
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:

@@ -82,13 +82,8 @@ class MinSepImportance(SimulatedAccountant):
         Raises:
             ValueError: if the mechanism is refused.
         """
-        if reason := self.refusal(mechanism):
-            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        self.check_covers(mechanism)
         return MinSepRenyiCurve(min_sep_law(mechanism))
-
-    def _terms(self, curve: MinSepRenyiCurve, sigma: float, epsilon: float) -> _Both:
-        tilted = TiltedMinSep(curve, sigma)
-        return {"remove": tilted.remove(epsilon), "add": tilted.add(epsilon)}
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
@@ -140,17 +135,9 @@ class MinSepImportance(SimulatedAccountant):
         certain = top
 
         def terms_at(exponent: float) -> _Both:
-            return self._terms(curve, certain / STEP**exponent, epsilon)
+            return TiltedMinSep(curve, certain / STEP**exponent).both(epsilon)
 
-        depth = estimate_depth(
-            terms_at,
-            rule,
-            seed=[seed, ESTIMATE],
-            most=_DEEPEST,
-            threads=self.cores,
-            progress=self.progress,
-        )
-        rows = self._verify(terms_at, depth, rule, [seed, VERIFY])
+        rows = self._verified_rows(terms_at, rule, seed, VERIFY)
         sigma = certain / STEP ** (chosen_point(rows) or 0.0)
         certificate = {
             **self._evidence(curve, rule, seed, rows),
@@ -185,20 +172,9 @@ class MinSepImportance(SimulatedAccountant):
             return float(top / STEP**depth)
 
         def terms_at(depth: float) -> _Both:
-            at = epsilon_at(depth)
-            return {"remove": tilted.remove(at), "add": tilted.add(at)}
+            return tilted.both(epsilon_at(depth))
 
-        rows = []
-        if top > 0.0:
-            depth = estimate_depth(
-                terms_at,
-                rule,
-                seed=[seed, ESTIMATE],
-                most=_DEEPEST,
-                threads=self.cores,
-                progress=self.progress,
-            )
-            rows = self._verify(terms_at, depth, rule, [seed, GUARANTEE])
+        rows = self._verified_rows(terms_at, rule, seed, GUARANTEE) if top > 0.0 else []
         depth_shown = chosen_point(rows)
         certificate = {
             **self._evidence(curve, rule, seed, rows),
@@ -208,14 +184,28 @@ class MinSepImportance(SimulatedAccountant):
         epsilon = top if depth_shown is None else epsilon_at(depth_shown)
         return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
 
-    def _verify(
-        self, terms_at: Callable[[float], _Both], depth: int, rule: Rule, seed: list[int]
+    def _verified_rows(
+        self, terms_at: Callable[[float], _Both], rule: Rule, seed: int, purpose: int
     ) -> list[dict[str, Any]]:
+        """Estimate where to go, declare a grid up to there, and verify it by fresh samples."""
+        depth = estimate_depth(
+            terms_at,
+            rule,
+            seed=[seed, ESTIMATE],
+            most=_DEEPEST,
+            threads=self.cores,
+            progress=self.progress,
+        )
         points = sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
         return verify_points(
-            points, terms_at, rule, seed=seed, threads=self.cores, progress=self.progress,
+            points,
+            terms_at,
+            rule,
+            seed=[seed, purpose],
+            threads=self.cores,
+            progress=self.progress,
             label="certify",
-        )  # fmt: skip
+        )
 
     def _evidence(
         self, curve: MinSepRenyiCurve, rule: Rule, seed: int, rows: list[dict[str, Any]]
@@ -250,7 +240,7 @@ class MinSepImportance(SimulatedAccountant):
         tilted, seed = TiltedMinSep(curve, sigma), fresh_seed(self.seed)
         shown = tqdm(chosen.tolist(), "profile", disable=not self.progress, delay=2.0, leave=False)
         for index in shown:
-            both = {"remove": tilted.remove(grid[index]), "add": tilted.add(grid[index])}
+            both = tilted.both(grid[index])
             for side, direction in enumerate(DIRECTIONS):
                 terms = both[direction]
                 if terms.ceiling < _DEEP:

@@ -145,3 +145,7 @@ class TiltedMinSep:
             return np.asarray(math.exp(log_mean) * share)
 
         return WeightedTerms(math.exp(log_mean), self.lanes, draw)
+
+    def both(self, epsilon: float) -> dict[str, WeightedTerms]:
+        """Terms of either direction at ε ≥ 0, by its name."""
+        return {"remove": self.remove(epsilon), "add": self.add(epsilon)}

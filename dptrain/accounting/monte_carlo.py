@@ -82,8 +82,7 @@ class MonteCarloAccountant(SimulatedAccountant):
         Raises:
             ValueError: if the mechanism is refused.
         """
-        if reason := self.refusal(mechanism):
-            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+        self.check_covers(mechanism)
         return self.simulation(mechanism)
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
