@@ -34,14 +34,14 @@ class BestOfCurve(Curve):
         found = np.array([curve.delta(sigma, epsilon) for _, curve in self.curves])
         return found[:, 0].min(axis=0), found[:, 1].min(axis=0)
 
+    def every(self, sigma: float, delta: float) -> Array:
+        """ε of every curve (rows) and direction (columns)."""
+        return np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+
     def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
         """The least ε of each direction."""
-        found = self._all(sigma, delta)
-        return float(found[:, 0].min()), float(found[:, 1].min())
-
-    def _all(self, sigma: float, delta: float) -> Array:
-        """ε of every curve (rows) and direction."""
-        return np.array([curve.epsilons(sigma, delta) for _, curve in self.curves])
+        remove, add = self.every(sigma, delta).min(axis=0)
+        return float(remove), float(add)
 
     def epsilon(self, sigma: float, delta: float) -> float:
         """The larger of both directions' least ε."""
@@ -49,7 +49,10 @@ class BestOfCurve(Curve):
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """Whose bound each direction has, and what these say about theirs."""
-        found = self._all(sigma, delta)
+        return self.notes_on(self.every(sigma, delta), sigma, delta)
+
+    def notes_on(self, found: Array, sigma: float, delta: float) -> tuple[str, ...]:
+        """:meth:`notes`, given what :meth:`every` found at (σ, δ)."""
         remove, add = (int(best) for best in np.argmin(found, axis=0))
         first = (
             f"ε = {found[remove, 0]:.6g} (remove, by {self.curves[remove][0]}) and "
@@ -115,20 +118,21 @@ class BestOf(DeterministicAccountant):
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The best of both directions; under the name of one member where it alone attains it."""
-        curve = self._checked(mechanism)
+        self.check_covers(mechanism)
         asked, sigma = self.asked(mechanism), checked_sigma(mechanism)
         if len(asked) == 1 or sigma == 0.0:
             return asked[0].guarantee(mechanism, delta=delta)
         check_delta(delta, mechanism.scheme)
+        curve = self.curve(mechanism)
         assert isinstance(curve, BestOfCurve)
-        best = curve.epsilon(sigma, delta)
-        member: DeterministicAccountant = self
-        for each, (_, own) in zip(asked, curve.curves, strict=True):
-            if max(own.epsilons(sigma, delta)) <= best:
-                member, curve = each, own
-                break
-        notes = curve.notes(sigma, delta)
-        return statement(mechanism, member, epsilon=best, delta=delta, notes=notes)
+        found = curve.every(sigma, delta)
+        best, two_sided = float(found.min(axis=0).max()), found.max(axis=1)
+        if two_sided.min() > best:
+            notes = curve.notes_on(found, sigma, delta)
+            return statement(mechanism, self, epsilon=best, delta=delta, notes=notes)
+        first = int(np.argmax(two_sided <= best))
+        notes = curve.curves[first][1].notes(sigma, delta)
+        return statement(mechanism, asked[first], epsilon=best, delta=delta, notes=notes)
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """As for one accountant; dear members join only if they better what the others reach.
