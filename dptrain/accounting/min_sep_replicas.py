@@ -73,6 +73,7 @@ class Replicas:
             self._barred[:, age] = (ages == age).sum(axis=1)
         self._next = self._successors(ages, position)
         self._start = self._initial(ages)
+        self._common: list[Array] | None = None  # weights of every homogeneous step
         self._messages, self._settled, self.log_moment = self._backward()
 
     def _successors(self, ages: Indices, position: dict[tuple[int, ...], int]) -> list[Indices]:
@@ -120,6 +121,13 @@ class Replicas:
 
     def _weights(self, t: int) -> list[Array]:
         """Entry j: weight of j participations at step t in each state (0 if fewer are free)."""
+        if not self._homogeneous(t):
+            return self._computed_weights(t)
+        if self._common is None:
+            self._common = self._computed_weights(t)
+        return self._common
+
+    def _computed_weights(self, t: int) -> list[Array]:
         p, gram = self._law.probability, self._gram(t)
         overlap = self._barred[:, : max(gram.size - 1, 0)] @ gram[1:]
         weights = []
@@ -140,15 +148,12 @@ class Replicas:
         message, scale = np.ones(len(self._free)), 0.0
         messages: dict[int, Array] = {self._law.steps: message}
         settled: Array | None = None
-        common, growth = None, 0.0
+        growth = 0.0
         for t in range(self._law.steps - 1, -1, -1):
             if settled is not None and self._homogeneous(t):
                 scale += growth
                 continue
-            if self._homogeneous(t):
-                common = weights = self._weights(t) if common is None else common
-            else:
-                weights = self._weights(t)
+            weights = self._weights(t)
             new = np.zeros_like(message)
             for weight, successor in zip(weights, self._next, strict=True):
                 new += weight * message[successor]
