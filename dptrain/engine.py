@@ -19,6 +19,7 @@ from dptrain.clipping import GhostClipper
 from dptrain.clipping.weights import summing_dtype
 from dptrain.clipping.wrap import wrap_module
 from dptrain.guarantee import Guarantee
+from dptrain.individual import IndividualFilter
 from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
@@ -28,7 +29,7 @@ from dptrain.randomness import split_seed
 from dptrain.sampling import Scheme
 from dptrain.sampling.takeover import check_length
 from dptrain.strategies import Identity, Strategy
-from dptrain.wiring import loader_of, mechanism_of, poisson_like
+from dptrain.wiring import check_individual, loader_of, mechanism_of, poisson_like
 
 
 class PrivacyEngine:
@@ -78,6 +79,7 @@ class PrivacyEngine:
         secure: bool = False,
         noise_dtype: torch.dtype = torch.float32,
         regenerate_noise: bool = False,
+        individual: IndividualFilter | None = None,
     ) -> PrivateTraining:
         """Wire a private run; nothing of the data is read before every argument is checked.
 
@@ -122,6 +124,9 @@ class PrivacyEngine:
             noise_dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the
                 noise is not the one that was accounted for and the guarantee is an estimate.
             regenerate_noise: draw past noise again instead of keeping it; for a banded inverse.
+            individual: a privacy budget for every example, which is left out once its own gradients
+                have spent it (:mod:`dptrain.individual`); needs ``noise_multiplier``, or
+                ``mechanism``. The filter holds ε and δ.
 
         Returns:
             A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
@@ -147,7 +152,9 @@ class PrivacyEngine:
             strategy=(strategy, Strategy),
             mechanism=(mechanism, MatrixMechanism),
             data_loader=(data_loader, DataLoader),
+            individual=(individual, IndividualFilter),
         )
+        check_individual(individual, target_epsilon)
         validation.check_module(module)
         validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
@@ -183,6 +190,10 @@ class PrivacyEngine:
                 planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
             )
         find_accountants(mechanism, accountant)
+        spending = None
+        if individual is not None:
+            spending = individual.ledger(mechanism)
+            target_delta = target_delta or individual.target_delta
 
         sampling_seed, noise_seed = split_seed(seed)
         loader = loader_of(
@@ -220,6 +231,7 @@ class PrivacyEngine:
             clipper=clipper,
             loader=loader,
             ledger=StepLedger(mechanism.hash, ledger),
+            individual=spending,
         )
         ghost = clipper if isinstance(clipper, GhostClipper) else None
         if ghost is not None:
@@ -243,6 +255,7 @@ class PrivacyEngine:
                 "noise_dtype": str(noise_dtype),
                 "regenerate_noise": regenerate_noise,
             },
+            individual=individual,
         )
         if lr_scheduler is not None:
             private.register_scheduler(lr_scheduler)

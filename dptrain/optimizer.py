@@ -9,16 +9,20 @@ import torch
 from opacus.optimizers import DPOptimizer
 
 from dptrain.adaptive import scales_of
+from dptrain.individual import IndividualLedger
 from dptrain.ledger import StepLedger, checksum
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise.stream import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
+
+NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
 class Clipper(Protocol):
     """Where clipped sums come from; see :mod:`dptrain.clipping`."""
 
     nonfinite_examples: int
+    admit: Callable[[torch.Tensor], torch.Tensor] | None
 
     def clipped_sum(
         self,
@@ -48,6 +52,7 @@ class PrivateOptimizer(DPOptimizer):
             step under way keeps the R, and the scales, that its first microbatch was clipped with.
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of :meth:`step` completed a logical step.
+        individual: what every example has spent, where an individual filter runs; private data.
         interrupted: whether the last release or update was cut short, so that noise, model and
             position may disagree; only loading a checkpoint mends that.
     """
@@ -63,6 +68,7 @@ class PrivateOptimizer(DPOptimizer):
         clipper: Clipper,
         loader: PrivateLoader,
         ledger: StepLedger,
+        individual: IndividualLedger | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -75,6 +81,9 @@ class PrivateOptimizer(DPOptimizer):
         self.clipper = clipper
         self.loader = loader
         self.ledger = ledger
+        self.individual = individual
+        if individual is not None:
+            clipper.admit = self._admit
         self.steps_executed = 0
         self.at_step_boundary = True
         self.interrupted = False
@@ -111,6 +120,23 @@ class PrivateOptimizer(DPOptimizer):
             self._scales = scales_of(self.original_optimizer, self.params)
             self._bound, self._bound_since = float(self.max_grad_norm), batch
         return self._bound, torch.from_numpy(batch.weights)
+
+    def _admit(self, norms: torch.Tensor) -> torch.Tensor:
+        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,)."""
+        batch = self.loader.current
+        assert batch is not None
+        assert self.individual is not None
+        # An example whose norm is not finite is left out by the clipper and pays nothing.
+        found = norms.detach().double().cpu() * (NORM_PAD / self._bound)
+        ratios = torch.nan_to_num(found, nan=0.0, posinf=0.0).clamp(max=1.0).numpy()
+        used = len(batch.indices)  # the other rows are padding
+        shares = torch.zeros(len(norms), dtype=torch.float64)
+        shares[:used] = torch.from_numpy(
+            self.individual.admit(
+                step=batch.step, part=batch.part, indices=batch.indices, ratios=ratios[:used]
+            )
+        )
+        return shares.to(norms)
 
     def check_whole(self) -> None:
         """Refuse to go on with, or to save, what an interrupted release left behind.
@@ -176,6 +202,8 @@ class PrivateOptimizer(DPOptimizer):
         if batch.last:
             self.interrupted = True  # until all of the following has happened
             self._release()
+            if self.individual is not None:
+                self.individual.commit(batch.step, batch.parts)
             self.original_optimizer.step()
             self.steps_executed += 1
             self._reset_sums()

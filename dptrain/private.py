@@ -10,8 +10,10 @@ from typing import Any
 from torch import nn
 
 from dptrain.accounting import Accountant, account
+from dptrain.checkpoint import check_fields, check_guarantee, check_settings
 from dptrain.clipping import GhostClipper
 from dptrain.guarantee import Guarantee, Kind
+from dptrain.individual import IndividualFilter, IndividualLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.optimizer import PrivateOptimizer
 from dptrain.randomness import global_state, restore_global_state
@@ -28,20 +30,6 @@ RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
     "that no later step had been released in another version"
 )
-STATE_FIELDS = {
-    "mechanism",
-    "mechanism_hash",
-    "settings",
-    "steps_executed",
-    "guarantees",
-    "notes",
-    "module",
-    "optimizer",
-    "max_grad_norm",
-    "schedulers",
-    "ledger",
-    "private",
-}
 
 
 class PrivateTraining:
@@ -68,6 +56,7 @@ class PrivateTraining:
         accountant: str | Accountant | None,
         seed_given: bool,
         settings: dict[str, Any],
+        individual: IndividualFilter | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -75,6 +64,9 @@ class PrivateTraining:
         self.criterion = criterion
         self.mechanism = mechanism
         self._settings = dict(settings)  # what changes a released step besides the mechanism
+        self._filter = individual
+        if individual is not None:
+            self._settings["individual"] = individual.to_dict()
         self._target_delta = target_delta
         self._accountant = accountant
         self._notes = (SEED_NOTE,) if seed_given else ()
@@ -103,9 +95,24 @@ class PrivateTraining:
         """
         return self.optimizer.clipper.nonfinite_examples
 
+    @property
+    def individual(self) -> IndividualLedger:
+        """What every example has spent, where an individual filter runs; not for release.
+
+        Raises:
+            ValueError: if none does.
+        """
+        if self.optimizer.individual is None:
+            raise ValueError(
+                "this run has no individual filter: give make_private individual=, for instance "
+                "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
+            )
+        return self.optimizer.individual
+
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """The guarantee of the planned run, stating how many steps ran and what drew the noise.
 
+        With an individual filter it is that of the budget, where the plan's is not smaller.
         Stopping early is post-processing of the planned run, so ε stays the planned one. Where the
         stream says that its noise is not the accounted one (bfloat16 buffers), it is an estimate.
 
@@ -127,6 +134,8 @@ class PrivateTraining:
     def _as_run(self, guarantee: Guarantee) -> Guarantee:
         """What the accountant said of the mechanism, as a statement about this run."""
         noise = self.optimizer.noise
+        if self._filter is not None:
+            guarantee = self._filter.state(guarantee, self.individual)
         drawn = guarantee.drawn_by(noise.normals.name, caveats=noise.notes)
         return drawn.after(self.steps_executed).with_notes(*self._notes)
 
@@ -187,6 +196,7 @@ class PrivateTraining:
                 "loader": self.loader.state_dict(),
                 "rng": self._boundary_rng if under_way else global_state(),
                 "nonfinite_examples": self.nonfinite_examples,
+                **({} if self._filter is None else {"individual": self.individual.state_dict()}),
             },
         }
 
@@ -199,8 +209,7 @@ class PrivateTraining:
         """
         if state.get("format") != FORMAT:
             raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
-        if missing := sorted(STATE_FIELDS - set(state)):
-            raise ValueError(f"the checkpoint lacks {missing}; it is no state of a private run")
+        check_fields(state)
         if state["mechanism_hash"] != self.mechanism.hash:
             saved = MatrixMechanism.from_dict(state["mechanism"])
             raise ValueError(
@@ -208,15 +217,7 @@ class PrivateTraining:
                 f"{self.mechanism}; build the engine with "
                 "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
             )
-        saved_settings, settings = state["settings"], self._settings
-        if saved_settings != settings:
-            names = [n for n in settings if saved_settings.get(n) != settings[n]]
-            there = ", ".join(f"{n}={saved_settings.get(n)}" for n in names)
-            here = ", ".join(f"{n}={settings[n]}" for n in names)
-            raise ValueError(
-                f"the checkpoint was written with {there}, this run has {here}: give make_private "
-                "what the checkpoint has"
-            )
+        check_settings(state["settings"], self._settings)
         if len(state["schedulers"]) != len(self._schedulers):
             raise ValueError(
                 f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
@@ -224,11 +225,15 @@ class PrivateTraining:
             )
         guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
         for guarantee in guarantees:
-            self._check_saved(guarantee)
+            check_guarantee(guarantee, self.mechanism)
         private = state["private"]
+        if self._filter is not None:
+            self.individual.check_state(private["individual"])
         self.optimizer.ledger.resume(state["ledger"])
         self.optimizer.noise.load_state_dict(private["noise"])
-        self.loader.load_state_dict(private["loader"])
+        self.loader.load_state_dict(private["loader"])  # refuses another data set
+        if self._filter is not None:
+            self.individual.load_state_dict(private["individual"])
         self.module.load_state_dict(state["module"])
         # torch's optimisers keep the tensors they are given: without a copy the run would write
         # into the caller's state.
@@ -249,23 +254,6 @@ class PrivateTraining:
                 self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
         restore_global_state(private["rng"])
-
-    def _check_saved(self, guarantee: Guarantee) -> None:
-        """Refuse a saved guarantee that is about something else than this run."""
-        mechanism = self.mechanism
-        about = {
-            "mechanism_hash": mechanism.hash,
-            "noise_multiplier": mechanism.noise_multiplier,
-            "scheme": mechanism.scheme.to_dict(),
-            "strategy_hash": mechanism.strategy.coefficient_hash,
-            "unit": mechanism.scheme.unit,
-            "steps_planned": mechanism.steps,
-        }
-        if wrong := [name for name, value in about.items() if getattr(guarantee, name) != value]:
-            raise ValueError(
-                f"the checkpoint holds a guarantee of another mechanism (its {', '.join(wrong)}): "
-                "it was changed after it was written; go on from one that was not"
-            )
 
     def _remember_rng(self) -> None:
         self._boundary_rng = global_state()

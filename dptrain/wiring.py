@@ -86,3 +86,17 @@ def loader_of(
         )
     loader.driven = True
     return loader
+
+
+def check_individual(individual: object | None, target_epsilon: float | None) -> None:
+    """Refuse two targets at once, before minutes of calibration.
+
+    Raises:
+        ValueError: naming the remedy.
+    """
+    if individual is not None and target_epsilon is not None:
+        raise ValueError(
+            f"target_epsilon={target_epsilon} with individual=: the filter holds the target, and "
+            "the noise level decides when it begins to leave examples out; state "
+            "noise_multiplier=, for instance GDPFilter.noise_multiplier(full_norm_steps=...)"
+        )

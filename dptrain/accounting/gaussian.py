@@ -79,6 +79,28 @@ def epsilon(delta: float, mu: float) -> float:
     )
 
 
+def epsilons(delta: float, mu: npt.ArrayLike) -> Array:
+    """:func:`epsilon` for many μ ≥ 0 at once, in their shape.
+
+    Raises:
+        ValueError: if δ is not in (0, 1).
+    """
+    if not 0 < delta < 1:
+        raise ValueError(f"delta={delta}: must lie strictly between 0 and 1")
+    wanted, inverse = np.unique(np.asarray(mu, float), return_inverse=True)
+    log_target = math.log(delta)
+    # As in :func:`epsilon`; infinite for an infinite μ, where no bisection is needed.
+    high = wanted * (wanted / 2 + math.sqrt(-2.0 * log_target) + 1e-6) * (1.0 + 1e-9)
+    low = np.zeros_like(high)
+    high[log_delta(low, wanted) <= log_target] = 0.0
+    for _ in range(42):  # a relative precision of 2^-42 = 2e-13
+        with np.errstate(invalid="ignore"):
+            middle = 0.5 * (low + high)
+            enough = log_delta(middle, wanted) <= log_target
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high[inverse].reshape(np.shape(mu))
+
+
 def largest_mu(epsilon: float, delta: float) -> float:
     """Largest μ (rounded down, relative 1e-12) that is (ε, δ)-DP; ε ≥ 0, δ in (0, 1)."""
     log_target = math.log(delta)

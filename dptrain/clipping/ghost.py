@@ -73,9 +73,11 @@ class GhostClipper:
 
     Attributes:
         bounds: returns (R, weights of the rows of the current microbatch); set by the engine.
+        admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
     """
 
     bounds: Callable[[], tuple[float, torch.Tensor]]
+    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class GhostClipper:
         for p in self.parameters:  # what the first pass left is not clipped
             p.grad = None
         weights = weights.to(norms)
-        factors, finite = clip_factors(norms, max_grad_norm, weights)
+        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit)
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         factors = factors.to(losses)
         kept = torch.where(finite.to(losses.device), losses, losses.new_zeros(()))

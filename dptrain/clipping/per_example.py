@@ -53,7 +53,12 @@ class PerExampleClipper:
     Args:
         parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
         views: K, rows an example has.
+
+    Attributes:
+        admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
     """
+
+    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, views: int = 1) -> None:
         self.parameters = list(parameters)
@@ -96,7 +101,8 @@ class PerExampleClipper:
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
             norm = torch.linalg.vector_norm(rows, dim=1, dtype=summing_dtype(g))
             squared = squared + norm.to(device).square()
-        factors, finite = clip_factors(squared.sqrt(), max_grad_norm, weights.to(device))
+        norms = squared.sqrt()
+        factors, finite = clip_factors(norms, max_grad_norm, weights.to(device), self.admit)
         whole = bool(finite.all())
         if not whole:
             self.nonfinite_examples += int((~finite & (weights.to(device) != 0)).sum())

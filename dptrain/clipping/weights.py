@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 # Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
@@ -9,9 +11,12 @@ STABILITY = 1e-6
 
 
 def clip_factors(
-    norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor
+    norms: torch.Tensor,
+    max_grad_norm: float,
+    weights: torch.Tensor,
+    admit: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors w_i · min(1, R / ‖g_i‖), and which examples are finite.
+    """Factors w_i · a_i · min(1, R / ‖g_i‖), and which examples are finite.
 
     An example whose norm is NaN or infinite gets factor 0: a function of that example alone, so
     the sensitivity stays R.
@@ -20,12 +25,15 @@ def clip_factors(
         norms: ‖g_i‖₂, shape (rows,).
         max_grad_norm: R > 0.
         weights: w_i in [0, 1], shape (rows,).
+        admit: from the norms to a_i in [0, 1], shape (rows,): an individual filter; ``None``: 1.
 
     Returns:
         (factors, finite), both of shape (rows,).
     """
     finite = torch.isfinite(norms)
     factors = weights * (max_grad_norm / (norms + STABILITY)).clamp(max=1.0)
+    if admit is not None:
+        factors = factors * admit(norms)
     return torch.where(finite, factors, torch.zeros_like(factors)), finite
 
 

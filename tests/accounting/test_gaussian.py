@@ -70,3 +70,18 @@ def test_log_excess_is_the_expectation_it_names(start, width):
         )
         expected = float(mpmath.log(expected))
     assert float(gaussian.log_excess(start, width)) == pytest.approx(expected, abs=1e-8)
+
+
+@pytest.mark.parametrize("delta", [0.3, 1e-5, 1e-12])
+def test_many_epsilons_at_once_are_those_of_one_at_a_time(delta):
+    mu = np.array([[0.0, 1e-6, 1e-3], [0.7, 30.0, math.inf]])
+    one_at_a_time = [[gaussian.epsilon(delta, each) for each in row] for row in mu]
+    many = gaussian.epsilons(delta, mu)
+    np.testing.assert_allclose(many, one_at_a_time, rtol=1e-11, atol=0)
+    finite = np.isfinite(many) & (many > 0)
+    assert (gaussian.log_delta(many[finite], mu[finite]) <= math.log(delta)).all()
+
+
+def test_many_epsilons_refuse_a_delta_out_of_range():
+    with pytest.raises(ValueError, match="delta=1"):
+        gaussian.epsilons(1.0, [0.5])
