@@ -1,0 +1,30 @@
+"""The 25 acute care conditions of the MIMIC-III benchmark (Harutyunyan et al. 2019)."""
+
+PHENOTYPES = (  # as in the header of the benchmark's listfile.csv, in its order
+    "Acute and unspecified renal failure",
+    "Acute cerebrovascular disease",
+    "Acute myocardial infarction",
+    "Cardiac dysrhythmias",
+    "Chronic kidney disease",
+    "Chronic obstructive pulmonary disease and bronchiectasis",
+    "Complications of surgical procedures or medical care",
+    "Conduction disorders",
+    "Congestive heart failure; nonhypertensive",
+    "Coronary atherosclerosis and other heart disease",
+    "Diabetes mellitus with complications",
+    "Diabetes mellitus without complication",
+    "Disorders of lipid metabolism",
+    "Essential hypertension",
+    "Fluid and electrolyte disorders",
+    "Gastrointestinal hemorrhage",
+    "Hypertension with complications and secondary hypertension",
+    "Other liver diseases",
+    "Other lower respiratory disease",
+    "Other upper respiratory disease",
+    "Pleurisy; pneumothorax; pulmonary collapse",
+    "Pneumonia (except that caused by tuberculosis or sexually transmitted disease)",
+    "Respiratory failure; insufficiency; arrest (adult)",
+    "Septicemia (except in labor)",
+    "Shock",
+)
+PNEUMONIA, INFARCTION = PHENOTYPES[21], PHENOTYPES[2]
