@@ -1,0 +1,60 @@
+"""Files that hold numbers of single examples: marked, readable by their owner only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+MARK = "not for release"
+WARNING = (
+    "NOT FOR RELEASE: private data. The numbers below were computed from the raw training "
+    "examples and are not covered by the guarantee of the model."
+)
+OWNER_ONLY = 0o600
+
+
+def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pathlib.Path:
+    """Where a private file may be written.
+
+    Args:
+        path: a file, or a folder that is there, in which it is called ``default``.
+        default: file name.
+        overwrite: whether a file that is there may be replaced.
+
+    Raises:
+        ValueError: if the folder is missing, or the file is there and may not be replaced.
+    """
+    path = pathlib.Path(path)
+    if path.is_dir():
+        path = path / default
+    if not path.parent.is_dir():
+        raise ValueError(
+            f"path={path}: there is no folder {path.parent}; make it first, where nobody but you "
+            "can read it"
+        )
+    if path.is_dir():
+        raise ValueError(f"path={path} is a folder; name a file")
+    if not overwrite and (path.exists() or path.is_symlink()):
+        raise ValueError(f"path={path} exists already; name another one, or state overwrite=True")
+    return path
+
+
+@contextlib.contextmanager
+def in_place(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A path beside ``path`` to write to; it becomes ``path`` at the end, readable by its owner.
+
+    A file that was there stays as it is if writing fails.
+    """
+    number, name = tempfile.mkstemp(dir=path.parent, prefix=".private-", suffix=path.suffix)
+    os.close(number)
+    temporary = pathlib.Path(name)
+    try:
+        yield temporary
+        temporary.chmod(OWNER_ONLY)  # mkstemp's mode, unless the writer has changed it
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
