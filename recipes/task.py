@@ -54,11 +54,15 @@ class Task:
         metrics: from outputs and batch to one value per example each, shape (examples,): ``loss``,
             whose mean is minimised, and whatever else is worth watching. A loss must be a function
             of its own example alone.
+        summaries: from the outputs and targets of all test examples, joined along their first axis
+            on the CPU, to numbers that are no means over examples, such as areas under the ROC
+            curve. Needs ``target``; ``None`` if there are none.
         collate_fn: makes a batch of samples; torch's default if ``None``.
         graph: users of the training examples, ``None`` if there is one example a user.
         bounded: the contribution bounding that made ``graph``, whose statistics are worth seeing.
         views: augmented views of an example in a training batch, in consecutive rows.
         criterion, target: the loss as a module and its second argument, for ghost mode.
+            ``target`` alone is also what ``summaries`` compares with.
         export: how the trained model is saved.
         examples: what the test examples are called.
         notes: remarks about the data, for the trainer.
@@ -69,6 +73,7 @@ class Task:
     model: nn.Module
     forward: Callable[[nn.Module, Any], Any]
     metrics: Callable[[Any, Any], dict[str, torch.Tensor]]
+    summaries: Callable[[torch.Tensor, torch.Tensor], dict[str, float]] | None = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     graph: AttributionGraph | None = None
     bounded: BoundedGraph | None = None
@@ -78,6 +83,24 @@ class Task:
     export: Export = STATE_DICT
     examples: str = "examples"
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.summaries is not None and self.target is None:
+            raise ValueError("summaries without target: say what the outputs are compared with")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Measured:
+    """What a model does on examples.
+
+    Attributes:
+        metrics: the task's, float64 of shape (examples,) each, on the CPU.
+        outputs, targets: what the task's summaries are made of; ``None`` if it has none.
+    """
+
+    metrics: dict[str, torch.Tensor]
+    outputs: torch.Tensor | None
+    targets: torch.Tensor | None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -92,8 +115,42 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 @torch.no_grad()
+def measure(task: Task, examples: Any) -> Measured:
+    """The task's metrics for each of ``examples``, with the model in evaluation mode.
+
+    What is computed on training examples is not covered by the guarantee.
+
+    Args:
+        task: the problem.
+        examples: map-style, such as its test set or a part of it; at least one.
+    """
+    device = next(task.model.parameters()).device
+    was_training = task.model.training
+    task.model.eval()
+    metrics: dict[str, list[torch.Tensor]] = {}
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    loader = DataLoader(examples, batch_size=256, collate_fn=task.collate_fn)
+    # The generators are put back: an evaluation must not change how training goes on.
+    with torch.random.fork_rng():
+        torch.manual_seed(_SEED)
+        for batch in tqdm(loader, desc="evaluate", unit="batch", delay=2, leave=False):
+            batch = to_device(batch, device)
+            outputs = task.forward(task.model, batch)
+            for name, value in task.metrics(outputs, batch).items():
+                metrics.setdefault(name, []).append(value.double().cpu())
+            if task.summaries is not None:
+                assert task.target is not None
+                pairs.append((outputs.cpu(), task.target(batch).cpu()))
+    task.model.train(was_training)
+    return Measured(
+        metrics={name: torch.cat(values) for name, values in metrics.items()},
+        outputs=torch.cat([outputs for outputs, _ in pairs]) if pairs else None,
+        targets=torch.cat([targets for _, targets in pairs]) if pairs else None,
+    )
+
+
 def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
-    """Means of the task's metrics over its test set, with the model in evaluation mode.
+    """Means of the task's metrics over its test set, and its summaries.
 
     Args:
         task: the problem.
@@ -102,18 +159,10 @@ def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
     test = task.test
     if limit is not None and limit < len(test):
         test = Subset(test, range(limit))
-    device = next(task.model.parameters()).device
-    was_training = task.model.training
-    task.model.eval()
-    totals: dict[str, float] = {}
-    loader = DataLoader(test, batch_size=256, collate_fn=task.collate_fn)
-    # The generators are put back: an evaluation must not change how training goes on.
-    with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
-        for batch in tqdm(loader, desc="evaluate", unit="batch", delay=2, leave=False):
-            batch = to_device(batch, device)
-            values = task.metrics(task.forward(task.model, batch), batch)
-            for name, value in values.items():
-                totals[name] = totals.get(name, 0.0) + float(value.double().sum())
-    task.model.train(was_training)
-    return {name: total / len(test) for name, total in totals.items()}
+    found = measure(task, test)
+    means = {name: float(values.mean()) for name, values in found.metrics.items()}
+    if task.summaries is None:
+        return means
+    assert found.outputs is not None
+    assert found.targets is not None
+    return means | task.summaries(found.outputs, found.targets)

@@ -1,0 +1,39 @@
+"""Mean losses of groups of examples: how private training treats the parts of a data set."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch.utils.data import Subset
+
+from recipes.data.multilabel import Groups, MultiLabel
+from recipes.task import Task, measure
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupLosses:
+    """Mean losses by group.
+
+    Attributes:
+        train: of training examples; computed on raw examples, so not for release.
+        test: of held-out examples.
+    """
+
+    train: dict[str, float]
+    test: dict[str, float]
+
+
+def group_losses(task: Task, data: MultiLabel) -> GroupLosses:
+    """The mean losses of the groups of ``data``, at the model as it stands (003, Fig. 2)."""
+    return GroupLosses(
+        train=_means(task, task.train, data.train_groups),
+        test=_means(task, task.test, data.test_groups),
+    )
+
+
+def _means(task: Task, examples: object, groups: Groups) -> dict[str, float]:
+    rows = torch.cat(list(groups.values()))
+    losses = measure(task, Subset(examples, rows.tolist())).metrics["loss"]  # type: ignore[arg-type]
+    parts = losses.split([len(members) for members in groups.values()])
+    return {name: float(part.mean()) for name, part in zip(groups, parts, strict=True)}

@@ -1,0 +1,221 @@
+"""Train a multi-label classifier with full-batch private gradient descent, from one YAML file.
+
+``python -m recipes.individual --config FILE [field=value ...] [--resume] [--output DIR]``
+
+The task is that of 003, section 6: a multi-layer perceptron predicts which of several conditions a
+row has; groups of rows show how the parts of the data fare.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from dptrain.configuration.scheme import SIZES
+from recipes.command import run_recipe
+from recipes.data.digit_conditions import DIGIT_GROUPS, digit_conditions
+from recipes.data.multilabel import ConditionGroups, MultiLabel
+from recipes.data.phenotypes import PHENOTYPES
+from recipes.data.phenotyping import PAPER_GROUPS, phenotyping
+from recipes.macro_auc import macro_auc, single_class
+from recipes.models.mlp import ACTIVATIONS, mlp
+from recipes.run import seeded
+from recipes.settings import FREE_ON_RESUME, OptimizerSettings, RunSettings
+from recipes.task import Task
+
+DATA_SETS = {"digits": DIGIT_GROUPS, "phenotyping": PAPER_GROUPS}
+
+
+@dataclasses.dataclass
+class DataSettings:
+    """Which table, where it is, and how it is read.
+
+    ``test_fraction`` and ``split_seed`` are those of digits, all other fields those of phenotyping,
+    see :func:`~recipes.data.phenotyping.phenotyping`; ``labels=null`` are the benchmark's 25.
+    """
+
+    name: str = "digits"
+    root: str | None = None
+    labels: list[str] | None = None
+    id_column: str | None = "stay"
+    scaling: str | None = None
+    clip: float | None = None
+    missing: float = 0.0
+    indicators: bool = False
+    train_on_val: bool = False
+    test_fraction: float = 0.2
+    split_seed: int = 0
+
+
+@dataclasses.dataclass
+class GroupSettings:
+    """Of which rows to report, see :class:`~recipes.data.multilabel.ConditionGroups`.
+
+    A null is the data set's own: two conditions and sizes that fit it.
+    """
+
+    conditions: list[str] | None = None
+    size: int | None = None
+    test_size: int | None = None
+    seed: int = 0  # public
+
+    def build(self, data_set: str) -> ConditionGroups:
+        """The groups of a data set."""
+        stated = {name: value for name, value in vars(self).items() if value is not None}
+        return dataclasses.replace(DATA_SETS[data_set], **stated)
+
+
+@dataclasses.dataclass
+class ModelSettings:
+    """A multi-layer perceptron, see :func:`~recipes.models.mlp.mlp`."""
+
+    widths: list[int] | None = None
+    activation: str = "relu"
+    groups: int = 0
+    seed: int = 0  # of the initial weights; public
+
+
+@dataclasses.dataclass
+class IndividualSettings(RunSettings):
+    """A whole run: full batches (``epoch_length: 1``) of independent noise, Adam."""
+
+    # Where the table lies; what it is is recognised by its fingerprint.
+    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
+
+    data: DataSettings = dataclasses.field(default_factory=DataSettings)
+    groups: GroupSettings = dataclasses.field(default_factory=GroupSettings)
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    scheme: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": "Poisson", "epoch_length": 1.0},
+        metadata={"common": SIZES},
+    )
+    strategy: dict[str, Any] = dataclasses.field(default_factory=lambda: {"type": "Identity"})
+    optimizer: OptimizerSettings = dataclasses.field(
+        default_factory=lambda: OptimizerSettings(name="adam", lr=0.01)
+    )
+    output: str = "runs/individual"
+
+    def validate(self) -> None:
+        """Check what the types do not say.
+
+        Raises:
+            ValueError: naming the field, the value and the remedy.
+        """
+        self.check_choices(
+            {
+                "data.name": (self.data.name, tuple(DATA_SETS)),
+                "model.activation": (self.model.activation, tuple(ACTIVATIONS)),
+            }
+        )
+        if self.data.name != "digits" and self.data.root is None:
+            raise ValueError(
+                f"data.root=null: name the folder that holds the {self.data.name} files"
+            )
+        super().validate()
+
+
+def load_table(settings: IndividualSettings) -> MultiLabel:
+    """The data set that the settings name, with its groups."""
+    data, groups = settings.data, settings.groups.build(settings.data.name)
+    if data.name == "digits":
+        return digit_conditions(
+            groups=groups, test_fraction=data.test_fraction, seed=data.split_seed
+        )
+    assert data.root is not None
+    return phenotyping(
+        data.root,
+        labels=PHENOTYPES if data.labels is None else data.labels,
+        groups=groups,
+        id_column=data.id_column,
+        scaling=data.scaling,
+        clip=data.clip,
+        missing=data.missing,
+        indicators=data.indicators,
+        train_on_val=data.train_on_val,
+    )
+
+
+def build_task(settings: IndividualSettings) -> Task:
+    """Data and model of the recipe."""
+    data = load_table(settings)
+    model = seeded(
+        settings.model.seed,
+        lambda: mlp(
+            inputs=len(data.features),
+            outputs=len(data.labels),
+            widths=settings.model.widths,
+            activation=settings.model.activation,
+            groups=settings.model.groups,
+        ),
+    )
+    return multilabel_task(data, model, evaluate_examples=settings.evaluate_examples)
+
+
+def multilabel_task(
+    data: MultiLabel, model: nn.Module, *, evaluate_examples: int | None = None
+) -> Task:
+    """Binary cross entropy, averaged over the labels of a row; accuracy; macro AUC.
+
+    Raises:
+        ValueError: if the macro AUC of the first ``evaluate_examples`` test rows would be a mean
+            over fewer labels than that of all.
+    """
+    labels = data.test.tensors[1]
+    left_out = single_class(labels, data.labels)
+    if evaluate_examples is not None:
+        first = single_class(labels[:evaluate_examples], data.labels)
+        if more := [name for name in first if name not in left_out]:
+            raise ValueError(
+                f"evaluate_examples={evaluate_examples}: {more[0]!r} is the same for so many test "
+                f"rows ({len(more)} labels are), so their macro AUC would be that of other labels "
+                "than at the end; use more, or null for all"
+            )
+
+    def metrics(logits: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
+        present = batch[1]
+        losses = binary_cross_entropy_with_logits(logits, present, reduction="none")
+        hits = (logits > 0).to(logits.dtype) == present
+        return {"loss": losses.mean(1), "accuracy": hits.float().mean(1)}
+
+    def summaries(logits: torch.Tensor, present: torch.Tensor) -> dict[str, float]:
+        return {"macro_auc": macro_auc(logits, present, data.labels).mean}
+
+    notes = []
+    if left_out:
+        notes.append(
+            f"macro_auc is the mean over {len(data.labels) - len(left_out)} of {len(data.labels)} "
+            "labels; every test row has, or no test row has: " + ", ".join(left_out)
+        )
+    return Task(
+        train=data.train,
+        test=data.test,
+        model=model,
+        forward=lambda module, batch: module(batch[0]),
+        metrics=metrics,
+        summaries=summaries,
+        criterion=nn.BCEWithLogitsLoss(),
+        target=lambda batch: batch[1],
+        examples="rows",
+        notes=tuple(notes),
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    return run_recipe(
+        "individual",
+        "Train a multi-label classifier with full-batch private gradient descent.",
+        IndividualSettings,
+        build_task,
+        argv,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
