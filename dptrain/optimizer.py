@@ -127,8 +127,9 @@ class PrivateOptimizer(DPOptimizer):
         assert batch is not None
         assert self.individual is not None
         # An example whose norm is not finite is left out by the clipper and pays nothing.
-        found = norms.detach().double().cpu() * (NORM_PAD / self._bound)
-        ratios = torch.nan_to_num(found, nan=0.0, posinf=0.0).clamp(max=1.0).numpy()
+        found = norms.detach().cpu().double()
+        padded = torch.where(torch.isfinite(found), found, 0.0) * NORM_PAD / self._bound
+        ratios = padded.clamp(max=1.0).numpy()
         used = len(batch.indices)  # the other rows are padding
         shares = torch.zeros(len(norms), dtype=torch.float64)
         shares[:used] = torch.from_numpy(

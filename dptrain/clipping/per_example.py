@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
-from dptrain.clipping.weights import check_rows, clip_factors, summing_dtype
+from dptrain.clipping.weights import check_rows, clip_factors, row_norms, summing_dtype
 
 
 class HookedModule(GradSampleModule):
@@ -93,15 +94,15 @@ class PerExampleClipper:
                 "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
         device = present[0].device
-        squared = torch.zeros(len(weights), device=device)
+        parts = []
         scaling = [None] * len(samples) if scales is None else scales
         for g, s in zip(samples, scaling, strict=True):
             if g is None:
                 continue
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
-            norm = torch.linalg.vector_norm(rows, dim=1, dtype=summing_dtype(g))
-            squared = squared + norm.to(device).square()
-        norms = squared.sqrt()
+            parts.append(row_norms(rows).to(device))
+        dtype = functools.reduce(torch.promote_types, [part.dtype for part in parts])
+        norms = row_norms(torch.stack([part.to(dtype) for part in parts], dim=1))
         factors, finite = clip_factors(norms, max_grad_norm, weights.to(device), self.admit)
         whole = bool(finite.all())
         if not whole:

@@ -9,6 +9,8 @@ import torch
 # Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
 STABILITY = 1e-6
 
+_BLOCK = 256  # numbers that are summed one after the other
+
 
 def clip_factors(
     norms: torch.Tensor,
@@ -35,6 +37,26 @@ def clip_factors(
     if admit is not None:
         factors = factors * admit(norms)
     return torch.where(finite, factors, torch.zeros_like(factors)), finite
+
+
+def row_norms(rows: torch.Tensor) -> torch.Tensor:
+    """‖row‖₂, shape (rows,), to a few units in the last place however long the rows are.
+
+    On a CPU torch sums up the squares of a row in one pass, whose rounding errors add up: in
+    float32 the norm of 10^7 numbers comes out up to 0.8 % off, and a gradient that is found too
+    short is neither clipped to R nor charged for what it contributes. Norms of blocks, of blocks of
+    those and so on do not have this error.
+
+    Args:
+        rows: shape (rows, numbers); half precision is summed in float32.
+    """
+    dtype = summing_dtype(rows)
+    while rows.shape[1] > _BLOCK:
+        whole = rows.shape[1] // _BLOCK * _BLOCK
+        blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))
+        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
+        rows = torch.cat([norms, rows[:, whole:].to(dtype)], dim=1)
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
 
 
 def summing_dtype(p: torch.Tensor) -> torch.dtype:
