@@ -44,6 +44,11 @@ _BATCHES = (
     "Batches were drawn by PCG64-DXSM, a pseudorandom generator that is good for statistics and "
     "not cryptographic (a scheme from elsewhere may bring its own)."
 )
+_INDIVIDUAL = (
+    "Every example had a privacy budget of its own. What each example has spent, which ones were "
+    "still active and how many were at each step are computed from the raw examples: they are not "
+    "covered and must not be released."
+)
 _ADJACENCY = {
     Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
     "contribution is replaced by zero.",
@@ -67,12 +72,20 @@ def conditions(guarantee: Guarantee) -> list[str]:
             "It is about one example: someone who contributed several is protected less, and "
             "their privacy loss adds up."
         )
+    if _is_individual(guarantee):
+        found.append(_INDIVIDUAL)
     if guarantee.kind in _MORE:
         found.append(_MORE[guarantee.kind])
     if guarantee.kind is Kind.ESTIMATE and guarantee.notes:
         notes = "; ".join(note.rstrip(".") for note in guarantee.notes)
         found.append(f"What is known about this estimate: {notes}.")
     return found
+
+
+def _is_individual(guarantee: Guarantee) -> bool:
+    """Whether an individual filter ran: it is the accountant, or a note says so."""
+    said = (guarantee.accountant, *guarantee.notes)
+    return any(text.startswith(("individual ", "An individual filter ")) for text in said)
 
 
 def _randomness(generator: str | None) -> str:
