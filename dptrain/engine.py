@@ -152,7 +152,6 @@ class PrivacyEngine:
             strategy=(strategy, Strategy),
             mechanism=(mechanism, MatrixMechanism),
             data_loader=(data_loader, DataLoader),
-            individual=(individual, IndividualFilter),
         )
         check_individual(individual, target_epsilon)
         validation.check_module(module)
@@ -178,6 +177,8 @@ class PrivacyEngine:
                 target_epsilon=target_epsilon,
             )
             strategy = mechanism.strategy
+        if individual is not None:
+            individual.check_plan(planned, strategy or Identity())
         open_noise = functools.partial(
             noise_stream, secure=secure, dtype=noise_dtype, regenerate=regenerate_noise
         )

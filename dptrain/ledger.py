@@ -92,11 +92,11 @@ class StepLedger:
         self.digests.append(digest)
         self._append({"step": step, "digest": digest})
 
-    def resume(self, digests: Sequence[str]) -> None:
-        """Go on from a checkpoint that had released ``digests``; says which steps are repeated.
+    def check(self, digests: Sequence[str]) -> None:
+        """Refuse a checkpoint whose releases are not the first ones of this ledger.
 
         Raises:
-            ValueError: if the checkpoint's releases are not the first ones of this ledger.
+            ValueError: with the remedy.
         """
         common = min(len(digests), len(self.digests))
         if list(digests[:common]) != self.digests[:common]:
@@ -105,7 +105,15 @@ class StepLedger:
                 + (f" {self.path}" if self.path else "")
                 + ": they come from different runs; use the ledger of the checkpoint's run"
             )
-        for step in range(common, len(digests)):
+
+    def resume(self, digests: Sequence[str]) -> None:
+        """Go on from a checkpoint that had released ``digests``; says which steps are repeated.
+
+        Raises:
+            ValueError: as :meth:`check`.
+        """
+        self.check(digests)
+        for step in range(len(self.digests), len(digests)):
             self.record(step, digests[step])
         if len(self.digests) > len(digests):
             logger.warning(

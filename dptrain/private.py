@@ -135,7 +135,10 @@ class PrivateTraining:
         """What the accountant said of the mechanism, as a statement about this run."""
         noise = self.optimizer.noise
         if self._filter is not None:
-            guarantee = self._filter.state(guarantee, self.individual)
+            # After a return to an earlier checkpoint, rounds may have been open that it knows not.
+            ahead = len(self.optimizer.ledger.digests) > self.steps_executed
+            ledger = self.individual.with_all_rounds() if ahead else self.individual
+            guarantee = self._filter.state(guarantee, ledger)
         drawn = guarantee.drawn_by(noise.normals.name, caveats=noise.notes)
         return drawn.after(self.steps_executed).with_notes(*self._notes)
 
@@ -228,10 +231,12 @@ class PrivateTraining:
             check_guarantee(guarantee, self.mechanism)
         private = state["private"]
         if self._filter is not None:
-            self.individual.check_state(private["individual"])
+            self.individual.check_state(private.get("individual", {}), state["steps_executed"])
+        self.optimizer.ledger.check(state["ledger"])
+        self.loader.check_state(private["loader"])  # refuses another data set
+        self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
         self.optimizer.ledger.resume(state["ledger"])
-        self.optimizer.noise.load_state_dict(private["noise"])
-        self.loader.load_state_dict(private["loader"])  # refuses another data set
+        self.loader.load_state_dict(private["loader"])
         if self._filter is not None:
             self.individual.load_state_dict(private["individual"])
         self.module.load_state_dict(state["module"])

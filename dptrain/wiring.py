@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
 from dptrain.guarantee import Guarantee
+from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, PrivateLoader, Scheme
 from dptrain.strategies import Strategy
@@ -89,11 +90,16 @@ def loader_of(
 
 
 def check_individual(individual: object | None, target_epsilon: float | None) -> None:
-    """Refuse two targets at once, before minutes of calibration.
+    """Refuse what is no filter, and two targets at once, before minutes of calibration.
 
     Raises:
-        ValueError: naming the remedy.
+        TypeError, ValueError: naming the remedy.
     """
+    if individual is not None and not isinstance(individual, IndividualFilter):
+        raise TypeError(
+            f"individual={individual!r}: expected an individual filter, for instance "
+            "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
+        )
     if individual is not None and target_epsilon is not None:
         raise ValueError(
             f"target_epsilon={target_epsilon} with individual=: the filter holds the target, and "

@@ -14,6 +14,8 @@ from dptrain.guarantee import Kind
 from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.ledger import Array, Indices, IndividualLedger, Mask, Staged
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,19 +59,18 @@ class GDPFilter(IndividualFilter):
             raise ValueError(f"full_norm_steps={full_norm_steps}: at least 1")
         return math.sqrt(full_norm_steps) / self.budget * (1.0 + 1e-12)
 
-    def check(self, mechanism: MatrixMechanism) -> None:
+    def check_plan(self, scheme: Scheme, strategy: Strategy) -> None:
         """Refuse anything but full batches and independent noise.
 
         Raises:
-            ValueError: saying which part, and what to use.
+            ValueError: saying which, and what to use.
         """
-        super().check(mechanism)
-        rate = mechanism.scheme.rate
-        if rate < 1:
+        super().check_plan(scheme, strategy)
+        if scheme.rate < 1:
             raise ValueError(
-                f"individual=GDPFilter with Poisson(probability={rate:g}): a sampled step is not "
-                "Gaussian, so its budget would be no bound; use RenyiFilter(...), or full batches "
-                "by Poisson(probability=1, ...)"
+                f"individual={type(self).__name__} with Poisson(probability={scheme.rate:g}): a "
+                "sampled step is not Gaussian, so its budget would be no bound; use "
+                "RenyiFilter(...), or full batches by Poisson(probability=1, ...)"
             )
 
     def ledger(self, mechanism: MatrixMechanism) -> GDPLedger:
@@ -126,9 +127,10 @@ class GDPLedger(IndividualLedger):
         fits = cost <= left
         if not self._full_consumption:
             return fits.astype(float)
-        # √(left/cost) of a gradient costs exactly what is left; a hair less, for the rounding.
+        # √(left/cost) of a gradient costs exactly what is left. A hair less: the factors and the
+        # sum of the release are rounded to float32.
         with np.errstate(divide="ignore", invalid="ignore"):
-            part = np.sqrt(np.maximum(left, 0.0) / cost) * (1.0 - 1e-7)
+            part = np.sqrt(np.maximum(left, 0.0) / cost) * (1.0 - 1e-6)
         return np.where(fits, 1.0, part)
 
     def _book(self, step: Staged) -> int:
@@ -160,6 +162,20 @@ class GDPLedger(IndividualLedger):
             f"Every example has its own budget of {self.budget:.6g}-GDP and is left out of steps "
             f"that would exceed it, of at most {self.max_steps} steps"
         )
+
+    def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
+        """See :meth:`IndividualLedger.check_state`."""
+        super().check_state(state, steps)
+        squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
+        if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both
+            raise ValueError(
+                f"the individual ledger holds spendings outside the budget, 0 to {budget:g}: "
+                "the checkpoint was changed after it was written; go on from one that was not"
+            )
+
+    def _budget_in(self, spending: dict[str, Any]) -> float:
+        """B of a saved record."""
+        return self.budget
 
     def _spending(self) -> dict[str, Any]:
         return {"squares": torch.from_numpy(self._spent.copy())}

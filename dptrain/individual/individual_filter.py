@@ -13,8 +13,8 @@ from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.individual.ledger import IndividualLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.registry import JsonValue
-from dptrain.sampling.poisson import Poisson
-from dptrain.strategies import Identity
+from dptrain.sampling import Poisson, Scheme
+from dptrain.strategies import Identity, Strategy
 
 ADJACENCIES = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
 
@@ -65,13 +65,13 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
             raise ValueError(f"max_steps={steps!r}: must be an integer, at least 1")
         object.__setattr__(self, "max_steps", int(steps))
 
-    def check(self, mechanism: MatrixMechanism) -> None:
-        """Refuse a mechanism that the filter's theorem is not about.
+    def check_plan(self, scheme: Scheme, strategy: Strategy) -> None:
+        """Refuse batches and correlations that the filter's theorem is not about.
 
         Raises:
-            ValueError: saying which part, and what to use.
+            ValueError: saying which, and what to use.
         """
-        scheme, strategy, kind = mechanism.scheme, mechanism.strategy, type(self).__name__
+        kind = type(self).__name__
         if not isinstance(strategy, Identity):
             raise ValueError(
                 f"individual={kind} with strategy={type(strategy).__name__}: individual filters "
@@ -89,12 +89,20 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
                 f"individual: max_steps={self.max_steps} is below the {scheme.steps} steps of the "
                 "scheme; raise it"
             )
+
+    def check(self, mechanism: MatrixMechanism) -> None:
+        """Refuse a mechanism that the filter's theorem is not about.
+
+        Raises:
+            ValueError: saying which part, and what to use.
+        """
+        self.check_plan(mechanism.scheme, mechanism.strategy)
         if not mechanism.noise_multiplier > 0:
             raise ValueError(
-                f"individual={kind} with noise_multiplier=0: without noise every step costs an "
-                "infinite budget; state noise_multiplier > 0"
+                f"individual={type(self).__name__} with noise_multiplier=0: without noise every "
+                "step costs an infinite budget; state noise_multiplier > 0"
             )
-        check_delta(self.target_delta, scheme)
+        check_delta(self.target_delta, mechanism.scheme)
 
     @abstractmethod
     def ledger(self, mechanism: MatrixMechanism) -> IndividualLedger:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -94,6 +95,21 @@ class IndividualLedger(ABC):
     def _book(self, step: Staged) -> int:
         """Charge all examples for the step; returns how many could take part in it."""
 
+    def open_round(self) -> None:
+        """Begin the next round of an odometer.
+
+        Raises:
+            ValueError: if this is none, or all of its rounds are open.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has one budget and no rounds to open; give make_private "
+            "individual=GDPOdometer(increments=..., ...), whose budget grows round by round"
+        )
+
+    def with_all_rounds(self) -> IndividualLedger:
+        """The same record as if all rounds of an odometer were open; itself where this is none."""
+        return self
+
     @property
     @abstractmethod
     def active(self) -> Mask:
@@ -116,8 +132,12 @@ class IndividualLedger(ABC):
     def condition(self) -> str:
         """What :meth:`epsilon_bound` rests on, in one sentence for the guarantee's notes."""
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Refuse what :meth:`state_dict` cannot have given for these data.
+    def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
+        """Refuse what :meth:`state_dict` cannot have given for these data; changes nothing.
+
+        Args:
+            state: a saved record.
+            steps: how many steps the run it comes from had released; ``None``: unknown.
 
         Raises:
             ValueError: saying what differs.
@@ -128,6 +148,18 @@ class IndividualLedger(ABC):
             raise ValueError(
                 f"the individual ledger is of {state['size']} examples, this data set has "
                 f"{self.size}: resume with the data of the checkpoint"
+            )
+        booked = len(state["active_counts"])
+        if steps is not None and booked != steps:
+            raise ValueError(
+                f"the individual ledger has booked {booked} steps, the run had released {steps}: "
+                "the checkpoint was changed after it was written; go on from one that was not"
+            )
+        here, there = _layout(self._spending()), _layout(state["spending"])
+        if wrong := sorted(name for name in {*here, *there} if here.get(name) != there.get(name)):
+            raise ValueError(
+                f"the individual ledger holds {[there.get(n) for n in wrong]} as {wrong}, this run "
+                f"has {[here.get(n) for n in wrong]}: resume with the filter of the checkpoint"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,3 +188,13 @@ class IndividualLedger(ABC):
     @abstractmethod
     def _load_spending(self, spending: dict[str, Any]) -> None:
         """Read what :meth:`_spending` gave."""
+
+
+def _layout(spending: dict[str, Any]) -> dict[str, str]:
+    """What is held under each name: the type, and the shape and dtype of a tensor."""
+    return {
+        name: f"{value.dtype}{list(value.shape)}"
+        if isinstance(value, torch.Tensor)
+        else type(value).__name__
+        for name, value in spending.items()
+    }

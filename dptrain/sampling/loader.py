@@ -245,10 +245,7 @@ class PrivateLoader:
         if self.current is None:
             raise RuntimeError("optimizer.step() was called before a batch of the private loader")
         if self._reported:
-            raise RuntimeError(
-                "optimizer.step() was called twice for one batch; it has to be called once for "
-                "every batch of the private loader"
-            )
+            raise RuntimeError("optimizer.step() was called twice for one batch; call it once")
         self._reported = True
 
     def complete_step(self) -> None:
@@ -262,10 +259,8 @@ class PrivateLoader:
             raise RuntimeError("complete_step() is for an engine that has set loader.driven = True")
         micro = self.current
         if micro is None or not micro.last or not self._reported:
-            raise RuntimeError(
-                "complete_step() follows report_microbatch() on the last microbatch of a step; "
-                f"the current one is {micro}"
-            )
+            need = "complete_step() follows report_microbatch() on the last microbatch of a step"
+            raise RuntimeError(f"{need}; the current one is {micro}")
         if micro.step != self.position:
             raise RuntimeError(f"step {micro.step} is completed already")
         self._plan.complete()
@@ -284,17 +279,22 @@ class PrivateLoader:
             "stream": self._plan.stream.state_dict(),
         }
 
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of another scheme or another data set, by its length and fingerprint.
+
+        Raises:
+            ValueError: saying what differs.
+        """
+        size, known = len(self.dataset), lambda: self._fingerprint
+        check_state(state, scheme=self.scheme, dataset_size=size, known_by=known)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the saved position with the saved seed; ends an iteration under way.
 
         Raises:
-            ValueError: if the state belongs to another scheme or another dataset (by its length
-                and :func:`~dptrain.sampling.fingerprint.fingerprint`).
+            ValueError: as :meth:`check_state`.
         """
-        size = len(self.dataset)
-        check_state(
-            state, scheme=self.scheme, dataset_size=size, known_by=lambda: self._fingerprint
-        )
+        self.check_state(state)
         self._plan.stream.load_state_dict(state["stream"])
         self._plan.seed = int(state["seed"], 16)
         self._end_iteration()
