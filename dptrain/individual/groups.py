@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dptrain.individual.ledger import Array, Indices
-from dptrain.individual.private_file import MARK, WARNING, free_path, in_place
+from dptrain.individual.private_file import MARK, WARNING, free_path, has_line_break, in_place
 from dptrain.text import aligned
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class GroupTable:
         lines = [head, ["---"] * len(head)]
         for row in self.rows:
             cells = [
-                " ".join(row.group.split()).replace("|", "/"),
+                row.group.replace("|", "/"),
                 f"{row.size:,}",
                 f"{row.mean_epsilon:.4g}",
                 f"{row.share_active:.1%}",
@@ -127,6 +127,8 @@ def group_table(
     rows = []
     for name, given in groups.items():
         members = _members(str(name), given, report.size)
+        if has_line_break(str(name)):
+            raise ValueError(f"groups: {name!r} has a line break; name it in one line")
         loss = None
         if values is not None:
             loss = _mean_loss(str(name), values, members)

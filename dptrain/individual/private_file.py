@@ -42,6 +42,11 @@ def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pat
     return path
 
 
+def has_line_break(name: str) -> bool:
+    """Whether a name would take more than one line of a file."""
+    return "\n" in name or "\r" in name
+
+
 @contextlib.contextmanager
 def in_place(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A path beside ``path`` to write to; it becomes ``path`` at the end, readable by its owner.

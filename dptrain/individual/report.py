@@ -14,7 +14,7 @@ from dptrain.guarantee import Kind
 from dptrain.individual.groups import Groups, GroupTable, group_table, plain
 from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.ledger import Array, IndividualLedger, Mask
-from dptrain.individual.private_file import MARK, free_path
+from dptrain.individual.private_file import MARK, free_path, has_line_break
 from dptrain.individual.report_file import MEANING, read_report, write_report
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ class IndividualReport:
     Attributes:
         epsilon: ε_i at δ, shape (N,); ``inf`` is allowed.
         delta: δ in (0, 1), the same for all.
-        active: which examples can still take part, shape (N,).
+        active: which examples can still take part, at least with a small gradient, shape (N,).
         active_counts: how many examples could take part in each step.
         filter: name of the filter.
         kind: how the filter's bound was shown.
         condition: what the bound rests on, in one sentence.
         bound: ε at δ that the filter keeps for every example; ``None`` where none ran.
-        names: the user's own names of the examples, or ``None``.
+        names: the user's own names of the examples, without line breaks, or ``None``.
 
     Raises:
         ValueError: if shapes differ, or a number is out of range.
@@ -165,7 +165,8 @@ class IndividualReport:
             f"{self.filter}, δ = {self.delta:g}: what {self.size:,} examples have spent in "
             f"{len(self.active_counts):,} steps",
             f"ε: {', '.join(quantiles)}",
-            f"active: {still:,} of {self.size:,} ({still / self.size:.1%}) can still take part",
+            f"active: {still:,} of {self.size:,} ({still / self.size:.1%}) can still take part, at "
+            "least with a small gradient",
         ]
         if counts := self.active_counts:
             lines[-1] += f"; {counts[0]:,} could in the first step, {counts[-1]:,} in the last"
@@ -224,4 +225,6 @@ def _names(names: Sequence[Any], size: int) -> tuple[str, ...]:
     found = tuple(str(name) for name in names)
     if len(found) != size:
         raise ValueError(f"names: {len(found)} for {size} examples; one an example, in their order")
+    if broken := [name for name in found if has_line_break(name)]:
+        raise ValueError(f"names: {broken[0]!r} has a line break; the file has a line an example")
     return found
