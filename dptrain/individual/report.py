@@ -100,18 +100,20 @@ class IndividualReport:
                 δ is not in (0, 1).
         """
         if isinstance(source, IndividualLedger):
-            ledger = source
+            ledger = stated = source
             if individual is None:
                 raise ValueError(
                     "IndividualReport.of(ledger) without individual=: give the filter that made "
                     "the ledger, or the private run itself"
                 )
         else:
-            ledger = source.individual
+            ledger = stated = source.individual
             if individual is not None:
                 raise ValueError("individual= with a private run, which has its filter; drop it")
             individual = source._filter
             assert individual is not None
+            if len(source.optimizer.ledger.digests) > source.steps_executed:
+                stated = ledger.with_all_rounds()  # as in the run's guarantee
         delta = individual.target_delta if delta is None else delta
         return cls(
             epsilon=ledger.epsilons(delta),
@@ -120,8 +122,8 @@ class IndividualReport:
             active_counts=tuple(ledger.active_counts),
             filter=individual.name,
             kind=individual.kind,
-            condition=ledger.condition,
-            bound=ledger.epsilon_bound(delta),
+            condition=stated.condition,
+            bound=stated.epsilon_bound(delta),
             names=None if names is None else tuple(names),
         )
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.individual import GDPFilter
+from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer
 from dptrain.individual.report import IndividualReport
 from dptrain.report import conditions, privacy_report
 
@@ -25,6 +25,7 @@ SENTENCE = "Every example had a privacy budget of its own"
 # The filter's bound is the guarantee, and the plan's is.
 FILTERS = {
     "filter": GDPFilter(target_epsilon=2.0, target_delta=DELTA, max_steps=STEPS),
+    "odometer": GDPOdometer.for_epsilons((1.0, 2.0), target_delta=DELTA, max_steps=STEPS),
     "plan": GDPFilter(target_epsilon=50.0, target_delta=DELTA, max_steps=STEPS),
 }
 
@@ -50,10 +51,13 @@ def put(private, seed):
     ledger = private.individual
     shares = np.random.default_rng(seed).uniform(0.9, 0.99, size=N)
     state = ledger.state_dict()
-    state["spending"]["squares"] = torch.from_numpy(shares * ledger.budget**2)
+    name, budget = "spent", ledger.budget
+    if isinstance(ledger, GDPLedger):
+        name, budget = "squares", budget**2
+    spent = state["spending"][name] = torch.from_numpy(shares * budget)
     ledger.load_state_dict(state)
     ledger.active_counts[:] = [count + seed for count in COUNTS]
-    return np.concatenate([state["spending"]["squares"], ledger.spent, ledger.epsilons(DELTA)])
+    return np.concatenate([spent, ledger.spent, ledger.epsilons(DELTA)])
 
 
 def serialised(state):
@@ -139,8 +143,8 @@ def test_the_statement_forbids_to_release_them(private, tmp_path):
 
 
 def test_both_cases_are_there(private, request):
-    by_filter = private.guarantee().accountant == GDPFilter.name
-    assert by_filter == (request.node.callspec.params["private"] == "filter")
+    by_filter = private.guarantee().accountant.startswith("individual ")
+    assert by_filter == (request.node.callspec.params["private"] != "plan")
 
 
 def test_a_run_without_a_filter_says_nothing_of_budgets():

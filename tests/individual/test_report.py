@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from dptrain import MatrixMechanism, Poisson
 from dptrain.guarantee import Kind
-from dptrain.individual import GDPFilter
+from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.individual.report import IndividualReport
 from dptrain.strategies import Identity
 
@@ -74,6 +74,24 @@ def test_a_report_of_a_run_is_that_of_its_ledger():
         IndividualReport.of(private, individual=individual)
     with pytest.raises(ValueError, match="give the filter"):
         IndividualReport.of(private.individual, 1e-3)
+
+
+def test_the_bound_of_an_odometer_is_that_of_the_rounds_in_the_guarantee():
+    data = images()
+    individual = GDPOdometer.for_epsilons((1.0, 2.0), target_delta=1e-3, max_steps=6)
+    private = make(
+        small_net(), data, scheme=everything_every_step(len(data), 6), individual=individual
+    )
+    train(private, steps=2)
+    state = private.state_dict()
+    assert IndividualReport.of(private).bound == pytest.approx(1.0, rel=1e-6)
+    private.individual.open_round()
+    assert IndividualReport.of(private).bound == pytest.approx(2.0, rel=1e-6)
+    train(private, steps=4)
+    private.load_state_dict(state)  # one round is open again, but more has been released
+    found = IndividualReport.of(private)
+    assert found.bound == private.get_epsilon() == pytest.approx(2.0, rel=1e-6)
+    assert len(found.active_counts) == 2
 
 
 def test_a_run_without_a_filter_has_no_report():
