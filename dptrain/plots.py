@@ -61,13 +61,13 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
 
 
 def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None:
-    """Draw loss and accuracy over the steps of a run to an image file.
+    """Draw loss and accuracy over the steps of a run to an image file; macro AUC if there is one.
 
     The training curve is computed on raw examples, so the picture is for the trainer: it says so.
 
     Args:
-        metrics: records with ``step``, ``split`` (``"train"`` or ``"test"``), ``loss`` and
-            ``accuracy``, for instance the lines of a metrics.jsonl.
+        metrics: records with ``step``, ``split`` (``"train"`` or ``"test"``), ``loss``,
+            ``accuracy`` and possibly ``macro_auc``, for instance the lines of a metrics.jsonl.
         path: image file; its suffix chooses the format.
 
     Raises:
@@ -76,8 +76,11 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     """
     if not metrics:
         raise ValueError("metrics=[]: there is nothing to draw")
-    figure, axes = figure_of(2)
-    for ax, name in zip(axes, ("loss", "accuracy"), strict=True):
+    labels = {"loss": "cross-entropy (nats)", "accuracy": "accuracy"}
+    if any("macro_auc" in record for record in metrics):
+        labels["macro_auc"] = "macro-averaged AUC"
+    figure, axes = figure_of(len(labels))
+    for ax, (name, label) in zip(axes, labels.items(), strict=True):
         for split, color in (("train", "tab:blue"), ("test", "tab:orange")):
             records = [r for r in metrics if r["split"] == split and name in r]
             if not records:
@@ -91,15 +94,16 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
             else:
                 ax.plot(steps, values, "o-", color=color, markersize=4, label="held-out test set")
         ax.set_xlabel("step")
-        ax.set_ylabel("cross-entropy (nats)" if name == "loss" else "accuracy")
+        ax.set_ylabel(label)
         ax.set_xlim(left=0)
         ax.grid(visible=True, alpha=0.3)
         ax.legend()
     axes[0].set_ylim(bottom=0)
     axes[1].set_ylim(0, 1)
-    figure.suptitle(
-        "Loss and accuracy; training curves are smoothed over the last steps", fontsize=10
-    )
+    for ax in axes[2:]:
+        ax.set_ylim(min(0.5, ax.get_ylim()[0]), 1)  # .5 is what guessing has
+    names = "Loss, accuracy and macro AUC" if len(labels) > 2 else "Loss and accuracy"
+    figure.suptitle(f"{names}; training curves are smoothed over the last steps", fontsize=10)
     save(figure, path)
 
 
@@ -224,7 +228,8 @@ def figure_of(panels: int) -> tuple[Any, Any]:
             "plots need matplotlib: pip install 'dptrain[recipes]' (or set plots=false in a recipe)"
         ) from error
     # Not pyplot: it keeps global state and may look for a display.
-    figure = Figure(figsize=(6.4 if panels == 1 else 10.5, 4.4), layout="constrained")
+    width = {1: 6.4, 2: 10.5}.get(panels, 5.0 * panels)
+    figure = Figure(figsize=(width, 4.4), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(1, panels, squeeze=False)[0]
 

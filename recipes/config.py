@@ -115,7 +115,8 @@ def _merge(config: DictConfig, tree: Any, known: _Known, *, source: str) -> Dict
         if not isinstance(new, Mapping):
             raise ValueError(f"{source}: {_unknown(group, known.leaves)}")
         if new.get("type", config[group].get("type")) != config[group].get("type"):
-            config[group] = {name: config[group].get(name) for name in common}
+            kept = common if new["type"] is not None else ()  # no type, no fields
+            config[group] = {name: config[group].get(name) for name in kept}
     try:
         return OmegaConf.merge(config, tree)  # type: ignore[return-value]
     except OmegaConfBaseException as error:

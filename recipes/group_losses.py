@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch.utils.data import Subset
 
-from recipes.data.multilabel import Groups, MultiLabel
+from recipes.data.multilabel import Groups
 from recipes.task import Task, measure
 
 
@@ -24,16 +25,16 @@ class GroupLosses:
     test: dict[str, float]
 
 
-def group_losses(task: Task, data: MultiLabel) -> GroupLosses:
-    """The mean losses of the groups of ``data``, at the model as it stands (003, Fig. 2)."""
+def group_losses(task: Task) -> GroupLosses:
+    """The mean losses of the task's groups, at the model as it stands (003, Fig. 2)."""
     return GroupLosses(
-        train=_means(task, task.train, data.train_groups),
-        test=_means(task, task.test, data.test_groups),
+        train=_means(task, task.train, task.train_groups),
+        test=_means(task, task.test, task.test_groups),
     )
 
 
-def _means(task: Task, examples: object, groups: Groups) -> dict[str, float]:
+def _means(task: Task, examples: Any, groups: Groups) -> dict[str, float]:
     rows = torch.cat(list(groups.values()))
-    losses = measure(task, Subset(examples, rows.tolist())).metrics["loss"]  # type: ignore[arg-type]
+    losses = measure(task, Subset(examples, rows.tolist())).metrics["loss"]
     parts = losses.split([len(members) for members in groups.values()])
     return {name: float(part.mean()) for name, part in zip(groups, parts, strict=True)}

@@ -202,6 +202,8 @@ def multilabel_task(
         criterion=nn.BCEWithLogitsLoss(),
         target=lambda batch: batch[1],
         examples="rows",
+        train_groups=data.train_groups,
+        test_groups=data.test_groups,
         notes=tuple(notes),
     )
 

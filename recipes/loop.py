@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from dptrain import PrivateTraining
+from recipes.individual_history import IndividualHistory
 from recipes.runfolder import RunFolder
 from recipes.settings import RunSettings
 from recipes.task import Task, evaluate, to_device
@@ -67,6 +68,7 @@ def train(
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     folder: RunFolder,
     save: Callable[[], None],
+    history: IndividualHistory | None = None,
 ) -> bool:
     """Run the steps that are left; returns whether the plan was completed.
 
@@ -80,6 +82,7 @@ def train(
         scheduler: of the learning rate, registered with the run.
         folder: where metrics go.
         save: writes a checkpoint.
+        history: looks at what examples have spent after each evaluation; not for release.
     """
     module, optimizer, loader, *ghost = private
     device = next(module.parameters()).device
@@ -114,11 +117,14 @@ def train(
                     old = shown.get(name, value)
                     shown[name] = SMOOTHING * old + (1 - SMOOTHING) * value
             means = Means()
-            if step % settings.evaluate_every == 0 or step == steps:
+            evaluated = step % settings.evaluate_every == 0 or step == steps
+            if evaluated:
                 limit = None if step == steps else settings.evaluate_examples
                 result = evaluate(task, limit=limit)
                 folder.log({"step": step, "split": "test", **result}, private=False)
                 shown |= {f"test {name}": value for name, value in result.items()}
+            if history is not None:
+                history.observe(evaluated=evaluated)
             bar.update()
             bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
             if step % settings.checkpoint_every == 0 or step == steps or interruption.requested:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.accounting import profile
+from dptrain.accounting.accountant import Profile
+from dptrain.guarantee import Guarantee
 from dptrain.plots import plot_graph
 from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Scheme, UserMinSep
 from dptrain.sampling.bounding import BoundedGraph
-from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, remove
+from recipes.filter_profile import filter_profile
+from recipes.individual_outputs import write_individual
+from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, remove
 from recipes.simulation import Simulation
 from recipes.task import evaluate
 
@@ -38,17 +42,31 @@ def write_report(current: Run) -> None:
     guarantee = current.private.guarantee()
     curve = None
     if current.settings.plots:
-        # A single simulation or computation gives all points; beyond twice ε nobody looks.
-        points = np.linspace(0, 2 * guarantee.epsilon, 81)
-        mechanism = current.private.mechanism
-        accountant = current.settings.build_accountant(mechanism)
-        found = profile(mechanism, points, accountant=accountant)
-        curve = as_shown(found, guarantee)
+        curve = as_shown(_profile(current, guarantee), guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
     privacy_report(guarantee, path, profile=curve)
     export = current.task.export
     remove(path / export.name)  # of an earlier report
     export.write(current.task.model, path / export.name)
+    if current.history is not None:
+        write_individual(
+            current.history,
+            path,
+            steps=current.private.steps_executed,
+            plots=current.settings.plots,
+        )
+
+
+def _profile(current: Run, guarantee: Guarantee) -> Profile:
+    """δ(ε) of what gave the guarantee: the filter's budget, or the planned noise."""
+    individual = current.settings.build_filter()
+    if individual is not None and guarantee.accountant == individual.name:
+        return filter_profile(current.private.individual, guarantee)
+    # A single simulation or computation gives all points; beyond twice ε nobody looks.
+    points = np.linspace(0, 2 * guarantee.epsilon, 81)
+    mechanism = current.private.mechanism
+    accountant = current.settings.build_accountant(mechanism)
+    return profile(mechanism, points, accountant=accountant)
 
 
 def _final_evaluation(current: Run) -> dict[str, Any]:
@@ -79,6 +97,11 @@ def summary(current: Run) -> str:
         f"({export.how}), privacy_report.md the statement to publish with it; checkpoint.pt, "
         "ledger.jsonl and the training metrics are private",
     ]
+    if current.history is not None:
+        lines.append(
+            f"not for release: {INDIVIDUAL} holds what each example has spent, as you asked "
+            "(individual.report)"
+        )
     if current.private.nonfinite_examples:
         lines.append(
             f"not for release: {current.private.nonfinite_examples} gradients were NaN or infinite "

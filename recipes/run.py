@@ -15,6 +15,7 @@ from dptrain.accounting import Accountant
 from dptrain.configuration.scheme import build_scheme
 from dptrain.sampling import Scheme, UserScheme
 from recipes.config import differences, to_yaml
+from recipes.individual_history import IndividualHistory
 from recipes.loop import train
 from recipes.report import write_graph, write_report
 from recipes.runfolder import RunFolder, load_checkpoint
@@ -38,6 +39,7 @@ class Run:
     private: PrivateTraining
     folder: RunFolder
     simulation: dict[str, Any] | None
+    history: IndividualHistory | None = None
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -47,6 +49,7 @@ class Run:
                 "settings": dataclasses.asdict(self.settings),
                 "simulation": self.simulation,
                 "run": self.private.state_dict(),
+                "history": None if self.history is None else self.history.state_dict(),
             }
         )
 
@@ -86,7 +89,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
         "scheme": scheme,
         "strategy": settings.build_strategy(),
         "target_epsilon": settings.privacy.epsilon,
-        "noise_multiplier": settings.privacy.noise_multiplier,
+        "noise_multiplier": settings.noise_multiplier(),
     }
     accountant = settings.build_accountant(plan)
     if settings.simulate is not None:
@@ -106,7 +109,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
     if simulation is not None:
         simulation.mark(folder.path)
     facts = None if simulation is None else simulation.full
-    run = Run(settings, task, scheduler, private, folder, facts)
+    run = Run(settings, task, scheduler, private, folder, facts, _history(settings, private, task))
     run.save()  # the calibrated mechanism is worth keeping from the start
     return run
 
@@ -122,8 +125,21 @@ def _resumed(settings: RunSettings, task: Task, checkpoint: dict[str, Any]) -> R
         accountant=settings.build_accountant(mechanism),
     )
     private.load_state_dict(checkpoint["run"])
+    history = _history(settings, private, task)
+    if history is not None and checkpoint.get("history") is not None:
+        history.load_state_dict(checkpoint["history"])
     folder = RunFolder(settings.output, completed_steps=private.steps_executed)
-    return Run(settings, task, scheduler, private, folder, checkpoint["simulation"])
+    return Run(settings, task, scheduler, private, folder, checkpoint["simulation"], history)
+
+
+def _history(
+    settings: RunSettings, private: PrivateTraining, task: Task
+) -> IndividualHistory | None:
+    """Made only for who asks for the report of a filter."""
+    individual = settings.build_filter()
+    if individual is None or not settings.reports_individual:
+        return None
+    return IndividualHistory(private, individual, task)
 
 
 def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
@@ -139,6 +155,9 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
     except ValueError as error:
         raise ValueError(f"strategy: {error}") from error
     settings.build_accountant(plan)
+    individual = settings.build_filter()
+    if individual is not None:
+        individual.check(plan)
     return plan
 
 
@@ -199,6 +218,7 @@ def _wire(
         regenerate_noise=settings.privacy.regenerate_noise,
         ledger=RunFolder.ledger_path(settings.output),
         views=task.views,
+        individual=settings.build_filter(),
         **mechanism,
     )
     return private, scheduler
@@ -218,6 +238,7 @@ def finish(current: Run) -> None:
             scheduler=current.scheduler,
             folder=current.folder,
             save=current.save,
+            history=current.history,
         )
         if complete:
             write_report(current)

@@ -22,6 +22,7 @@ CONFIG, METRICS, CHECKPOINT, LEDGER = (
 )
 EVENTS = "tensorboard"
 GRAPH_TABLE, GRAPH_PLOT = "graph.txt", "graph.png"
+INDIVIDUAL = "individual_NOT_FOR_RELEASE"  # what each example has spent, when asked for
 WEIGHTS, MODEL = "model.pt", "model"  # the trained model: a file or a folder, by recipe
 SUMMARY = "summary.txt"  # written last: the run is finished
 NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
@@ -37,6 +38,7 @@ OURS = (
     "privacy.png",
     GRAPH_TABLE,
     GRAPH_PLOT,
+    INDIVIDUAL,
     NOT_PRIVATE,
     WEIGHTS,
     MODEL,

@@ -15,7 +15,9 @@ from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.adaptive import ScaledAdam
 from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
 from dptrain.configuration.strategy import build_strategy
+from dptrain.individual import IndividualFilter
 from dptrain.strategies import Strategy
+from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
 
 NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -31,12 +33,15 @@ FREE_ON_RESUME = (
     "evaluate_examples",
     "num_workers",
     "privacy.certificates",
+    "individual.report",
 )
 
 
 @dataclasses.dataclass
 class PrivacySettings:
     """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2 · population).
+
+    With an individual filter the target is the filter's and ``epsilon`` is null.
 
     The population is the number of training examples, or of users under a user-level scheme.
     ``certificates`` is a folder in which the certificates of simulated accounting are kept, so that
@@ -90,6 +95,8 @@ class RunSettings:
 
     ``scheme`` and ``strategy`` are any of dptrain's: the name of the class as ``type``, and its
     fields. Every scheme takes ``batch_size`` (expected) or ``epoch_length`` (N / batch size).
+    ``individual`` is any of dptrain's individual privacy filters, or none (``type: null``), see
+    :class:`~recipes.filter_settings.FilterSettings`.
     ``simulate`` divides batch size and noise by this factor, for cheap tuning; such a run is not
     private.
     """
@@ -104,6 +111,9 @@ class RunSettings:
         default_factory=lambda: {"type": "BandMF", "bands": 8}
     )
     privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
+    individual: dict[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": None}, metadata={"common": COMMON}
+    )
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
     steps: int | None = None
     epochs: float | None = None
@@ -139,11 +149,7 @@ class RunSettings:
                 f"steps={self.steps} and epochs={self.epochs}: give exactly one of them and set "
                 "the other to null"
             )
-        if (self.privacy.epsilon is None) == (self.privacy.noise_multiplier is None):
-            raise ValueError(
-                f"privacy.epsilon={self.privacy.epsilon} and privacy.noise_multiplier="
-                f"{self.privacy.noise_multiplier}: give exactly one and set the other to null"
-            )
+        self._check_noise()
         if self.privacy.secure and self.seed is not None:
             raise ValueError(
                 f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "
@@ -157,6 +163,25 @@ class RunSettings:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"device={self.device!r} cannot be used here: {reason}") from error
+
+    def _check_noise(self) -> None:
+        """Refuse too many targets, or too few."""
+        epsilon, sigma = self.privacy.epsilon, self.privacy.noise_multiplier
+        individual = FilterSettings.read(self.individual)
+        if individual is None:
+            if (epsilon is None) == (sigma is None):
+                raise ValueError(
+                    f"privacy.epsilon={epsilon} and privacy.noise_multiplier={sigma}: give exactly "
+                    "one and set the other to null"
+                )
+            return
+        individual.check_noise(epsilon=epsilon, noise_multiplier=sigma, delta=self.privacy.delta)
+        if self.simulate is not None:
+            raise ValueError(
+                f"simulate={self.simulate:g} with individual.type={individual.type}: with less "
+                "noise a filter would leave out other examples than in the full run; set one of "
+                "them to null"
+            )
 
     @staticmethod
     def check_choices(fields: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
@@ -202,7 +227,10 @@ class RunSettings:
         """The same settings with δ worked out for so many protected units."""
         if self.privacy.delta is not None:
             return self
-        privacy = dataclasses.replace(self.privacy, delta=1 / (2 * population))
+        individual = FilterSettings.read(self.individual)
+        stated = None if individual is None else individual.delta
+        delta = 1 / (2 * population) if stated is None else stated
+        privacy = dataclasses.replace(self.privacy, delta=delta)
         return dataclasses.replace(self, privacy=privacy)
 
     def build_accountant(self, mechanism: MatrixMechanism) -> str | Accountant | None:
@@ -225,6 +253,32 @@ class RunSettings:
                 "; set privacy.certificates to null"
             )
         return dataclasses.replace(found[0], cache=folder)
+
+    def build_filter(self) -> IndividualFilter | None:
+        """The individual filter, if there is one; steps and δ have been worked out.
+
+        Raises:
+            ValueError: if a field of it is out of range.
+        """
+        individual = FilterSettings.read(self.individual)
+        if individual is None:
+            return None
+        assert self.steps is not None
+        assert self.privacy.delta is not None
+        return individual.build(delta=self.privacy.delta, steps=self.steps)
+
+    def noise_multiplier(self) -> float | None:
+        """σ, stated or that of the filter's ``start``; ``None`` where it is to be calibrated."""
+        individual, built = FilterSettings.read(self.individual), self.build_filter()
+        if individual is None or built is None or individual.start is None:
+            return self.privacy.noise_multiplier
+        return individual.noise_multiplier(built)
+
+    @property
+    def reports_individual(self) -> bool:
+        """Whether the run's folder gets what each example has spent."""
+        individual = FilterSettings.read(self.individual)
+        return individual is not None and individual.report
 
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""

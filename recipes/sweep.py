@@ -17,13 +17,21 @@ from typing import Any
 from tqdm import tqdm
 
 from dptrain.configuration.yaml_file import read_yaml
-from recipes import arxiv, vision
+from recipes import arxiv, individual, vision
 from recipes.command import INTERRUPTED
 from recipes.config import load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 
-RECIPES: dict[str, Callable[[Sequence[str]], int]] = {"vision": vision.main, "arxiv": arxiv.main}
-SCHEMAS: dict[str, type] = {"vision": vision.VisionSettings, "arxiv": arxiv.ArxivSettings}
+RECIPES: dict[str, Callable[[Sequence[str]], int]] = {
+    "vision": vision.main,
+    "arxiv": arxiv.main,
+    "individual": individual.main,
+}
+SCHEMAS: dict[str, type] = {
+    "vision": vision.VisionSettings,
+    "arxiv": arxiv.ArxivSettings,
+    "individual": individual.IndividualSettings,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dptrain.sampling.bounding import BoundedGraph
 from dptrain.sampling.graph import AttributionGraph
+from recipes.data.multilabel import Groups
 from recipes.runfolder import WEIGHTS
 
 _SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
@@ -65,6 +66,8 @@ class Task:
             ``target`` alone is also what ``summaries`` compares with.
         export: how the trained model is saved.
         examples: what the test examples are called.
+        train_groups, test_groups: groups of training and test examples to compare, by the same
+            names; empty if there are none. Who is in a training group is private.
         notes: remarks about the data, for the trainer.
     """
 
@@ -82,11 +85,18 @@ class Task:
     target: Callable[[Any], torch.Tensor] | None = None
     export: Export = STATE_DICT
     examples: str = "examples"
+    train_groups: Groups = dataclasses.field(default_factory=dict)
+    test_groups: Groups = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.summaries is not None and self.target is None:
             raise ValueError("summaries without target: say what the outputs are compared with")
+        if list(self.train_groups) != list(self.test_groups):
+            raise ValueError(
+                f"train_groups {list(self.train_groups)} and test_groups {list(self.test_groups)}: "
+                "give both the same names in one order"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

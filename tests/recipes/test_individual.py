@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_of_the_labels(task, data):
 
 
 def test_group_losses_are_those_of_their_rows(task, data):
-    found = group_losses(task, data)
+    found = group_losses(task)
     for rows, groups, means in (
         (data.train, data.train_groups, found.train),
         (data.test, data.test_groups, found.test),
@@ -92,7 +92,7 @@ def test_labels_of_one_class_are_named(data):
     features, labels = data.test.tensors
     rows = labels[:, 0] == 0  # no ones
     test = LabelledRows(features[rows], labels[rows])
-    changed = dataclasses.replace(data, test=test, test_groups={})
+    changed = dataclasses.replace(data, test=test, train_groups={}, test_groups={})
     task = multilabel_task(changed, mlp(inputs=64, outputs=13))
     assert task.notes == (
         "macro_auc is the mean over 12 of 13 labels; every test row has, or no test row has: 1",

@@ -1,0 +1,46 @@
+"""δ(ε) of a run whose guarantee is that of an individual filter's budget."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dptrain.accounting import Profile
+from dptrain.guarantee import Guarantee
+from dptrain.individual import IndividualLedger
+
+_POINTS = 81
+_LEAST_DELTA = 1e-30
+
+
+def filter_profile(ledger: IndividualLedger, guarantee: Guarantee) -> Profile:
+    """What the budget keeps at other δ, up to twice the guarantee's ε.
+
+    The curve of the planned noise is not it: the noise alone promises more steps less. The bound
+    holds for both directions.
+
+    Args:
+        ledger: of the run; only its budget is asked, nothing of the examples.
+        guarantee: of the run, by its filter.
+    """
+    least = guarantee.delta
+    while least > _LEAST_DELTA and ledger.epsilon_bound(least) < 2 * guarantee.epsilon:
+        least /= 10
+    deltas = np.geomspace(_enough_at_zero(ledger), least, _POINTS)
+    epsilons = np.array([ledger.epsilon_bound(float(delta)) for delta in deltas])
+    kept = np.isfinite(epsilons)
+    return Profile(
+        epsilon=epsilons[kept],
+        remove=deltas[kept],
+        add=deltas[kept],
+        kind=guarantee.kind,
+        accountant=guarantee.accountant,
+    )
+
+
+def _enough_at_zero(ledger: IndividualLedger) -> float:
+    """Least δ, rounded up, at which ε = 0."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-6 * high:
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if ledger.epsilon_bound(middle) <= 0 else (middle, high)
+    return high
