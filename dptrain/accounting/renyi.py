@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.gram import banded_bound, cyclic_bandwidth
+from dptrain.accounting.renyi_conversion import conversion_term
 from dptrain.accounting.renyi_cycle import banded_log_sums, fits_doubles, program_size
 from dptrain.accounting.renyi_sum import (
     enumerated_log_sums,
@@ -143,18 +144,13 @@ def add_divergence(gram: Array, sigma: float, orders: npt.ArrayLike) -> Array:
     return np.asarray(mean + (orders - 1.0) * float(gram.sum()) / (2.0 * bins**2 * sigma**2))
 
 
-def _conversion_term(orders: Array) -> Array:
-    """log[(1 - 1/α)^α / (α - 1)]."""
-    return orders * np.log1p(-1.0 / orders) - np.log(orders - 1.0)
-
-
 def log_delta_from_renyi(divergence: Array, epsilon: float) -> tuple[float, int]:
     """log δ at ε and the order that gives it (Canonne, Kamath & Steinke 2020, Prop. 12).
 
     ``divergence`` holds R_α at index α; entries 0 and 1 are not used.
     """
     orders = np.arange(2, divergence.size, dtype=np.float64)
-    value = (orders - 1.0) * (divergence[2:] - epsilon) + _conversion_term(orders)
+    value = (orders - 1.0) * (divergence[2:] - epsilon) + conversion_term(orders)
     best = int(np.argmin(value))
     return min(float(value[best]), 0.0), best + 2
 
@@ -162,6 +158,6 @@ def log_delta_from_renyi(divergence: Array, epsilon: float) -> tuple[float, int]
 def epsilon_from_renyi(divergence: Array, delta: float) -> tuple[float, int]:
     """Least ε ≥ 0 at δ and the order that gives it; the inverse of the above."""
     orders = np.arange(2, divergence.size, dtype=np.float64)
-    value = divergence[2:] + (_conversion_term(orders) - math.log(delta)) / (orders - 1.0)
+    value = divergence[2:] + (conversion_term(orders) - math.log(delta)) / (orders - 1.0)
     best = int(np.argmin(value))
     return max(float(value[best]), 0.0), best + 2

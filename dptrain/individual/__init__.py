@@ -3,5 +3,18 @@
 from dptrain.individual.gdp import GDPFilter, GDPLedger
 from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.ledger import IndividualLedger
+from dptrain.individual.odometer import GDPOdometer, OdometerLedger
+from dptrain.individual.renyi import RenyiFilter, RenyiLedger
+from dptrain.individual.sampled import SampledLedger
 
-__all__ = ["GDPFilter", "GDPLedger", "IndividualFilter", "IndividualLedger"]
+__all__ = [
+    "GDPFilter",
+    "GDPLedger",
+    "GDPOdometer",
+    "IndividualFilter",
+    "IndividualLedger",
+    "OdometerLedger",
+    "RenyiFilter",
+    "RenyiLedger",
+    "SampledLedger",
+]

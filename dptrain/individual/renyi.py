@@ -1,0 +1,275 @@
+"""The individual Rényi filter: rigorous for Poisson-sampled batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from dptrain.accounting.norm_grid import NormGrid
+from dptrain.accounting.renyi_conversion import epsilon_at_order, largest_divergence
+from dptrain.accounting.renyi_step import LARGEST_ORDER, step_divergence
+from dptrain.accounting.statement import checked_sigma
+from dptrain.guarantee import Kind
+from dptrain.individual.individual_filter import IndividualFilter
+from dptrain.individual.ledger import Array, Mask
+from dptrain.individual.sampled import Buckets, SampledLedger, Which
+from dptrain.mechanism import MatrixMechanism
+
+# Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
+ORDERS = (
+    *(round(0.1 * k, 1) for k in range(11, 110)),
+    *(float(k) for k in range(11, 65)),
+    *(float(round(64 * 1.1**k)) for k in range(1, 30)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RenyiFilter(IndividualFilter):
+    """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
+
+    ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
+    a gradient of norm rR (:func:`~dptrain.accounting.renyi_step.step_divergence`).
+
+    **Theorem H** (hidden state). A filter under sampling decides from what only the trainer sees:
+    when an example was drawn, and its norm then. Feldman & Zrnic 2021 (and 003) want decisions
+    from released outputs. Let S be the hidden history of example i (its coins, augmentation), on
+    top of the released outputs, and s_S ≥ 0 what is left of its budget, at first B. Let every
+    step do one of the following, as S and the outputs so far say:
+
+    (a) it is charged at least ρ(r) whether it is drawn or not, where rR bounds the norm that is
+        released if it is drawn; r may depend on fresh augmentation;
+    (b) it is left out, whether it would be drawn or not, and its charge is not negative;
+    (c) it is left out if it is drawn, uncharged, and charged any amount if it is not.
+
+    Then the run is (α, B)-RDP in both directions, for every real α > 1.
+
+    *Proof.* Fix all other examples' coins (joint convexity of E_Q (P/Q)^α averages over them). Let
+    Q be the law of the outputs without i, m_t(S) the mass of S relative to Q, so that the
+    likelihood ratio is Λ_t = Σ_S m_t(S), and l_t that of one Gaussian step with the gradient
+    against without. With η = (α-1)/α, F_t = (Σ_S m_t(S) e^{η s_S})^α is a supermartingale under Q.
+    For F_{t+1} = F_t (Σ_S w_S X_S)^α with weights w_S that add up to 1, and by Jensen's inequality
+    it is enough that E X_S^α ≤ 1 for each S and each augmentation: in (a) X_S ≤ e^{-ηρ}(1-q + q l),
+    whose α-th moment is at most e^{-(α-1)ρ} e^{(α-1)ρ} = 1; in (b) and (c) X_S ≤ 1. So
+    E Λ^α ≤ E F_end ≤ F_0 = e^{(α-1)B}. The other direction is the same with
+    F_t = (Σ_S m_t(S) e^{-s_S})^{-(α-1)} ≥ Λ_t^{-(α-1)} at the end: x^{-(α-1)} is convex too,
+    X_S ≥ e^{ρ}(1-q + q l) in (a), and X_S ≥ 1 in (b) and (c). ∎
+
+    Here S also holds the bound C_S (always 1 without personal clipping). If it is drawn, i releases
+    the norm min(r, C_S) and is charged ρ(min(r, C_S)), where that fits. If not, it is charged
+    ρ(C_S), or all that is left where that does not fit; either is at least every ρ(min(r, C_S))
+    that would have fitted. So norms that fit fall under (a), others under (c), and all under (b)
+    once the example is out. :class:`~dptrain.individual.sampled.SampledLedger` keeps this record.
+
+    Args:
+        target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
+        order: real α > 1; ``None``: of ``ORDERS`` the one at which gradients of the full norm may
+            take part longest. It depends on q, σ and the target only, which are public.
+        personal_clipping: g ≥ 1: clip each example to g times its norm at its last draw, and charge
+            that between draws. ``None``: charge R between draws, which for a small q is most of the
+            time. The first pays for what is released and lets small gradients take part longer, at
+            the price of a bias where gradients grow by more than g between draws.
+
+    Raises:
+        ValueError: if a value is out of range, or at this order there is no budget for the target.
+    """
+
+    name: ClassVar[str] = "individual Rényi filter"
+    kind: ClassVar[Kind] = Kind.UPPER_BOUND
+
+    order: float | None = None
+    personal_clipping: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("order", "personal_clipping"):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise TypeError(f"RenyiFilter: {field}={value!r} must be a number or None")
+            object.__setattr__(self, field, float(value))
+        if self.personal_clipping is not None and not 1 <= self.personal_clipping < math.inf:
+            raise ValueError(
+                f"personal_clipping={self.personal_clipping}: must be finite and at least 1, e.g. "
+                "1.5, or None to charge the full norm between draws"
+            )
+        if self.order is not None and not 1 < self.order <= LARGEST_ORDER:
+            raise ValueError(
+                f"order={self.order}: a Rényi order must lie above 1, up to {LARGEST_ORDER:g}; "
+                "None chooses it"
+            )
+        if not self._orders:
+            raise ValueError(
+                f"order={self.order}: no Rényi budget of that order is ({self.target_epsilon}, "
+                f"{self.target_delta})-DP; "
+                + ("raise the target or state a larger order" if self.order is None else "use None")
+            )
+
+    @functools.cached_property
+    def _orders(self) -> tuple[float, ...]:
+        """The orders to choose from at which there is a budget."""
+        orders = ORDERS if self.order is None else (self.order,)
+        return tuple(order for order in orders if self.budget_at(order) > 0)
+
+    def budget_at(self, order: float) -> float:
+        """B at this order: the largest such that (α, B)-RDP is (ε, δ)-DP; rounded down."""
+        return largest_divergence(self.target_epsilon, order=order, delta=self.target_delta)
+
+    def order_for(self, mechanism: MatrixMechanism) -> float:
+        """α of a run of this mechanism."""
+        return max(self._orders, key=lambda order: self._full_norm_steps(mechanism, order))
+
+    def _full_norm_steps(self, mechanism: MatrixMechanism, order: float) -> float:
+        return self.budget_at(order) / float(_costs(mechanism, order, 1.0))
+
+    def check(self, mechanism: MatrixMechanism) -> None:
+        """See :meth:`IndividualFilter.check`; any rate will do."""
+        super().check(mechanism)
+        checked_sigma(mechanism)
+
+    def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
+        """⌊B/ρ(1)⌋: 405 for σ = 100, q = 1, ε = 0.8, δ = 1e-5.
+
+        Raises:
+            ValueError: as :meth:`check`.
+        """
+        self.check(mechanism)
+        return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
+
+    def ledger(self, mechanism: MatrixMechanism) -> RenyiLedger:
+        """See :meth:`IndividualFilter.ledger`.
+
+        Raises:
+            ValueError: also if everybody would be left out from the first step on.
+        """
+        self.check(mechanism)
+        rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
+        before_the_norm = rate < 1 or self.personal_clipping is not None
+        if before_the_norm and self.full_norm_steps(mechanism) == 0:
+            raise ValueError(
+                f"target_epsilon={self.target_epsilon:g}: not one step of the full norm fits the "
+                f"budget at noise_multiplier={sigma:g} and probability={rate:g}, and every example "
+                "is charged it before its norm is known; raise the noise or the target"
+            )
+        order, grid = self.order_for(mechanism), NormGrid()
+        return RenyiLedger(
+            size=mechanism.scheme.dataset_size,
+            grid=grid,
+            costs=_costs(mechanism, order, grid.values),
+            order=order,
+            budget=self.budget_at(order),
+            max_steps=self.max_steps,
+            personal_clipping=self.personal_clipping,
+        )
+
+
+def _costs(mechanism: MatrixMechanism, order: float, ratios: Array | float) -> Array:
+    """ρ(r) of a step of the mechanism, in the shape of the norm ratios."""
+    return step_divergence(
+        ratios,
+        order=order,
+        probability=mechanism.scheme.rate,
+        sigma=mechanism.noise_multiplier,
+    )
+
+
+class RenyiLedger(SampledLedger):
+    """Σ ρ of every example.
+
+    Args:
+        size: N.
+        grid: of norm ratios.
+        costs: ρ at the grid's values; first 0, ascending.
+        order: α.
+        budget: B.
+        max_steps: of the filter.
+        personal_clipping: see :class:`RenyiFilter`.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        grid: NormGrid,
+        costs: Array,
+        order: float,
+        budget: float,
+        max_steps: int,
+        personal_clipping: float | None,
+    ) -> None:
+        super().__init__(size=size, grid=grid, personal_clipping=personal_clipping)
+        self.order = order
+        self.budget = budget
+        self.max_steps = max_steps
+        self._costs = costs
+        self._spent: Array = np.zeros(size)
+
+    @property
+    def spent(self) -> Array:
+        """Rényi divergence of order α that each example has spent, shape (N,); not for release."""
+        return self._spent.copy()
+
+    def _affordable(self, which: Which, buckets: Buckets) -> Mask:
+        # The same sum as in _charge, so that rounding cannot lift it above B.
+        return self._spent[which] + self._costs.take(buckets) <= self.budget
+
+    def _charge(self, which: Which, buckets: Buckets) -> None:
+        self._spent[which] += self._costs.take(buckets)
+
+    def _exhaust(self, which: Mask) -> None:
+        self._spent[which] = self.budget
+
+    def epsilons(self, delta: float) -> Array:
+        """ε_i of what was spent at this one order, shape (N,); not for release.
+
+        Most of a small ε_i is what the conversion adds; 0 only where nothing was spent.
+        """
+        return epsilon_at_order(self._spent, order=self.order, delta=delta)
+
+    def epsilon_bound(self, delta: float) -> float:
+        """ε of (α, B)-RDP."""
+        return float(epsilon_at_order(self.budget, order=self.order, delta=delta))
+
+    @property
+    def condition(self) -> str:
+        """The budget in one sentence."""
+        charged = (
+            "is charged the full clipping norm when it is not drawn"
+            if self._factor is None
+            else f"is clipped to {self._factor:g} times its norm at its last draw"
+        )
+        return (
+            f"Every example has its own budget of {self.budget:.6g} of Rényi divergence of order "
+            f"{self.order:g}, {charged} and is left out of steps that would exceed it, of at "
+            f"most {self.max_steps} steps"
+        )
+
+    def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
+        """Also refuse what was spent at another order; see :meth:`IndividualLedger.check_state`."""
+        super().check_state(state, steps)
+        order, spent = state["spending"]["order"], state["spending"]["spent"]
+        if order != self.order:
+            raise ValueError(
+                f"the individual ledger is of Rényi order {order}, this run's is {self.order}: "
+                f"resume with RenyiFilter(order={order}, ...)"
+            )
+        # Another machine's logarithms may make another last digit of B.
+        if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
+            raise ValueError(
+                f"the individual ledger holds spendings outside the budget, 0 to {self.budget:g}: "
+                "the checkpoint was changed after it was written; go on from one that was not"
+            )
+
+    def _spending(self) -> dict[str, Any]:
+        spent = torch.from_numpy(self._spent.copy())
+        return {**super()._spending(), "order": self.order, "spent": spent}
+
+    def _load_spending(self, spending: dict[str, Any]) -> None:
+        super()._load_spending(spending)
+        self._spent = spending["spent"].double().numpy().copy()
