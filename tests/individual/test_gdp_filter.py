@@ -92,23 +92,23 @@ def test_random_histories_are_those_of_algorithm_1(full_consumption):
         shares = drive(ledger, ratios)
         expected_shares = np.zeros(size)
         for i, ratio in enumerate(ratios):
-            cost, left = (ratio / sigma) ** 2, individual.budget**2 - squares[i]
+            cost, left = (ratio / sigma) ** 2, ledger.budget**2 - squares[i]
             expected = 1.0 if cost <= left else 0.0
             if cost > left and full_consumption:
                 expected = math.sqrt(max(left, 0.0) / cost)
             expected_shares[i] = expected
             squares[i] += shares[i] ** 2 * cost
             if 0 < shares[i] < 1:
-                squares[i] = individual.budget**2
+                squares[i] = ledger.budget**2
             returned += bool(out[i] and shares[i])
             out[i] = shares[i] == 0
         np.testing.assert_allclose(shares, expected_shares, rtol=2e-6)
         assert (shares <= expected_shares).all()
         np.testing.assert_allclose(ledger.spent**2, squares, rtol=1e-12)
-        assert (ledger.spent**2 <= individual.budget**2 * (1 + 1e-15)).all()
+        assert (ledger.spent**2 <= ledger.budget**2 * (1 + 1e-15)).all()
     if full_consumption:
-        assert (ledger.spent == individual.budget).sum() > size / 2
-        assert not ledger.active[ledger.spent == individual.budget].any()
+        assert (ledger.spent == ledger.budget).sum() > size / 2
+        assert not ledger.active[ledger.spent == ledger.budget].any()
     else:
         assert returned > 0  # an example that was left out came back with a smaller gradient
 
