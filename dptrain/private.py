@@ -232,8 +232,8 @@ class PrivateTraining:
         private = state["private"]
         if self._filter is not None:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
-        self.optimizer.ledger.check(state["ledger"])
         self.loader.check_state(private["loader"])  # refuses another data set
+        self.optimizer.ledger.check(state["ledger"])
         self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
         self.optimizer.ledger.resume(state["ledger"])
         self.loader.load_state_dict(private["loader"])
