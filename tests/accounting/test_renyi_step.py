@@ -30,7 +30,8 @@ def divergence(order, probability, shift, *, remove):
 
 
 CASES = [
-    *itertools.product((1.001, 1.5, 2, 2.7, 33.3), (1e-3, 0.5), (0.01, 1)),
+    *itertools.product((1.001, 1.5, 2.7), (1e-3, 0.5), (0.01, 1)),
+    (33.3, 1e-3, 0.01),
     (2, 1e-6, 1e-8),
     (1.1, 0.1, 1e-4),
     (32, 1e-6, 1.0),

@@ -2,12 +2,43 @@
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
 
 import numpy as np
 
+from dptrain.accounting.norm_grid import NormGrid
+from dptrain.accounting.renyi_step import step_divergence
+from dptrain.individual import RenyiLedger
+
+GRID = NormGrid()
 NOBODY = np.empty(0, dtype=np.int64)
+
+
+@functools.cache
+def costs_of(order, probability, sigma):
+    return step_divergence(GRID.values, order=order, probability=probability, sigma=sigma)
+
+
+def ledger_of(
+    full_steps, *, size=1, order=2.0, q=0.5, sigma=1.0, personal=None, kind=RenyiLedger, scale=1.0
+):
+    """A ledger whose budget is so many charges of the full norm."""
+    costs = costs_of(order, q, sigma)
+    return kind(
+        size=size,
+        grid=GRID,
+        costs=scale * costs,
+        order=order,
+        budget=full_steps * costs[-1],
+        max_steps=100,
+        personal_clipping=personal,
+    )
+
+
+def cost(ratio, *, order=2.0, q=0.5, sigma=1.0):
+    return costs_of(order, q, sigma)[GRID.bucket(ratio)]
 
 
 @dataclasses.dataclass(frozen=True)
