@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import ChainMap
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
+from opacus.grad_sample.grad_sample_module import (
+    create_or_accumulate_grad_sample,
+    promote_current_grad_sample,
+)
 from opacus.layers.dp_rnn import RNNLinear
+from opacus.utils.module_utils import trainable_parameters
 from torch import nn
 
 from dptrain.clipping.graph import parameter_uses
-from dptrain.clipping.weights import check_rows
+from dptrain.clipping.linear_norms import linear_norms
+from dptrain.clipping.weights import check_rows, row_norms
 
 
 class GhostModule(GradSampleModuleFastGradientClipping):
@@ -28,6 +36,11 @@ class GhostModule(GradSampleModuleFastGradientClipping):
     For a layer without a rule, Opacus gets per-example gradients by calling a copy of the layer on
     its first input; other inputs are lost there. Its sums are formed the same way as its norms.
     """
+
+    # Opacus's norms of linear layers may come out far too small; see linear_norms.
+    NORM_SAMPLERS: ClassVar[Mapping[type[nn.Module], Any]] = ChainMap(
+        {nn.Linear: linear_norms}, GradSampleModuleFastGradientClipping.NORM_SAMPLERS
+    )
 
     def __init__(self, m: nn.Module, **kwargs: Any) -> None:
         super().__init__(m, **kwargs)
@@ -72,7 +85,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
             check_rows(len(part), rows)
         for p in seen:  # a layer that takes no part next time must not leave its old norm behind
             del p._norm_sample
-        return torch.stack([part.to(parts[0].device) for part in parts]).norm(2, dim=0)
+        return row_norms(torch.stack([part.to(parts[0].device) for part in parts], dim=1))
 
     def second_pass(self, loss: torch.Tensor, finite: torch.Tensor) -> None:
         """Leave in ``p.grad`` the gradient of ``loss``, without the examples not ``finite``."""
@@ -155,17 +168,44 @@ class GhostModule(GradSampleModuleFastGradientClipping):
             check_rows(len(forward_output[0]), self._rows)
         activations: Any = module.activations
         self._kept.setdefault(module, []).append(activations[-1])
-        super().capture_backprops_hook(
-            module, _forward_input, forward_output, loss_reduction, batch_first
+        if type(module) in self.NORM_SAMPLERS:
+            super().capture_backprops_hook(
+                module, _forward_input, forward_output, loss_reduction, batch_first
+            )
+        else:
+            self._norms_of_gradients(module, forward_output[0].detach(), loss_reduction)
+
+    def _norms_of_gradients(
+        self, module: nn.Module, backprops: torch.Tensor, loss_reduction: str
+    ) -> None:
+        """As Opacus does it, but with norms of long gradients that are not too small."""
+        activations, backprops = self.rearrange_grad_samples(
+            module=module, backprops=backprops, loss_reduction=loss_reduction, batch_first=True
         )
+        for p, g in self._sampler(module)(module, activations, backprops).items():
+            create_or_accumulate_grad_sample(
+                param=p, grad_sample=g, max_batch_len=module.max_batch_len
+            )
+        for _, p in trainable_parameters(module):
+            p._forward_counter -= 1
+            if p._forward_counter == 0:  # the last of the layer's calls
+                promote_current_grad_sample(p)
+                p._norm_sample = row_norms(p.grad_sample.flatten(1))
+                p.grad_sample = None
+        if not module.activations and hasattr(module, "max_batch_len"):
+            del module.max_batch_len
+
+    def _sampler(self, module: nn.Module) -> Any:
+        """What computes per-example gradients of one call of a layer."""
+        if self.force_functorch:
+            return ft_compute_per_sample_gradient
+        return self.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
 
     def _sum_finite(self, module: nn.Module, backprops: torch.Tensor, finite: torch.Tensor) -> None:
         # Both passes walk the graph in the same order, so uses of a layer match first to first.
         activations = [_masked(a, finite) for a in self._kept[module].pop(0)]
-        sampler = ft_compute_per_sample_gradient
-        if not self.force_functorch:
-            sampler = self.GRAD_SAMPLERS.get(type(module), sampler)
-        for p, g in sampler(module, activations, _masked(backprops, finite)).items():
+        found = self._sampler(module)(module, activations, _masked(backprops, finite))
+        for p, g in found.items():
             total = g.sum(dim=0)
             self._sums[p] = self._sums[p] + total if p in self._sums else total
 
