@@ -53,8 +53,8 @@ class FilterSettings:
                     f"nothing to set; name one in {GROUP}.type, or take the field out"
                 )
             return None
-        member = named_type(GROUP, group, members_of(IndividualFilter))
-        fields = [field.name for field in dataclasses.fields(member) if field.init]
+        member = named_type(GROUP, group, _with_a_target())
+        fields = _fields(member)
         own = [name for name in fields if name not in (*_RENAMED.values(), "max_steps")]
         given = stated_fields(GROUP, group, allowed=[*COMMON, *own], required=["epsilon"])
         report, start = given.get("report", False), given.get("start")
@@ -137,3 +137,13 @@ class FilterSettings:
         if self.start is None:
             return None
         return built.noise_multiplier(self.start)  # type: ignore[attr-defined]
+
+
+def _with_a_target() -> dict[str, type]:
+    """The filters to choose from: not an odometer, whose rounds nobody would open in a recipe."""
+    members = members_of(IndividualFilter)
+    return {name: kind for name, kind in members.items() if "target_epsilon" in _fields(kind)}
+
+
+def _fields(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind) if field.init]

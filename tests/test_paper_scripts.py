@@ -16,6 +16,7 @@ from scripts.paper import (
     individual_fig3,
     individual_fig4,
     individual_fig5,
+    individual_fig6,
     min_sep_fig2_fig3,
     min_sep_grid,
     truncated_poisson,
@@ -36,6 +37,22 @@ def test_gradient_descent_figures(script, tmp_path, capsys):
     assert len(rows_of(tmp_path / f"{name}.csv")) == 5
     assert (tmp_path / f"{name}.png").stat().st_size > 1000
     assert "495" in capsys.readouterr().out
+
+
+def test_filtered_runs(tmp_path, capsys):
+    few = ["individual.start=4", "epochs=8", "groups.size=20", "groups.test_size=10"]
+    chosen = ["--factors", "1", "5", "--seeds", "2", "--output", str(tmp_path)]
+    individual_fig6.main([*chosen, *few])
+    rows = rows_of(tmp_path / "individual_fig6.csv")
+    assert [float(row["factor"]) for row in rows[::8]] == [1, 5]
+    assert all(int(row["active"]) == 1437 for row in rows if int(row["epoch"]) <= 4)
+    assert len(rows_of(tmp_path / "individual_fig2.csv")) == 2 * 4 * 5
+    spent = rows_of(tmp_path / "individual_fig7_fig8.csv")
+    for factor in ("1", "5"):
+        assert sum(int(row[f"images_at_{factor}"]) for row in spent) == 1437
+    for name in ("6_auc", "6_active", "2", "7", "8"):
+        assert (tmp_path / f"individual_fig{name}.png").stat().st_size > 1000
+    assert "negligible gain" in capsys.readouterr().out
 
 
 def test_steps_and_epsilon_of_gradient_descent_are_inverse():

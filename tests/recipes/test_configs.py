@@ -10,10 +10,12 @@ import yaml
 
 from dptrain.configuration.typed import members_of
 from dptrain.strategies import Strategy
-from recipes import arxiv, vision
+from recipes import arxiv, individual, vision
 from recipes.config import flatten, load_config
+from recipes.runfolder import INDIVIDUAL
 from tests.recipes.arxiv_files import write_arxiv_files
 from tests.recipes.image_files import write_batches, write_hub_files
+from tests.recipes.phenotyping_files import write_parts
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 FREE = ("scheme.", "strategy.", "individual.")  # their fields depend on their type
@@ -44,6 +46,8 @@ def _stated(path):
 
 
 def _schema(path):
+    if path.stem.endswith("_individual"):
+        return individual.IndividualSettings
     is_text = path.name.startswith("arxiv")
     return arxiv.ArxivSettings if is_text else vision.VisionSettings
 
@@ -90,6 +94,31 @@ def test_digits_run(tmp_path, capsys):
     assert vision.main(["--config", str(path), "--output", str(tmp_path / "run"), *options]) == 0
 
 
+# No calibration: the noise follows from the filter's start.
+SMALL_INDIVIDUAL = ["individual.start=2", "epochs=4", "evaluate_every=2", "plots=false"]
+
+
+def test_digits_individual_runs(tmp_path, capsys):
+    path = next(p for p in CONFIGS if p.stem == "digits_individual")
+    run = ["--config", str(path), "--output", str(tmp_path / "run"), *SMALL_INDIVIDUAL]
+    assert individual.main(run) == 0
+    assert "(ε = 2.75, δ = 1e-05)-differentially private" in capsys.readouterr().out
+    assert (tmp_path / "run" / INDIVIDUAL).is_dir()
+
+
+@pytest.mark.parametrize("parquet", [False, True], ids=["csv", "parquet"])
+def test_mimic3_individual_runs(tmp_path, capsys, parquet):
+    path = next(p for p in CONFIGS if p.stem == "mimic3_individual")
+    root = tmp_path / "data"
+    root.mkdir()
+    write_parts(root, parquet=parquet)
+    options = [*SMALL_INDIVIDUAL, f"data.root={root}", "groups.size=8", "groups.test_size=4"]
+    run = ["--config", str(path), "--output", str(tmp_path / "run"), *options]
+    assert individual.main(run) == 0
+    assert "accountant: individual GDP filter" in capsys.readouterr().out
+    assert (tmp_path / "run" / INDIVIDUAL).is_dir()
+
+
 @pytest.fixture(scope="module")
 def papers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("papers")
@@ -127,8 +156,19 @@ def test_arxiv_runs(papers, tmp_path, capsys, path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_the_setting_of_the_paper(path):
-    """001 sections 7.2 and 7.3, as far as they say it."""
+    """001 sections 7.2 and 7.3, 003 Appendix E, as far as they say it."""
     settings = load_config(_schema(path), path)
+    if path.stem.endswith("_individual"):
+        # Digits have their own learning rate and clipping norm.
+        assert (settings.epochs, settings.scheme["epoch_length"]) == (100, 1)
+        assert (settings.individual["start"], settings.individual["epsilon"]) == (50, 2.75)
+        assert settings.privacy.delta == 1e-5
+        assert settings.optimizer.name == "adam"
+        settings.data.root = "somewhere"
+        assert settings.with_steps(1000).noise_multiplier() == pytest.approx(10.61, abs=0.01)
+        if path.stem == "mimic3_individual":
+            assert settings.privacy.max_grad_norm == 0.79
+        return
     if path.stem.startswith("digits"):
         pytest.skip("not of the paper")
     if path.stem.startswith("arxiv"):

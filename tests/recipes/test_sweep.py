@@ -63,6 +63,18 @@ def test_the_grids_of_the_paper(monkeypatch):
         assert {path.stem, *(m.config.partition("_")[0][8:] for m in found)} == {path.stem}
 
 
+def test_the_clipping_norms_on_digits(monkeypatch):
+    """003 Fig. 6: multiples of the optimum, which is the configuration's."""
+    root = pathlib.Path(__file__).parents[2]
+    monkeypatch.chdir(root)
+    grid = yaml.safe_load((root / "configs" / "grids" / "digits_individual.yaml").read_text())
+    config = yaml.safe_load((root / "configs" / "digits_individual.yaml").read_text())
+    found = members(grid, pathlib.Path("runs"))
+    norms = [member.overrides["privacy.max_grad_norm"] for member in found]
+    optimum = config["privacy"]["max_grad_norm"]
+    assert [norm / optimum for norm in norms] == pytest.approx([0.5, 1, 1.5, 3, 5, 10, 20])
+
+
 def _grid(tmp_path, **entries):
     (tmp_path / "tiny.yaml").write_text(TINY)
     grid = {

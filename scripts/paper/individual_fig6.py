@@ -1,0 +1,233 @@
+"""Filtered private gradient descent at several clipping norms, on digits in place of MIMIC-III.
+
+Figures 6, 2, 7 and 8 of Koskela, Tobaben & Honkela, Individual Privacy Accounting with Gaussian
+Differential Privacy. Runs configs/digits_individual.yaml with its clipping norm times .5, 1, 1.5, 3
+and 5, several seeds each.
+
+    PYTHONPATH=. python scripts/paper/individual_fig6.py [--seeds 3] [--factors .5 1 1.5 3 5]
+
+MIMIC-III is not at hand: what can be compared are the paper's sentences, not its numbers. Digits
+are public, so what single images have spent may be shown here; of a private data set it may not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from dptrain.individual.plots import plot_active, plot_histogram
+from dptrain.individual.plots_groups import plot_groups
+from dptrain.plots import figure_of, save
+from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
+from scripts.paper.individual_runs import (
+    Filtered,
+    filtered_run,
+    mean_losses,
+    mean_table,
+    settings_of,
+)
+
+NEAR = 0.9  # of the budget
+FACTORS = [0.5, 1.0, 1.5, 3.0, 5.0, 10.0, 20.0]  # to 5 in the paper
+
+Runs = Mapping[float, Sequence[Filtered]]  # by multiple of the clipping norm, a run a seed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line."""
+    options = parser(__doc__)
+    options.add_argument("--factors", type=positive, nargs="+", default=FACTORS)
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("overrides", nargs="*", metavar="field=value", help="of the recipe")
+    chosen, watch = options.parse_intermixed_args(arguments), Stopwatch()
+    _check(chosen)
+    norm = settings_of(chosen.overrides).privacy.max_grad_norm
+    runs: Runs = {
+        factor: [
+            filtered_run(
+                [
+                    "evaluate_every=2",
+                    *chosen.overrides,
+                    f"privacy.max_grad_norm={factor * norm}",
+                    f"seed={seed}",
+                ]
+            )
+            for seed in range(chosen.seeds)
+        ]
+        for factor in chosen.factors
+    }
+    start = len(runs[1.0][0].before.active_counts)
+    _write(runs, chosen.output)
+    _draw_auc(runs, norm, start, chosen)
+    first = {f"{factor:g} × {norm:g}": found[0] for factor, found in runs.items()}
+    plot_active(
+        {name: run.end.active_counts for name, run in first.items()},
+        chosen.output / "individual_fig6_active.png",
+        size=runs[1.0][0].end.size,
+        start=start,
+    )
+    _draw_groups(runs[1.0], start, chosen)
+    large = 5.0 if 5.0 in runs else max(runs)
+    for figure, factor in ((7, 1.0), (8, large)):
+        before = runs[factor][0].before
+        plot_histogram(
+            {f"clipping norm {factor:g} × {norm:g}, after {start} epochs": before.epsilon},
+            chosen.output / f"individual_fig{figure}.png",
+            delta=before.delta,
+            bound=before.bound,
+        )
+    compare([*_gains(runs, start), *_groups(runs, start), *_spent(runs)])
+    print(f"took {watch}")
+
+
+def _check(chosen: argparse.Namespace) -> None:
+    if 1.0 not in chosen.factors or max(chosen.factors) == 1.0:
+        raise SystemExit(f"--factors {chosen.factors}: 1 has to be among them, and a larger one")
+    if chosen.seeds < 1:
+        raise SystemExit(f"--seeds {chosen.seeds}: at least 1")
+
+
+def _write(runs: Runs, output: pathlib.Path) -> None:
+    write_csv(
+        output / "individual_fig6.csv",
+        ("factor", "seed", "epoch", "macro_auc", "active"),
+        (
+            (factor, seed, epoch, auc, run.end.active_counts[epoch - 1])
+            for factor, found in runs.items()
+            for seed, run in enumerate(found)
+            for epoch, auc in run.auc.items()
+        ),
+    )
+    write_csv(
+        output / "individual_fig2.csv",
+        ("factor", "epoch", "group", "mean_epsilon", "train_loss", "test_loss"),
+        (
+            (factor, epoch, row.group, row.mean_epsilon, row.mean_loss, losses[row.group])
+            for factor, found in runs.items()
+            for epoch in found[0].tables
+            for table in [mean_table([run.tables[epoch] for run in found])]
+            for losses in [mean_losses([run.test_losses[epoch] for run in found])]
+            for row in table.rows
+        ),
+    )
+    bound = runs[1.0][0].before.bound
+    assert bound is not None
+    edges = np.linspace(0.0, bound * (1 + 1e-9), 41)
+    counts = {factor: np.histogram(f[0].before.epsilon, edges)[0] for factor, f in runs.items()}
+    write_csv(
+        output / "individual_fig7_fig8.csv",
+        ("epsilon_from", "epsilon_to", *(f"images_at_{factor:g}" for factor in runs)),
+        (
+            (float(low), float(high), *(int(counts[factor][i]) for factor in runs))
+            for i, (low, high) in enumerate(itertools.pairwise(edges))
+        ),
+    )
+
+
+def _draw_auc(runs: Runs, norm: float, start: int, chosen: argparse.Namespace) -> None:
+    figure, (axes,) = figure_of(1)
+    for i, (factor, found) in enumerate(runs.items()):
+        epochs = sorted(found[0].auc)
+        values = np.array([[run.auc[epoch] for epoch in epochs] for run in found])
+        label = f"{factor:g} × {norm:g}"
+        axes.plot(epochs, values.mean(0), color=f"C{i}", label=label, linewidth=1.6)
+        axes.fill_between(
+            epochs, values.min(0), values.max(0), color=f"C{i}", alpha=0.15, linewidth=0
+        )
+    axes.axvline(start + 0.5, color="tab:red", linestyle=":")
+    axes.annotate(
+        "filtering", (start + 0.5, 0.03), (4, 0), xycoords=("data", "axes fraction"),
+        textcoords="offset points", color="tab:red",
+    )  # fmt: skip
+    axes.set(xlabel="epoch", ylabel="macro AUC on the test rows")
+    axes.set_ylim(0.85, 1.0)
+    axes.grid(visible=True, alpha=0.3)
+    axes.legend(title="clipping norm", loc="lower right")
+    axes.set_title(f"Digits with 13 labels: mean and range of {chosen.seeds} seeds", fontsize=10)
+    save(figure, chosen.output / "individual_fig6_auc.png")
+
+
+def _draw_groups(found: Sequence[Filtered], start: int, chosen: argparse.Namespace) -> None:
+    last = max(found[0].tables)
+    keys = {f"after {start} epochs, before filtering": start, f"after {last} epochs": last}
+    plot_groups(
+        {key: mean_table([run.tables[epoch] for run in found]) for key, epoch in keys.items()},
+        chosen.output / "individual_fig2.png",
+        losses={
+            "mean test loss": {
+                key: mean_losses([run.test_losses[epoch] for run in found])
+                for key, epoch in keys.items()
+            }
+        },
+        bound=found[0].end.bound,
+    )
+
+
+def _gains(runs: Runs, start: int) -> list[tuple[str, str, str]]:
+    """AUC at the end, and at the best moment of the mean curve, against that at T0."""
+    rows = []
+    for factor, found in runs.items():
+        last = max(found[0].auc)
+        gains = np.array([run.auc[last] - run.auc[start] for run in found])
+        error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+        means = {epoch: float(np.mean([run.auc[epoch] for run in found])) for epoch in found[0].auc}
+        best = max((epoch for epoch in means if epoch >= start), key=lambda epoch: means[epoch])
+        stated = {1.0: "negligible gain", 5.0: "a gain"}.get(factor, "-")
+        rows.append(
+            (
+                f"macro AUC at {factor:g} times the norm, epoch {start} -> {last}",
+                stated,
+                f"{means[start]:.4f} -> {means[last]:.4f} ({gains.mean():+.4f} ± {error:.4f}); "
+                f"best {means[best]:.4f} at epoch {best}",
+            )
+        )
+    return rows
+
+
+def _groups(runs: Runs, start: int) -> list[tuple[str, str, str]]:
+    """Groups in the order of their mean ε at T0, with their losses then and at the end."""
+    found = runs[1.0]
+    last = max(found[0].tables)
+    then, end = (mean_table([run.tables[epoch] for run in found]) for epoch in (start, last))
+    tests = [mean_losses([run.test_losses[epoch] for run in found]) for epoch in (start, last)]
+    rows = []
+    for old, new in sorted(zip(then.rows, end.rows, strict=True), key=lambda p: p[0].mean_epsilon):
+        assert old.mean_loss is not None
+        assert new.mean_loss is not None
+        rows.append(
+            (
+                f"{old.group}: mean ε; training and test loss, epoch {start} -> {last}",
+                "least ε: least loss, and it falls" if not rows else "it rises",
+                f"{old.mean_epsilon:.3f} -> {new.mean_epsilon:.3f}; {old.mean_loss:.4f} -> "
+                f"{new.mean_loss:.4f}; {tests[0][old.group]:.4f} -> {tests[1][old.group]:.4f}",
+            )
+        )
+    return rows
+
+
+def _spent(runs: Runs) -> list[tuple[str, str, str]]:
+    """How many images were near their budget at T0."""
+    rows = []
+    for factor, found in runs.items():
+        spent = np.concatenate([run.before.epsilon for run in found])
+        bound = found[0].before.bound
+        assert bound is not None
+        stated = {1.0: "most are", 5.0: "most are far below"}.get(factor, "-")
+        rows.append(
+            (
+                f"images within {1 - NEAR:.0%} of the budget at T0, {factor:g} times the norm",
+                stated,
+                f"{np.mean(spent >= NEAR * bound):.1%}; median ε {np.median(spent):.3f} of "
+                f"{bound:g}",
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    main()
