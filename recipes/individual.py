@@ -1,9 +1,11 @@
 """Train a multi-label classifier with full-batch private gradient descent, from one YAML file.
 
-``python -m recipes.individual --config FILE [field=value ...] [--resume] [--output DIR]``
+``python -m recipes.individual --config configs/digits_individual.yaml [field=value ...]
+[--resume] [--output DIR]``
 
 The task is that of 003, section 6: a multi-layer perceptron predicts which of several conditions a
-row has; groups of rows show how the parts of the data fare.
+row has. An individual filter (the group ``individual``) gives every row a privacy budget of its
+own; groups of rows show how the parts of the data fare.
 """
 
 from __future__ import annotations

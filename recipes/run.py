@@ -49,7 +49,9 @@ class Run:
                 "settings": dataclasses.asdict(self.settings),
                 "simulation": self.simulation,
                 "run": self.private.state_dict(),
-                "history": None if self.history is None else self.history.state_dict(),
+                "private": {
+                    "history": None if self.history is None else self.history.state_dict(),
+                },
             }
         )
 
@@ -126,8 +128,9 @@ def _resumed(settings: RunSettings, task: Task, checkpoint: dict[str, Any]) -> R
     )
     private.load_state_dict(checkpoint["run"])
     history = _history(settings, private, task)
-    if history is not None and checkpoint.get("history") is not None:
-        history.load_state_dict(checkpoint["history"])
+    saved = checkpoint.get("private", {}).get("history")
+    if history is not None and saved is not None:
+        history.load_state_dict(saved)
     folder = RunFolder(settings.output, completed_steps=private.steps_executed)
     return Run(settings, task, scheduler, private, folder, checkpoint["simulation"], history)
 

@@ -110,6 +110,7 @@ def _write(runs: Runs, output: pathlib.Path) -> None:
             (factor, epoch, row.group, row.mean_epsilon, row.mean_loss, losses[row.group])
             for factor, found in runs.items()
             for epoch in found[0].tables
+            if epoch % 10 == 0
             for table in [mean_table([run.tables[epoch] for run in found])]
             for losses in [mean_losses([run.test_losses[epoch] for run in found])]
             for row in table.rows
@@ -195,7 +196,7 @@ def _groups(runs: Runs, start: int) -> list[tuple[str, str, str]]:
     last = max(found[0].tables)
     then, end = (mean_table([run.tables[epoch] for run in found]) for epoch in (start, last))
     tests = [mean_losses([run.test_losses[epoch] for run in found]) for epoch in (start, last)]
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for old, new in sorted(zip(then.rows, end.rows, strict=True), key=lambda p: p[0].mean_epsilon):
         assert old.mean_loss is not None
         assert new.mean_loss is not None

@@ -94,9 +94,15 @@ def mean_table(tables: Sequence[GroupTable]) -> GroupTable:
     """Means of the numbers of the same groups in several runs."""
 
     def row(same: tuple[GroupRow, ...]) -> GroupRow:
-        names = ("mean_epsilon", "share_active", "mean_loss")
-        means = {name: float(np.mean([getattr(one, name) for one in same])) for name in names}
-        return dataclasses.replace(same[0], **means)
+        def mean(name: str) -> float:
+            return float(np.mean([getattr(one, name) for one in same]))
+
+        return dataclasses.replace(
+            same[0],
+            mean_epsilon=mean("mean_epsilon"),
+            share_active=mean("share_active"),
+            mean_loss=mean("mean_loss"),
+        )
 
     rows = zip(*(table.rows for table in tables), strict=True)
     return GroupTable(delta=tables[0].delta, rows=tuple(row(same) for same in rows))
