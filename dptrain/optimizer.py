@@ -22,6 +22,7 @@ class Clipper(Protocol):
     """Where clipped sums come from; see :mod:`dptrain.clipping`."""
 
     nonfinite_examples: int
+    batch: MicroBatch | None
     admit: Callable[[torch.Tensor], torch.Tensor] | None
 
     def clipped_sum(
@@ -190,6 +191,8 @@ class PrivateOptimizer(DPOptimizer):
                 f"{self._parts_done} was due (step/microbatch); iterate over the private loader "
                 "that belongs to this optimiser"
             )
+        if self.clipper.batch is not batch:  # left over from a batch that was abandoned
+            self.clipper.discard()
         max_grad_norm, weights = self.bounds()
         sums = self.clipper.clipped_sum(
             max_grad_norm=max_grad_norm, weights=weights, scales=self._scales

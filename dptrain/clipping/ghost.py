@@ -10,6 +10,7 @@ from torch import nn
 
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.weights import check_rows, clip_factors
+from dptrain.sampling import MicroBatch
 
 
 class GhostLoss:
@@ -74,10 +75,14 @@ class GhostClipper:
     Attributes:
         bounds: returns (R, weights of the rows of the current microbatch); set by the engine.
         admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
+        at_hand: returns the batch that the user holds; set by ``wrap_module``.
+        batch: the one of the last backward pass.
     """
 
     bounds: Callable[[], tuple[float, torch.Tensor]]
     admit: Callable[[torch.Tensor], torch.Tensor] | None = None
+    at_hand: Callable[[], MicroBatch | None]
+    batch: MicroBatch | None = None
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class GhostClipper:
                 "and an example would count several times: add the losses, call backward once"
             )
         max_grad_norm, weights = self.bounds()
+        self.batch = self.at_hand()
         check_rows(len(losses), len(weights))
         norms = self.module.first_pass(self.reduce(losses), len(weights))
         for p in self.parameters:  # what the first pass left is not clipped

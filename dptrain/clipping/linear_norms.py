@@ -14,7 +14,7 @@ _ROUNDING = 16.0
 
 def linear_norms(
     layer: nn.Linear, activations: list[torch.Tensor], backprops: torch.Tensor
-) -> dict[nn.Parameter, torch.Tensor]:
+) -> dict[torch.Tensor, torch.Tensor]:
     """Norms of the per-example gradients of weight and bias, never too small; Opacus's signature.
 
     With positions t, inputs a_t and output gradients b_t the gradient of the weight is Σ b_t a_tᵀ,
@@ -35,7 +35,7 @@ def linear_norms(
     inputs = activations[0].to(backprops.dtype)
     if backprops.dim() not in (2, 3):
         return {}
-    found: dict[nn.Parameter, torch.Tensor] = {}
+    found: dict[torch.Tensor, torch.Tensor] = {}
     if layer.weight.requires_grad:
         found[layer.weight] = _weight_norms(inputs, backprops)
     if layer.bias is not None and layer.bias.requires_grad:

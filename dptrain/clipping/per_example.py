@@ -12,6 +12,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain.clipping.weights import check_rows, clip_factors, row_norms, summing_dtype
+from dptrain.sampling import MicroBatch
 
 
 class HookedModule(GradSampleModule):
@@ -57,9 +58,11 @@ class PerExampleClipper:
 
     Attributes:
         admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
+        batch: the one that gradients were computed for last; set by the wrapped module.
     """
 
     admit: Callable[[torch.Tensor], torch.Tensor] | None = None
+    batch: MicroBatch | None = None
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, views: int = 1) -> None:
         self.parameters = list(parameters)

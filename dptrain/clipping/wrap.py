@@ -38,12 +38,20 @@ def wrap_module(
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "ghost":
         ghost = GhostModule(module, loss_reduction=loss_reduction)
-        return ghost, GhostClipper(ghost, criterion, parameters)
+        ghost_clipper = GhostClipper(ghost, criterion, parameters)
+        ghost_clipper.at_hand = lambda: loader.current
+        return ghost, ghost_clipper
+    clipper = PerExampleClipper(parameters, views=views)
+
+    def rows() -> int | None:
+        clipper.batch = loader.current
+        return None if loader.current is None else loader.current.rows
+
     wrapped = HookedModule(
         module,
-        rows=lambda: None if loader.current is None else loader.current.rows,
+        rows=rows,
         views=views,
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",
     )
-    return wrapped, PerExampleClipper(parameters, views=views)
+    return wrapped, clipper

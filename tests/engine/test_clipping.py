@@ -177,6 +177,26 @@ def test_step_without_backward_or_batch_is_refused(mode):
             pass
 
 
+def test_gradients_of_an_abandoned_batch_are_not_used_for_another(mode):
+    """They would count twice: as the rows of part 0, and again as their own."""
+    data = images()
+    scheme = everything_every_step(len(data), 2)
+    private = make(small_net(), data, mode, scheme=scheme, max_physical_batch_size=8)
+    train(private, batches=1)
+    model, optimizer, loader, *rest = private
+    criterion = rest[0] if rest else nn.CrossEntropyLoss()
+    for x, y in loader:
+        criterion(model(x), y).backward()
+        if loader.current.part == 1:
+            break
+        optimizer.step()
+    for _ in loader:
+        assert loader.current.part == 0
+        with pytest.raises(RuntimeError, match="backward"):
+            optimizer.step()
+        break
+
+
 def test_ghost_loss_refuses_what_would_escape_clipping():
     data = images()
     private = make(small_net(), data, "ghost", scheme=everything_every_step(len(data), 1))
