@@ -9,7 +9,7 @@ from dptrain.guarantee import Guarantee
 from dptrain.individual import IndividualLedger
 
 _POINTS = 81
-_LEAST_DELTA = 1e-30
+_LEAST_DELTA, _LARGEST_DELTA = 1e-30, 1 - 1e-9
 
 
 def filter_profile(ledger: IndividualLedger, guarantee: Guarantee) -> Profile:
@@ -38,8 +38,10 @@ def filter_profile(ledger: IndividualLedger, guarantee: Guarantee) -> Profile:
 
 
 def _enough_at_zero(ledger: IndividualLedger) -> float:
-    """Least δ, rounded up, at which ε = 0."""
-    low, high = 0.0, 1.0
+    """Least δ, rounded up, at which ε = 0; the largest where a bound is above 0 at all of them."""
+    low, high = 0.0, _LARGEST_DELTA
+    if ledger.epsilon_bound(high) > 0:
+        return high
     while high - low > 1e-6 * high:
         middle = 0.5 * (low + high)
         low, high = (low, middle) if ledger.epsilon_bound(middle) <= 0 else (middle, high)

@@ -35,7 +35,7 @@ def _main(config, output, *arguments):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["individual.type=GPDFilter"], "individual.type='GPDFilter': did you mean GDPFilter"),
+        (["individual.type=GDPFiltr"], "individual.type='GDPFiltr': did you mean GDPFilter"),
         (["individual.type=GDPOdometer"], "individual.type='GDPOdometer': "),
         (["individual.epsilon=null"], "needs individual.epsilon"),
         (["individual.epsilon=-1"], "epsilon"),

@@ -246,7 +246,6 @@ TINY_IMAGES = [
     "privacy.noise_multiplier=0.8",
     "individual.epsilon=3",
     "individual.report=true",
-    "plots=false",
     "steps=5",
     "evaluate_every=2",
 ]
@@ -266,4 +265,13 @@ def test_images_in_sampled_batches(config, tmp_path, kind):
     assert report.size == 1437
     assert len(report.active_counts) == 5
     assert np.all(report.epsilon <= 3 + 1e-9)
-    assert {path.name for path in (output / INDIVIDUAL).iterdir()} <= {REPORT, REPORT_BEFORE}
+    # There are no groups, so nothing is said of them.
+    names = {path.name.partition("_NOT")[0] for path in (output / INDIVIDUAL).iterdir()}
+    before = {"individual_privacy_before_filtering"}
+    assert names - before == {"individual_privacy", "histogram", "active"}
+    # The curve passes through the guarantee.
+    profile = json.loads((output / "privacy_report.json").read_text())["profile"]
+    assert np.all(np.diff(profile["epsilon"]) > 0)
+    logs = np.log(profile["delta_remove"])
+    there = np.interp(guarantee.epsilon, profile["epsilon"], logs)
+    assert there == pytest.approx(np.log(guarantee.delta), rel=0.01)
