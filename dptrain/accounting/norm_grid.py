@@ -53,3 +53,20 @@ class NormGrid:
         if wanted.size and not (wanted.min() >= 0 and wanted.max() <= 1):  # NaN fails both
             raise ValueError("ratios: norms divided by the clipping norm must lie in [0, 1]")
         return np.searchsorted(self.values, wanted, side="left")
+
+    def counts(self, ratios: npt.ArrayLike) -> npt.NDArray[np.uint32]:
+        """How often each grid value occurs, norms rounded up: shape (examples, len(values)).
+
+        Args:
+            ratios: norm ratios in [0, 1] of every example at every step, shape (examples, steps).
+
+        Raises:
+            ValueError: if a ratio is not in [0, 1] or the shape is another.
+        """
+        buckets = self.bucket(ratios)
+        if buckets.ndim != 2:
+            raise ValueError(f"ratios: shape {buckets.shape}, expected (examples, steps)")
+        examples, size = len(buckets), len(self.values)
+        flat = buckets + size * np.arange(examples)[:, None]
+        found = np.bincount(flat.ravel(), minlength=examples * size)
+        return found.reshape(examples, size).astype(np.uint32)
