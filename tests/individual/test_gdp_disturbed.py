@@ -136,3 +136,23 @@ def test_steps_beyond_the_plan_are_refused_and_cost_nothing():
     with pytest.raises(RuntimeError, match="all 2 planned steps"):
         train(private)
     np.testing.assert_array_equal(private.individual.spent, spent)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+def test_a_bound_changed_inside_a_step_is_charged_from_the_next_one_on(mode):
+    """The step is clipped and noised with its old bound: a larger one would charge too little."""
+    ends = []
+    for changed in (False, True):
+        model, data = precise()
+        options = {"steps": 2, "sigma": SIGMA, "max_grad_norm": 0.5, "max_physical_batch_size": 5}
+        private = filtered(model, data, FILTER, mode, **options)
+        optimizer = private.optimizer
+
+        def after_step(optimizer=optimizer, changed=changed):
+            optimizer.max_grad_norm = 50.0 if changed and not optimizer.at_step_boundary else 0.5
+
+        train(private, steps=1, after_step=after_step)
+        ends.append((flat(model), private.individual.spent))
+    assert torch.equal(ends[0][0], ends[1][0])
+    np.testing.assert_array_equal(ends[0][1], ends[1][1])
+    np.testing.assert_allclose(ends[0][1], 1 / SIGMA)  # all norms are above 0.5
