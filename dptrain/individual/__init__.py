@@ -4,6 +4,8 @@ from dptrain.individual.gdp import GDPFilter, GDPLedger
 from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.ledger import IndividualLedger
 from dptrain.individual.odometer import GDPOdometer, OdometerLedger
+from dptrain.individual.pld import PLDFilter
+from dptrain.individual.pld_ledger import PLDLedger
 from dptrain.individual.renyi import RenyiFilter, RenyiLedger
 from dptrain.individual.sampled import SampledLedger
 
@@ -14,6 +16,8 @@ __all__ = [
     "IndividualFilter",
     "IndividualLedger",
     "OdometerLedger",
+    "PLDFilter",
+    "PLDLedger",
     "RenyiFilter",
     "RenyiLedger",
     "SampledLedger",

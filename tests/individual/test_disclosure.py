@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer
+from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer, PLDFilter, PLDLedger
 from dptrain.individual.report import IndividualReport
 from dptrain.report import conditions, privacy_report
 
@@ -26,6 +26,7 @@ SENTENCE = "Every example had a privacy budget of its own"
 FILTERS = {
     "filter": GDPFilter(target_epsilon=2.0, target_delta=DELTA, max_steps=STEPS),
     "odometer": GDPOdometer.for_epsilons((1.0, 2.0), target_delta=DELTA, max_steps=STEPS),
+    "estimate": PLDFilter(target_epsilon=2.0, target_delta=DELTA, max_steps=STEPS),
     "plan": GDPFilter(target_epsilon=50.0, target_delta=DELTA, max_steps=STEPS),
 }
 
@@ -54,6 +55,8 @@ def put(private, seed):
     name, budget = "spent", ledger.budget
     if isinstance(ledger, GDPLedger):
         name, budget = "squares", budget**2
+    if isinstance(ledger, PLDLedger):
+        name, budget = "squares", (budget * private.mechanism.noise_multiplier) ** 2
     spent = state["spending"][name] = torch.from_numpy(shares * budget)
     ledger.load_state_dict(state)
     ledger.active_counts[:] = [count + seed for count in COUNTS]
