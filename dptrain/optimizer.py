@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -112,12 +113,17 @@ class PrivateOptimizer(DPOptimizer):
 
         Raises:
             RuntimeError: if no batch has been taken from the private loader.
-            ValueError: if the wrapped optimiser's scales cannot be used.
+            ValueError: if the wrapped optimiser's scales cannot be used, or R was set to what is
+                no bound.
         """
         batch = self.loader.current
         if batch is None:
             raise RuntimeError("take a batch from the private loader before the backward pass")
         if batch.part == 0 and batch is not self._bound_since:
+            if not 0 < self.max_grad_norm < math.inf:  # NaN is neither
+                raise ValueError(
+                    f"optimizer.max_grad_norm={self.max_grad_norm}: must be positive and finite"
+                )
             self._scales = scales_of(self.original_optimizer, self.params)
             self._bound, self._bound_since = float(self.max_grad_norm), batch
         return self._bound, torch.from_numpy(batch.weights)

@@ -19,7 +19,8 @@ from torch import nn
 
 from dptrain.clipping.graph import parameter_uses
 from dptrain.clipping.linear_norms import linear_norms
-from dptrain.clipping.weights import check_rows, row_norms
+from dptrain.clipping.packed_rows import refuse_reordered_rows
+from dptrain.clipping.weights import HALF, check_rows, row_norms
 
 
 class GhostModule(GradSampleModuleFastGradientClipping):
@@ -50,6 +51,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         self._rows = 0
         self._uses: set[tuple[Any, Any]] = set()
         self._names = {p: name for name, p in m.named_parameters()}
+        self.autograd_grad_sample_hooks.extend(refuse_reordered_rows(m))
 
     def first_pass(self, loss: torch.Tensor, rows: int) -> torch.Tensor:
         """Norms ‖g_i‖₂ of the per-example gradients of ``loss``, shape (rows,).
@@ -163,6 +165,12 @@ class GhostModule(GradSampleModuleFastGradientClipping):
                 return
             self._sum_finite(module, forward_output[0].detach(), self._finite)
             return
+        if forward_output[0].dtype in HALF:
+            raise RuntimeError(
+                f"{type(module).__name__} computes in {forward_output[0].dtype} (torch.autocast): "
+                "ghost norms would be rounded to it, and gradients exceed R and what an individual "
+                "filter charges for them; use grad_sample_mode='hooks', or leave autocast out"
+            )
         # Calls are added up row by row: one on a row that all examples share would be no one's.
         if not isinstance(module, RNNLinear):
             check_rows(len(forward_output[0]), self._rows)

@@ -11,6 +11,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
+from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.weights import check_rows, clip_factors, row_norms, summing_dtype
 from dptrain.sampling import MicroBatch
 
@@ -32,6 +33,7 @@ class HookedModule(GradSampleModule):
         super().__init__(m, **kwargs)
         self.rows = rows
         self.views = views
+        self.autograd_grad_sample_hooks.extend(refuse_reordered_rows(m))
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any

@@ -9,6 +9,8 @@ import torch
 # Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
 STABILITY = 1e-6
 
+HALF = (torch.float16, torch.bfloat16)
+
 _BLOCK = 256  # numbers that are summed one after the other
 
 
@@ -66,7 +68,7 @@ def summing_dtype(p: torch.Tensor) -> torch.dtype:
     so coarsely is not Gaussian any more; only the finished release is rounded to the parameter's
     dtype.
     """
-    return torch.float32 if p.dtype in (torch.float16, torch.bfloat16) else p.dtype
+    return torch.float32 if p.dtype in HALF else p.dtype
 
 
 def check_rows(found: int, expected: int, views: int = 1) -> None:
