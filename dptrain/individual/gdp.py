@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class GDPFilter(IndividualFilter):
         if not isinstance(self.full_consumption, bool):
             raise TypeError(f"full_consumption={self.full_consumption!r}: True or False")
 
-    @property
+    @functools.cached_property
     def budget(self) -> float:
         """B, the largest μ that is (ε, δ)-DP; rounded down."""
         return gaussian.largest_mu(self.target_epsilon, self.target_delta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import math
 import numbers
@@ -103,7 +104,7 @@ class GDPOdometer(GDPFilter):
         squares = [increment**2 for increment in self.increments]
         return tuple(math.sqrt(math.fsum(squares[: m + 1])) for m in range(len(squares)))
 
-    @property
+    @functools.cached_property
     def budget(self) -> float:
         """B_M, of all rounds."""
         return self.budgets[-1]

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dptrain.accounting.individual_pld import IndividualPLD
 from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.statement import checked_sigma
 from dptrain.guarantee import Kind
 from dptrain.individual import gaussian_renyi
-from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.pld_ledger import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
+from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.mechanism import MatrixMechanism
 
 # Coarser than the accountant's: what rounding adds to norms is under 3 %.
@@ -27,7 +25,7 @@ _MOST_STEPS = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PLDFilter(IndividualFilter):
+class PLDFilter(SampledFilter):
     """Every example takes part while its loss stays below that of one Gaussian; an estimate.
 
     003, section 5: example x may take part in a step if its steps so far and this one, composed as
@@ -55,7 +53,7 @@ class PLDFilter(IndividualFilter):
 
     Args:
         target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
-        personal_clipping: see :class:`~dptrain.individual.renyi.RenyiFilter`.
+        personal_clipping: see :class:`~dptrain.individual.sampled_filter.SampledFilter`.
         floor: least δ at which curves are compared, in (0, target_delta]; ``None``:
             ``target_delta``/1000. A smaller one admits fewer steps.
 
@@ -66,23 +64,11 @@ class PLDFilter(IndividualFilter):
     name: ClassVar[str] = "individual PLD filter"
     kind: ClassVar[Kind] = Kind.ESTIMATE
 
-    personal_clipping: float | None = None
     floor: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("personal_clipping", "floor"):
-            value = getattr(self, field)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise TypeError(f"PLDFilter: {field}={value!r} must be a number or None")
-            object.__setattr__(self, field, float(value))
-        if self.personal_clipping is not None and not 1 <= self.personal_clipping < math.inf:
-            raise ValueError(
-                f"personal_clipping={self.personal_clipping}: must be finite and at least 1, e.g. "
-                "1.5, or None to charge the full norm between draws"
-            )
+        self._settle_number("floor")
         if self.floor is not None and not 0 < self.floor <= self.target_delta:
             raise ValueError(
                 f"floor={self.floor}: must lie above 0, up to target_delta={self.target_delta}; "
@@ -102,11 +88,6 @@ class PLDFilter(IndividualFilter):
     @property
     def _floor(self) -> float:
         return FLOOR_SHARE * self.target_delta if self.floor is None else self.floor
-
-    def check(self, mechanism: MatrixMechanism) -> None:
-        """See :meth:`IndividualFilter.check`; any rate will do."""
-        super().check(mechanism)
-        checked_sigma(mechanism)
 
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
         """How many steps of the full norm are dominated by B-GDP; an estimate as all of this.
@@ -128,14 +109,7 @@ class PLDFilter(IndividualFilter):
         """
         self.check(mechanism)
         rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
-        before_the_norm = rate < 1 or self.personal_clipping is not None
-        steps = self.full_norm_steps(mechanism)
-        if before_the_norm and steps == 0:
-            raise ValueError(
-                f"target_epsilon={self.target_epsilon:g}: not one step of the full norm fits the "
-                f"budget at noise_multiplier={sigma:g} and probability={rate:g}, and every example "
-                "is charged it before its norm is known; raise the noise or the target"
-            )
+        self._check_first_step(mechanism)
         common: dict[str, Any] = {
             "size": mechanism.scheme.dataset_size,
             "budget": self.budget,
@@ -146,7 +120,11 @@ class PLDFilter(IndividualFilter):
         if rate == 1.0:
             return UnsampledPLDLedger(grid=NormGrid(), **common)
         return SampledPLDLedger(
-            grid=GRID, probability=rate, floor=self._floor, full_norm_steps=steps, **common
+            grid=GRID,
+            probability=rate,
+            floor=self._floor,
+            full_norm_steps=self.full_norm_steps(mechanism),
+            **common,
         )
 
 

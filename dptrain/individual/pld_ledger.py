@@ -42,9 +42,10 @@ class PLDLedger(SampledLedger):
         max_steps: int,
         personal_clipping: float | None,
     ) -> None:
-        super().__init__(size=size, grid=grid, personal_clipping=personal_clipping)
+        super().__init__(
+            size=size, grid=grid, max_steps=max_steps, personal_clipping=personal_clipping
+        )
         self.budget = budget
-        self.max_steps = max_steps
 
     @property
     @abstractmethod
@@ -65,15 +66,11 @@ class PLDLedger(SampledLedger):
     @property
     def condition(self) -> str:
         """The budget in one sentence."""
-        charged = (
-            "is charged the full clipping norm when it is not drawn"
-            if self._factor is None
-            else f"is clipped to {self._factor:g} times its norm at its last draw"
-        )
         return (
             "Approximate, an estimate and not a proven bound: every example has its own budget of "
-            f"{self.budget:.6g}-GDP, converted through Rényi divergences, {charged} and is left "
-            f"out of steps that would exceed it, of at most {self.max_steps} steps"
+            f"{self.budget:.6g}-GDP, converted through Rényi divergences, "
+            f"{self._between_draws} and is left out of steps that would exceed it, of at most "
+            f"{self.max_steps} steps"
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +13,10 @@ import torch
 from dptrain.accounting.norm_grid import NormGrid
 from dptrain.accounting.renyi_conversion import epsilon_at_order, largest_divergence
 from dptrain.accounting.renyi_step import LARGEST_ORDER, step_divergence
-from dptrain.accounting.statement import checked_sigma
 from dptrain.guarantee import Kind
-from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.individual.ledger import Array, Mask
 from dptrain.individual.sampled import Buckets, SampledLedger, Which
+from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.mechanism import MatrixMechanism
 
 # Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
@@ -30,7 +28,7 @@ ORDERS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RenyiFilter(IndividualFilter):
+class RenyiFilter(SampledFilter):
     """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
 
     ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
@@ -70,10 +68,7 @@ class RenyiFilter(IndividualFilter):
         target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
         order: real α > 1; ``None``: of ``ORDERS`` the one at which gradients of the full norm may
             take part longest. It depends on q, σ and the target only, which are public.
-        personal_clipping: g ≥ 1: clip each example to g times its norm at its last draw, and charge
-            that between draws. ``None``: charge R between draws, which for a small q is most of the
-            time. The first pays for what is released and lets small gradients take part longer, at
-            the price of a bias where gradients grow by more than g between draws.
+        personal_clipping: see :class:`~dptrain.individual.sampled_filter.SampledFilter`.
 
     Raises:
         ValueError: if a value is out of range, or at this order there is no budget for the target.
@@ -83,22 +78,10 @@ class RenyiFilter(IndividualFilter):
     kind: ClassVar[Kind] = Kind.UPPER_BOUND
 
     order: float | None = None
-    personal_clipping: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("order", "personal_clipping"):
-            value = getattr(self, field)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise TypeError(f"RenyiFilter: {field}={value!r} must be a number or None")
-            object.__setattr__(self, field, float(value))
-        if self.personal_clipping is not None and not 1 <= self.personal_clipping < math.inf:
-            raise ValueError(
-                f"personal_clipping={self.personal_clipping}: must be finite and at least 1, e.g. "
-                "1.5, or None to charge the full norm between draws"
-            )
+        self._settle_number("order")
         if self.order is not None and not 1 < self.order <= LARGEST_ORDER:
             raise ValueError(
                 f"order={self.order}: a Rényi order must lie above 1, up to {LARGEST_ORDER:g}; "
@@ -128,11 +111,6 @@ class RenyiFilter(IndividualFilter):
     def _full_norm_steps(self, mechanism: MatrixMechanism, order: float) -> float:
         return self.budget_at(order) / float(_costs(mechanism, order, 1.0))
 
-    def check(self, mechanism: MatrixMechanism) -> None:
-        """See :meth:`IndividualFilter.check`; any rate will do."""
-        super().check(mechanism)
-        checked_sigma(mechanism)
-
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
         """⌊B/ρ(1)⌋: 405 for σ = 100, q = 1, ε = 0.8, δ = 1e-5.
 
@@ -149,14 +127,7 @@ class RenyiFilter(IndividualFilter):
             ValueError: also if everybody would be left out from the first step on.
         """
         self.check(mechanism)
-        rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
-        before_the_norm = rate < 1 or self.personal_clipping is not None
-        if before_the_norm and self.full_norm_steps(mechanism) == 0:
-            raise ValueError(
-                f"target_epsilon={self.target_epsilon:g}: not one step of the full norm fits the "
-                f"budget at noise_multiplier={sigma:g} and probability={rate:g}, and every example "
-                "is charged it before its norm is known; raise the noise or the target"
-            )
+        self._check_first_step(mechanism)
         order, grid = self.order_for(mechanism), NormGrid()
         return RenyiLedger(
             size=mechanism.scheme.dataset_size,
@@ -203,10 +174,11 @@ class RenyiLedger(SampledLedger):
         max_steps: int,
         personal_clipping: float | None,
     ) -> None:
-        super().__init__(size=size, grid=grid, personal_clipping=personal_clipping)
+        super().__init__(
+            size=size, grid=grid, max_steps=max_steps, personal_clipping=personal_clipping
+        )
         self.order = order
         self.budget = budget
-        self.max_steps = max_steps
         self._costs = costs
         self._spent: Array = np.zeros(size)
 
@@ -239,15 +211,10 @@ class RenyiLedger(SampledLedger):
     @property
     def condition(self) -> str:
         """The budget in one sentence."""
-        charged = (
-            "is charged the full clipping norm when it is not drawn"
-            if self._factor is None
-            else f"is clipped to {self._factor:g} times its norm at its last draw"
-        )
         return (
             f"Every example has its own budget of {self.budget:.6g} of Rényi divergence of order "
-            f"{self.order:g}, {charged} and is left out of steps that would exceed it, of at "
-            f"most {self.max_steps} steps"
+            f"{self.order:g}, {self._between_draws} and is left out of steps that would exceed it, "
+            f"of at most {self.max_steps} steps"
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:

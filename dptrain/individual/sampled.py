@@ -40,12 +40,16 @@ class SampledLedger(IndividualLedger):
     Args:
         size: N.
         grid: of norm ratios, to which they are rounded up.
+        max_steps: of the filter.
         personal_clipping: g, or ``None``.
     """
 
-    def __init__(self, *, size: int, grid: NormGrid, personal_clipping: float | None) -> None:
+    def __init__(
+        self, *, size: int, grid: NormGrid, max_steps: int, personal_clipping: float | None
+    ) -> None:
         super().__init__(size)
         self.grid = grid
+        self.max_steps = max_steps
         self._factor = personal_clipping
         self._alive: Mask = np.ones(size, dtype=bool)
         self._bounds: Buckets = np.full(size, len(grid.values) - 1, dtype=np.intp)  # of C_i
@@ -71,6 +75,13 @@ class SampledLedger(IndividualLedger):
     def bounds(self) -> Array:
         """C_i at the next step, shape (N,); 1 without personal clipping; not for release."""
         return self.grid.values[self._bounds]
+
+    @property
+    def _between_draws(self) -> str:
+        """Part of a condition's sentence."""
+        if self._factor is None:
+            return "is charged the full clipping norm when it is not drawn"
+        return f"is clipped to {self._factor:g} times its norm at its last draw"
 
     def _clipped(self, indices: Indices, ratios: Array) -> Buckets:
         """Of the norms that these examples release, clipped to their bounds."""
