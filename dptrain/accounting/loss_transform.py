@@ -8,9 +8,12 @@ the one of density e^{λL}/E[e^{λL}].
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
+
+from dptrain.accounting.simulation import default_threads
 
 Array = npt.NDArray[np.float64]
 Complex = npt.NDArray[np.complex128]
@@ -119,7 +122,8 @@ class TiltedLosses:
         """
         result = np.empty((self.shifts.size, count + 1), complex)
         errors = np.empty(self.shifts.size)
-        for rows in self._blocks():
+
+        def work(rows: slice) -> None:
             nodes = _FEWEST
             while not self._fine(rows, nodes, step, count) and nodes < _MOST:
                 nodes *= 2
@@ -127,8 +131,10 @@ class TiltedLosses:
             while gap.max() > _GAP and nodes < _MOST:
                 nodes *= 2
                 result[rows], gap = self._transform(rows, nodes, step, count)
-            error = self._discretised(rows, nodes)[-1]
-            errors[rows] = gap + error
+            errors[rows] = gap + self._discretised(rows, nodes)[-1]
+
+        with ThreadPoolExecutor(default_threads()) as pool:
+            list(pool.map(work, self._blocks()))
         size = np.maximum(np.abs(result), 1e-18)
         return np.log(size) + 1j * np.angle(result), errors
 
@@ -164,7 +170,8 @@ class TiltedLosses:
                 turn = np.exp(1j * step * losses[some, parity::2])
                 right = _powers(np.ones_like(turn), turn, width)
                 left = _powers(weights[some, parity::2], right[:, -1] * turn, height)
-                halves.append(left @ right.transpose(0, 2, 1))
+                # Not BLAS, whose threads wait for each other wherever a core is busy.
+                halves.append(np.einsum("jan,jbn->jab", left, right))
             even, odd = halves
             size = np.sum(weights[some] * np.abs(losses[some]), axis=1)
             rounding = 8.0 * _EPS * (width + height + step * count * size)

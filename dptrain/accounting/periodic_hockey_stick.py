@@ -22,9 +22,9 @@ Complex = npt.NDArray[np.complex128]
 
 # Multiplies δ: what the sums of a few thousand terms of a few hundred counts can err by.
 _PAD = 1e-9
-# Share of the kernel's sum, for each frequency and a hundred more, that rounding can make of the
-# sum over frequencies, besides what the transforms report.
-_ROUNDING = 1e-14
+# Share of a term that rounding can make, besides what the transforms report: a hundred units for
+# its own exponential, and for the k multiplications of Horner's rule that it goes through.
+_ROUNDING, _ROUNDING_EACH = 5e-14, 5e-15
 _ITERATIONS = 60
 
 
@@ -63,8 +63,9 @@ class PeriodicHockeyStick:
         kernel = kernel_transform(tilt, omega) * (step / math.pi)
         kernel[0] *= 0.5
         self._coefficients = transform * kernel[:, None]
-        rounding = _ROUNDING * (100 + omega.size) + np.expm1(np.minimum(error, 50.0))
-        self._extra = tail + float(np.abs(kernel).sum()) * rounding
+        unit = _ROUNDING + _ROUNDING_EACH * np.arange(omega.size)
+        self._extra = tail + unit @ np.abs(self._coefficients)
+        self._extra += float(np.abs(kernel).sum()) * np.expm1(np.minimum(error, 50.0))
 
     def _value(self, epsilon: Array) -> Array:
         """Upper bound of g(ε), shape (n,)."""
