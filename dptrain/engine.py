@@ -126,7 +126,8 @@ class PrivacyEngine:
             regenerate_noise: draw past noise again instead of keeping it; for a banded inverse.
             individual: a privacy budget for every example, which is left out once its own gradients
                 have spent it (:mod:`dptrain.individual`); needs ``noise_multiplier``, or
-                ``mechanism``. The filter holds ε and δ.
+                ``mechanism``. The filter holds ε and δ. Rows must reach the model in the loader's
+                order: they say who is charged.
 
         Returns:
             A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
@@ -135,6 +136,8 @@ class PrivacyEngine:
         Raises:
             ValueError, TypeError: for contradicting or impossible arguments, with the remedy.
         """
+        noise_stated = noise_multiplier is not None or mechanism is not None
+        check_individual(individual, target_epsilon, noise_stated=noise_stated)
         validation.check_choices(
             grad_sample_mode=grad_sample_mode,
             loss_reduction=loss_reduction,
@@ -153,7 +156,6 @@ class PrivacyEngine:
             mechanism=(mechanism, MatrixMechanism),
             data_loader=(data_loader, DataLoader),
         )
-        check_individual(individual, target_epsilon)
         validation.check_module(module)
         validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)

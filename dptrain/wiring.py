@@ -89,8 +89,10 @@ def loader_of(
     return loader
 
 
-def check_individual(individual: object | None, target_epsilon: float | None) -> None:
-    """Refuse what is no filter, and two targets at once, before minutes of calibration.
+def check_individual(
+    individual: object | None, target_epsilon: float | None, *, noise_stated: bool
+) -> None:
+    """Refuse what is no filter, two targets at once, and a filter without a noise level.
 
     Raises:
         TypeError, ValueError: naming the remedy.
@@ -100,9 +102,11 @@ def check_individual(individual: object | None, target_epsilon: float | None) ->
             f"individual={individual!r}: expected an individual filter, for instance "
             "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
         )
-    if individual is not None and target_epsilon is not None:
-        raise ValueError(
-            f"target_epsilon={target_epsilon} with individual=: the filter holds the target, and "
-            "the noise level decides when it begins to leave examples out; state "
-            "noise_multiplier=, for instance GDPFilter.noise_multiplier(full_norm_steps=...)"
-        )
+    if individual is None or (noise_stated and target_epsilon is None):
+        return
+    given = "no noise level" if target_epsilon is None else f"target_epsilon={target_epsilon}"
+    raise ValueError(
+        f"{given} with individual=: the filter holds the target, and the noise level decides when "
+        "it begins to leave examples out; state noise_multiplier=, for instance "
+        "GDPFilter.noise_multiplier(full_norm_steps=...), or mechanism="
+    )

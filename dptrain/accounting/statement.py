@@ -89,14 +89,18 @@ def checked_sigma(mechanism: MatrixMechanism) -> float:
     return sigma
 
 
-def check_epsilon(epsilon: float) -> None:
+def check_epsilon(epsilon: float, *, name: str = "epsilon") -> None:
     """Refuse a target ε that means nothing.
+
+    Args:
+        epsilon: the target.
+        name: of the argument.
 
     Raises:
         ValueError: if ε is not a positive finite number.
     """
     if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon={epsilon}: must be finite and above 0 (8 is a common choice)")
+        raise ValueError(f"{name}={epsilon}: must be finite and above 0 (8 is a common choice)")
 
 
 def check_delta(delta: float, scheme: Scheme) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,10 +64,11 @@ class GDPFilter(IndividualFilter):
         """The least σ at which gradients of the full norm may take part in so many steps.
 
         Raises:
-            ValueError: if there is not at least one.
+            ValueError: if that is no number of steps, or there is not at least one.
         """
-        if full_norm_steps < 1:
-            raise ValueError(f"full_norm_steps={full_norm_steps}: at least 1")
+        integer = isinstance(full_norm_steps, numbers.Integral)
+        if not integer or isinstance(full_norm_steps, bool) or full_norm_steps < 1:
+            raise ValueError(f"full_norm_steps={full_norm_steps!r}: an integer, at least 1")
         return math.sqrt(full_norm_steps) / self.budget * (1.0 + 1e-12)
 
     def check_plan(self, scheme: Scheme, strategy: Strategy) -> None:
@@ -80,7 +82,7 @@ class GDPFilter(IndividualFilter):
             raise ValueError(
                 f"individual={type(self).__name__} with Poisson(probability={scheme.rate:g}): a "
                 "sampled step is not Gaussian, so its budget would be no bound; use "
-                "RenyiFilter(...), or full batches by Poisson(probability=1, ...)"
+                "RenyiFilter(...), or full batches by scheme=Poisson(probability=1, ...)"
             )
 
     def ledger(self, mechanism: MatrixMechanism) -> GDPLedger:

@@ -28,6 +28,10 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     Zrnic 2021, Alg. 3). They are about independent Gaussian noise and the example being there or
     not: zero-out or add-remove, not replace-one.
 
+    Who is charged for a gradient follows from its row: the model has to see a batch in the order
+    in which the loader gives its examples. A ``collate_fn`` or a model that sorts or shuffles rows
+    would charge one example for another's gradient, and the guarantee would be false.
+
     Args:
         target_epsilon: ε > 0 that no example exceeds.
         target_delta: δ in (0, 1).
@@ -50,7 +54,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{type(self).__name__}: {field}={value!r} must be a number")
             object.__setattr__(self, field, float(value))
-        check_epsilon(self.target_epsilon)
+        check_epsilon(self.target_epsilon, name="target_epsilon")
         if not 0 < self.target_delta < 1:
             raise ValueError(
                 f"target_delta={self.target_delta}: must lie strictly between 0 and 1, below 1/N"
@@ -81,8 +85,8 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
         if type(scheme) is not Poisson:
             raise ValueError(
                 f"individual={kind} with scheme={type(scheme).__name__}: individual filters are "
-                "proven for full batches and Poisson sampling; use Poisson(probability=1, ...) or "
-                "Poisson.for_batch_size(...)"
+                "proven for full batches and Poisson sampling; use "
+                "scheme=Poisson(probability=1, ...) or Poisson.for_batch_size(...)"
             )
         if scheme.steps > self.max_steps:
             raise ValueError(
@@ -118,6 +122,15 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
 
     def state(self, planned: Guarantee, ledger: IndividualLedger) -> Guarantee:
         """The run's guarantee: the plan's, or the budget's where that is smaller.
+
+        The plan's bound holds for a filtered run although the filter's state is hidden. Fix the
+        other examples' coins. Given the outputs so far, step t without the example is a Gaussian
+        Q, and with it a mixture over hidden states S of (1-q) Q + q Q_S, where Q_S is Q moved by at
+        most R: the coin of step t is independent of S, which only decides by how much. Every
+        hockey-stick divergence is jointly convex, in either direction, so the mixture's is at most
+        that of the worst S, which is at most that of a full norm, the plan's step. Steps that are
+        dominated whatever the outputs before them compose adaptively (Zhu, Dong & Wang 2022,
+        Thm. 10), and joint convexity averages over the others' coins.
 
         Args:
             planned: of the same mechanism without a filter.

@@ -50,6 +50,13 @@ class IndividualLedger(ABC):
         self.active_counts: list[int] = []
         self._staged: dict[int, Staged] = {}
 
+    def __repr__(self) -> str:
+        """Nothing that depends on the examples: a record may end in a log."""
+        return (
+            f"{type(self).__name__}({self.size} examples, {self.steps} steps; not for release, "
+            "dptrain.individual.report.IndividualReport.of(private) reads it)"
+        )
+
     @property
     def steps(self) -> int:
         """Committed steps."""

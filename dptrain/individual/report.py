@@ -96,6 +96,7 @@ class IndividualReport:
             names: the user's own names or ids of the examples, in the order of the data set.
 
         Raises:
+            TypeError: if ``source`` is neither.
             ValueError: if the run has no individual filter, there is no filter to speak of, or
                 δ is not in (0, 1).
         """
@@ -106,6 +107,11 @@ class IndividualReport:
                     "IndividualReport.of(ledger) without individual=: give the filter that made "
                     "the ledger, or the private run itself"
                 )
+        elif not hasattr(source, "guarantee"):
+            raise TypeError(
+                f"IndividualReport.of({type(source).__name__}): expected what make_private "
+                "returned, or its .individual"
+            )
         else:
             ledger = stated = source.individual
             if individual is not None:

@@ -80,6 +80,19 @@ class HiddenRun:
                 totals[i] += float((weights * mass**power).sum())
         return totals
 
+    def hockey_sticks(self, ledger, epsilon):
+        """δ(ε) of P against Q and of Q against P; the kink costs some 1e-3 of them."""
+        bins = self._bins(1.0)
+        totals = np.zeros(2)
+        for last in itertools.product(range(len(bins)), repeat=self.steps):
+            mass = sum(self._paths(ledger, (), last, bins))
+            weights = np.ones(())
+            for k in last:
+                weights = np.multiply.outer(weights, bins[k][1])
+            excess = (mass - np.exp(epsilon), 1.0 - np.exp(epsilon) * mass)
+            totals += [float((weights * np.maximum(each, 0.0)).sum()) for each in excess]
+        return totals
+
     def _bins(self, order):
         """Nodes (in units of R) and their Q-weights, per bin."""
         reach = 9.0 * self.sigma

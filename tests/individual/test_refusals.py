@@ -87,7 +87,7 @@ def test_correlated_noise(name, individual):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_other_schemes(name):
-    message = rf"individual=GDPFilter with scheme={name}: .*use Poisson\(probability=1"
+    message = rf"individual=GDPFilter with scheme={name}: .*use scheme=Poisson\(probability=1"
     attempt(ValueError, message, scheme=SCHEMES[name])
 
 
@@ -142,6 +142,11 @@ def test_two_targets():
     )
 
 
+def test_no_noise_level():
+    message = "no noise level with individual=: .*state noise_multiplier=.*or mechanism="
+    attempt(ValueError, message, noise_multiplier=None)
+
+
 @pytest.mark.parametrize("individual", [GDPFilter, "GDPFilter", 2.0, {"type": "GDPFilter"}])
 def test_what_is_no_filter(individual):
     message = r"individual=.*expected an individual filter.*GDPFilter\(target_epsilon"
@@ -162,8 +167,14 @@ def test_bad_numbers_of_steps(steps):
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_bad_epsilons(epsilon):
-    with pytest.raises(ValueError, match="epsilon="):
+    with pytest.raises(ValueError, match="target_epsilon="):
         GDPFilter(target_epsilon=epsilon, target_delta=1e-3, max_steps=5)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, math.nan, "5", None, True])
+def test_bad_numbers_of_full_norm_steps(steps):
+    with pytest.raises(ValueError, match=r"full_norm_steps=.*integer, at least 1"):
+        GDP.noise_multiplier(steps)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 2.0, math.nan])

@@ -99,6 +99,8 @@ def test_a_run_without_a_filter_has_no_report():
     private = make(small_net(), data, scheme=everything_every_step(len(data), 2))
     with pytest.raises(ValueError, match="no individual filter"):
         IndividualReport.of(private, 1e-3)
+    with pytest.raises(TypeError, match="expected what make_private returned"):
+        IndividualReport.of(private.optimizer, 1e-3)
 
 
 @pytest.mark.parametrize(
