@@ -43,6 +43,11 @@ class HookedModule(GradSampleModule):
         # The steps of a packed sequence have fewer rows, in the order of the examples.
         if self.hooks_enabled and rows is not None and not isinstance(module, RNNLinear):
             check_rows(len(forward_output[0]), rows, self.views)
+        if self.hooks_enabled and not getattr(module, "activations", None):
+            raise RuntimeError(
+                f"backward pass through a {type(module).__name__} in eval mode: per-example "
+                "gradients need module.train(), and evaluation belongs under torch.no_grad()"
+            )
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
 
 

@@ -9,9 +9,11 @@ from torch.utils.data import TensorDataset
 
 from .conftest import (
     everything_every_step,
+    images,
     make,
     reference_sum,
     released,
+    small_net,
     train,
 )
 
@@ -186,3 +188,16 @@ def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
     private = make(WithScaled(), data, mode, scheme=scheme, noise_multiplier=0.0, max_grad_norm=0.1)
     train(private)
     assert 0.09 < released(private, 1).norm() < 0.1 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch"])
+def test_a_backward_pass_in_eval_mode_is_refused_by_name(mode):
+    private = make(small_net(), images(), mode, scheme=everything_every_step(24, 2))
+    private.module.eval()
+    x, y = next(iter(private.loader))
+    loss = nn.functional.cross_entropy(private.module(x), y)
+    with pytest.raises(RuntimeError, match=r"in eval mode.*module\.train\(\)"):
+        loss.backward()
+    private.module.train()
+    train(private)
+    assert private.steps_executed == 2
