@@ -54,7 +54,7 @@ class IndividualLedger(ABC):
         """Nothing that depends on the examples: a record may end in a log."""
         return (
             f"{type(self).__name__}({self.size} examples, {self.steps} steps; not for release, "
-            "dptrain.individual.report.IndividualReport.of(private) reads it)"
+            "IndividualReport.of(private) reads it)"
         )
 
     @property

@@ -224,7 +224,8 @@ class RenyiLedger(SampledLedger):
         if order != self.order:
             raise ValueError(
                 f"the individual ledger is of Rényi order {order}, this run's is {self.order}: "
-                f"resume with RenyiFilter(order={order}, ...)"
+                "order=None chose otherwise there (another version or machine); resume where the "
+                f"checkpoint was written. A new run with order={order} is the same everywhere"
             )
         # Another machine's logarithms may make another last digit of B.
         if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
