@@ -52,7 +52,7 @@ def test_is_the_larger_direction_to_twelve_digits(order, probability, shift):
 
 @pytest.mark.slow
 def test_is_the_larger_direction_on_a_dense_set():
-    orders, rates = (1.001, 1.1, 1.5, 2, 2.7, 8, 32, 33.3), (1e-6, 1e-3, 0.1, 0.5, 0.99)
+    orders, rates = (1.001, 1.5, 2.7, 33.3), (1e-6, 1e-3, 0.1, 0.99)
     for case in itertools.product(orders, rates, (1e-4, 0.3, 2)):
         test_is_the_larger_direction_to_twelve_digits(*case)
 
