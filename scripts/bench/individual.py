@@ -5,8 +5,12 @@ in turns, the ε of a few of them by one composition for each example: ours
 (``HeterogeneousComposition``) and dp_accounting's. What those would take for all is extrapolated
 from the few and labelled as such. ε is compared for the same few.
 
+``filters``: for how many steps of the full norm the Rényi and the PLD filter let an example take
+part, the second at its default floor and at the highest one.
+
     PYTHONPATH=. python scripts/bench/individual.py accountant [--examples N] [--steps T]
         [--probability q] [--sigma σ] [--delta δ] [--few K] [--seed S] [--json]
+    PYTHONPATH=. python scripts/bench/individual.py filters [--delta δ] [--json]
 """
 
 from __future__ import annotations
@@ -26,15 +30,22 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
+from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.heterogeneous import HeterogeneousComposition
 from dptrain.accounting.individual_pld import IndividualPLD
 from dptrain.accounting.norm_grid import NormGrid
 from dptrain.accounting.simulation import default_threads
 from dptrain.accounting.subsampled_gaussian import spread, subsampled_gaussian_on_grid
+from dptrain.individual import PLDFilter, RenyiFilter
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"
 Counts = npt.NDArray[np.uint16]
 Row = dict[str, Any]
+# Rate q, noise σ and target ε of the filters.
+SETTINGS = (
+    (0.01, 0.6, 8.0), (1024 / 60_000, 1.0, 4.0), (256 / 60_000, 0.8, 2.0), (0.1, 2.0, 2.0),
+    (0.01, 1.0, 1.0), (0.3, 2.0, 4.0), (0.5, 8.0, 1.0),
+)  # fmt: skip
 TARGET = {"seconds": 60, "peak_mib": 2048, "cores": 2}
 
 
@@ -139,7 +150,30 @@ def accountant(options: argparse.Namespace) -> Row:
     return row
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {"accountant": accountant}
+def filters(options: argparse.Namespace) -> Row:
+    """Steps of the full norm that fit, by setting."""
+    rows: list[Row] = []
+    print("      q     σ     ε    Rényi      PLD  PLD, floor δ")
+    for rate, sigma, epsilon in SETTINGS:
+        scheme = Poisson(probability=rate, dataset_size=60_000, steps=1)
+        mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
+        target = {
+            "target_epsilon": epsilon, "target_delta": options.delta, "max_steps": 1_000_000
+        }  # fmt: skip
+        found = {
+            "renyi": RenyiFilter(**target).full_norm_steps(mechanism),
+            "pld": PLDFilter(**target).full_norm_steps(mechanism),
+            "pld_floor_delta": PLDFilter(**target, floor=options.delta).full_norm_steps(mechanism),
+        }
+        rows.append({"probability": rate, "sigma": sigma, "epsilon": epsilon, **found})
+        print(f"{rate:7g} {sigma:5g} {epsilon:5g} " + " ".join(f"{n:8}" for n in found.values()),
+              flush=True)  # fmt: skip
+    return {"delta": options.delta, "rows": rows}
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Row]] = {
+    "accountant": accountant, "filters": filters
+}  # fmt: skip
 
 
 def main() -> None:
@@ -154,6 +188,8 @@ def main() -> None:
     part.add_argument("--delta", type=float, default=1e-5)
     part.add_argument("--few", type=int, default=4, help="examples for the alternatives")
     part.add_argument("--seed", type=int, default=0)
+    part = parts.add_parser("filters", help="steps of the full norm that filters let through")
+    part.add_argument("--delta", type=float, default=1e-5)
     for each in parts.choices.values():
         each.add_argument("--json", action="store_true", help=f"write the row into {OUT.name}")
     options = parser.parse_args()
