@@ -10,13 +10,19 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from dptrain.accounting import gaussian
+from dptrain.accounting.individual_arguments import (
+    Counts,
+    check_step,
+    checked_counts,
+    checked_deltas,
+    one_each,
+)
 from dptrain.accounting.norm_grid import NormGrid
 from dptrain.accounting.poisson_pld import poisson_curve
 from dptrain.accounting.tilted_totals import TiltedTotals
 from dptrain.guarantee import Adjacency
 
 Array = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.integer]
 
 
 class IndividualPLD:
@@ -51,10 +57,7 @@ class IndividualPLD:
     def __init__(
         self, *, probability: float, noise_multiplier: float, grid: NormGrid | None = None
     ) -> None:
-        if not 0 < probability <= 1:
-            raise ValueError(f"probability={probability}: must lie in (0, 1]")
-        if not 0 < noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier={noise_multiplier}: must be positive and finite")
+        check_step(probability, noise_multiplier)
         self.probability = float(probability)
         self.noise_multiplier = float(noise_multiplier)
         self.grid = grid if grid is not None else NormGrid()
@@ -85,8 +88,8 @@ class IndividualPLD:
         Raises:
             ValueError: for counts of another shape or not whole numbers, or a negative ε.
         """
-        checked = self._checked(counts)
-        wanted = _each("epsilon", epsilon, len(checked))
+        checked = checked_counts(counts, self.grid)
+        wanted = one_each("epsilon", epsilon, len(checked))
         if not np.all((wanted >= 0) & (wanted < math.inf)):
             raise ValueError("epsilon: must be at least 0 and finite; give 0 for total variation")
         if self.probability == 1.0:
@@ -119,10 +122,8 @@ class IndividualPLD:
         Raises:
             ValueError: for counts of another shape or not whole numbers, or δ out of range.
         """
-        checked = self._checked(counts)
-        wanted = _each("delta", delta, len(checked))
-        if not np.all((wanted > 0) & (wanted < 1)):
-            raise ValueError("delta: must lie in (0, 1), e.g. 1e-5")
+        checked = checked_counts(counts, self.grid)
+        wanted = checked_deltas(delta, len(checked))
         if self.probability == 1.0:
             mus = self._unsampled_mu(checked)
             if np.ndim(delta) == 0:
@@ -166,7 +167,7 @@ class IndividualPLD:
         Raises:
             ValueError: for counts of another shape or not whole numbers, or a floor out of range.
         """
-        checked = self._checked(counts)
+        checked = checked_counts(counts, self.grid)
         if not 0 < floor < 1:
             raise ValueError(f"floor={floor}: must lie in (0, 1), e.g. 1e-8")
         if levels < 1:
@@ -191,28 +192,6 @@ class IndividualPLD:
         """Whether :meth:`gaussian_mu` is at most μ (one, or one for each example), shape (N,)."""
         return self.gaussian_mu(counts, floor=floor) <= np.asarray(mu, float) * (1.0 + 1e-9)
 
-    def _checked(self, counts: npt.ArrayLike) -> Counts:
-        """The counts as whole numbers.
-
-        Raises:
-            ValueError: if they are of another shape, negative or not whole numbers.
-        """
-        array = np.asarray(counts)
-        wanted = len(self.grid.values)
-        if array.ndim != 2 or array.shape[1] != wanted:
-            raise ValueError(
-                f"counts: shape {array.shape}, expected (examples, {wanted}), one column for every "
-                "value of the norm grid"
-            )
-        if array.dtype.kind not in "iu":
-            raise ValueError(
-                f"counts: must be whole numbers of an integer type, not {array.dtype}; convert "
-                "them with .astype(np.uint32)"
-            )
-        if array.dtype.kind == "i" and array.size and array.min() < 0:
-            raise ValueError("counts: must not be negative")
-        return array
-
     def _unsampled_mu(self, counts: Counts) -> Array:
         """√(Σ n_j r_j²)/σ, shape (N,): without sampling the Gaussian composes exactly."""
         return np.sqrt(counts @ self.grid.values**2) / self.noise_multiplier
@@ -233,18 +212,3 @@ class IndividualPLD:
             desc="Individual privacy", total=2 * examples, unit="example", delay=2, leave=False,
             disable=not progress,
         )  # fmt: skip
-
-
-def _each(name: str, value: npt.ArrayLike, examples: int) -> Array:
-    """``value`` for every example.
-
-    Raises:
-        ValueError: if it is neither one number nor one for each example.
-    """
-    array = np.asarray(value, float)
-    if array.shape not in ((), (examples,)):
-        raise ValueError(
-            f"{name}: shape {array.shape}, expected one number or one for each of the "
-            f"{examples} examples"
-        )
-    return np.broadcast_to(array, (examples,))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm.auto import tqdm
 
-from dptrain.accounting.individual_pld import IndividualPLD, _each
+from dptrain.accounting.individual_arguments import check_step, checked_counts, checked_deltas
 from dptrain.accounting.norm_grid import NormGrid
 from dptrain.accounting.renyi_conversion import conversion_term
 from dptrain.accounting.renyi_step import LARGEST_ORDER, step_divergence
@@ -61,13 +61,10 @@ class IndividualRenyi:
         grid: NormGrid | None = None,
         orders: Sequence[float] = ORDERS,
     ) -> None:
-        # It checks the arguments and later the counts.
-        self._pld = IndividualPLD(
-            probability=probability, noise_multiplier=noise_multiplier, grid=grid
-        )
-        self.probability = self._pld.probability
-        self.noise_multiplier = self._pld.noise_multiplier
-        self.grid = self._pld.grid
+        check_step(probability, noise_multiplier)
+        self.probability = float(probability)
+        self.noise_multiplier = float(noise_multiplier)
+        self.grid = grid if grid is not None else NormGrid()
         self.orders: Array = np.asarray(orders, float)
         if not (self.orders.ndim == 1 and self.orders.size and np.all(_usable(self.orders))):
             raise ValueError(
@@ -91,10 +88,8 @@ class IndividualRenyi:
         Raises:
             ValueError: for counts of another shape or not whole numbers, or δ out of range.
         """
-        checked = self._pld._checked(counts)
-        wanted = _each("delta", delta, len(checked))
-        if not np.all((wanted > 0) & (wanted < 1)):
-            raise ValueError("delta: must lie in (0, 1), e.g. 1e-5")
+        checked = checked_counts(counts, self.grid)
+        wanted = checked_deltas(delta, len(checked))
         costs = self._charges(np.asarray(checked.any(axis=0)), progress=progress)
         result = np.zeros(len(checked))
         for start in range(0, len(checked), _ROWS):
