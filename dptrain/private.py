@@ -41,6 +41,7 @@ class PrivateTraining:
         loader: see :class:`~dptrain.sampling.PrivateLoader`.
         criterion: the wrapped criterion in ghost mode, else ``None``.
         mechanism: the value that loader, optimiser and accountant share.
+        individual_filter: the individual filter that runs, or ``None``.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PrivateTraining:
         self.criterion = criterion
         self.mechanism = mechanism
         self._settings = dict(settings)  # what changes a released step besides the mechanism
-        self._filter = individual
+        self.individual_filter = individual
         if individual is not None:
             self._settings["individual"] = individual.to_dict()
         self._target_delta = target_delta
@@ -109,6 +110,17 @@ class PrivateTraining:
             )
         return self.optimizer.individual
 
+    @property
+    def stated_individual(self) -> IndividualLedger:
+        """:attr:`individual` as the guarantee states it: all rounds of an odometer may be open.
+
+        Raises:
+            ValueError: if the run has no individual filter.
+        """
+        # After a return to an earlier checkpoint, rounds may have been open that it knows not.
+        ahead = len(self.optimizer.ledger.digests) > self.steps_executed
+        return self.individual.with_all_rounds() if ahead else self.individual
+
     def guarantee(self, delta: float | None = None) -> Guarantee:
         """The guarantee of the planned run, stating how many steps ran and what drew the noise.
 
@@ -134,11 +146,8 @@ class PrivateTraining:
     def _as_run(self, guarantee: Guarantee) -> Guarantee:
         """What the accountant said of the mechanism, as a statement about this run."""
         noise = self.optimizer.noise
-        if self._filter is not None:
-            # After a return to an earlier checkpoint, rounds may have been open that it knows not.
-            ahead = len(self.optimizer.ledger.digests) > self.steps_executed
-            ledger = self.individual.with_all_rounds() if ahead else self.individual
-            guarantee = self._filter.state(guarantee, ledger)
+        if self.individual_filter is not None:
+            guarantee = self.individual_filter.state(guarantee, self.stated_individual)
         drawn = guarantee.drawn_by(noise.normals.name, caveats=noise.notes)
         return drawn.after(self.steps_executed).with_notes(*self._notes)
 
@@ -180,6 +189,9 @@ class PrivateTraining:
         self.optimizer.check_whole()
         batch = self.loader.current
         under_way = batch is not None and batch.step == self.steps_executed
+        spending: dict[str, Any] = {}
+        if self.individual_filter is not None:
+            spending["individual"] = self.individual.state_dict()
         return {
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
@@ -199,7 +211,11 @@ class PrivateTraining:
                 "loader": self.loader.state_dict(),
                 "rng": self._boundary_rng if under_way else global_state(),
                 "nonfinite_examples": self.nonfinite_examples,
-                **({} if self._filter is None else {"individual": self.individual.state_dict()}),
+                **(
+                    {}
+                    if self.individual_filter is None
+                    else {"individual": self.individual.state_dict()}
+                ),
             },
         }
 
@@ -230,14 +246,14 @@ class PrivateTraining:
         for guarantee in guarantees:
             check_guarantee(guarantee, self.mechanism)
         private = state["private"]
-        if self._filter is not None:
+        if self.individual_filter is not None:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
         self.loader.check_state(private["loader"])  # refuses another data set
         self.optimizer.ledger.check(state["ledger"])
         self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
         self.optimizer.ledger.resume(state["ledger"])
         self.loader.load_state_dict(private["loader"])
-        if self._filter is not None:
+        if self.individual_filter is not None:
             self.individual.load_state_dict(private["individual"])
         self.module.load_state_dict(state["module"])
         # torch's optimisers keep the tensors they are given: without a copy the run would write

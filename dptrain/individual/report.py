@@ -113,13 +113,11 @@ class IndividualReport:
                 "returned, or its .individual"
             )
         else:
-            ledger = stated = source.individual
+            ledger, stated = source.individual, source.stated_individual
             if individual is not None:
                 raise ValueError("individual= with a private run, which has its filter; drop it")
-            individual = source._filter
+            individual = source.individual_filter
             assert individual is not None
-            if len(source.optimizer.ledger.digests) > source.steps_executed:
-                stated = ledger.with_all_rounds()  # as in the run's guarantee
         delta = individual.target_delta if delta is None else delta
         return cls(
             epsilon=ledger.epsilons(delta),
