@@ -6,8 +6,8 @@ import pytest
 
 from dptrain.configuration.typed import members_of
 from dptrain.individual import IndividualFilter
-from recipes.individual import main
 from recipes.runfolder import load_checkpoint
+from tests.recipes.individual_runs import run_individual
 
 PLAIN = [
     "individual.type=GDPFilter",
@@ -19,17 +19,6 @@ PLAIN = [
     "plots=false",
     "seed=1",
 ]
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
-def _main(config, output, *arguments):
-    return main(["--config", str(config), "--output", str(output), *arguments])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +50,7 @@ def _main(config, output, *arguments):
     ],
 )
 def test_mistakes_end_in_one_line(config, tmp_path, capsys, options, message):
-    assert _main(config, tmp_path / "run", *PLAIN, *options) == 2
+    assert run_individual(config, tmp_path / "run", *PLAIN, *options) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -71,12 +60,12 @@ def test_mistakes_end_in_one_line(config, tmp_path, capsys, options, message):
 def test_without_a_type_nothing_may_be_set(tmp_path, config, capsys):
     path = tmp_path / "config.yaml"
     path.write_text("individual: {type: null, epsilon: 1}\n")
-    assert _main(path, tmp_path / "run", "steps=2") == 2
+    assert run_individual(path, tmp_path / "run", "steps=2") == 2
     assert "individual.epsilon=1 with individual.type=null" in capsys.readouterr().err
     # Overridden, the fields of the file's filter go with it.
     path.write_text("individual: {type: GDPFilter, epsilon: 1, start: 2}\nplots: false\n")
     options = ["individual.type=null", "steps=2", "privacy.epsilon=8"]
-    assert _main(path, tmp_path / "run", *options) == 0
+    assert run_individual(path, tmp_path / "run", *options) == 0
     assert "individual" not in load_checkpoint(tmp_path / "run")["run"]["private"]
 
 
@@ -84,5 +73,5 @@ def test_the_start_is_for_full_batches(config, tmp_path, capsys):
     if "RenyiFilter" not in members_of(IndividualFilter):
         pytest.skip("RenyiFilter is not there")
     options = [*PLAIN, "individual.type=RenyiFilter"]
-    assert _main(config, tmp_path / "run", *options) == 2
+    assert run_individual(config, tmp_path / "run", *options) == 2
     assert "the noise follows from start with full batches only" in capsys.readouterr().err

@@ -17,12 +17,12 @@ from recipes.individual import (
     GroupSettings,
     IndividualSettings,
     build_task,
-    main,
     multilabel_task,
 )
 from recipes.models.mlp import mlp
 from recipes.runfolder import load_checkpoint, read_metrics
 from recipes.task import evaluate
+from tests.recipes.individual_runs import run_individual
 from tests.recipes.phenotyping_files import FEATURES, write_csv, write_parquet, write_parts
 
 TINY = [
@@ -37,15 +37,8 @@ TINY = [
 SMALL_GROUPS = ["groups.size=8", "groups.test_size=4"]
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
 def _main(config, output, *arguments):
-    return main(["--config", str(config), "--output", str(output), *TINY, *arguments])
+    return run_individual(config, output, *TINY, *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from dptrain.individual.report import IndividualReport
 from dptrain.mechanism import MatrixMechanism
 from recipes import vision
 from recipes.command import INTERRUPTED
-from recipes.individual import main
 from recipes.individual_outputs import (
     GROUPS,
     GROUPS_BEFORE,
@@ -27,6 +26,7 @@ from recipes.individual_outputs import (
     REPORT_BEFORE,
 )
 from recipes.runfolder import INDIVIDUAL, load_checkpoint
+from tests.recipes.individual_runs import run_individual
 from tests.recipes.stopping import ctrl_c, stop_at
 
 START, STEPS, EPSILON, DELTA = 3, 8, 2.75, 1e-5
@@ -53,21 +53,10 @@ REPORTED = [*PLAIN, "individual.report=true"]
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
-def _main(config, output, *arguments):
-    return main(["--config", str(config), "--output", str(output), *arguments])
-
-
-@pytest.fixture(scope="module")
 def quiet(config, tmp_path_factory):
     """A run without individual outputs."""
     output = tmp_path_factory.mktemp("quiet") / "run"
-    assert _main(config, output, *PLAIN) == 0
+    assert run_individual(config, output, *PLAIN) == 0
     return output
 
 
@@ -75,7 +64,7 @@ def quiet(config, tmp_path_factory):
 def reported(config, tmp_path_factory):
     """The same run with them, and with plots."""
     output = tmp_path_factory.mktemp("reported") / "run"
-    assert _main(config, output, *RUN, "individual.report=true") == 0
+    assert run_individual(config, output, *RUN, "individual.report=true") == 0
     return output
 
 
@@ -120,7 +109,7 @@ def test_the_statement_is_that_of_the_budget(reported):
 def test_where_the_plan_is_the_smaller_bound_its_curve_is_drawn(config, tmp_path):
     """With noise for many more steps than run, no example can spend its budget."""
     options = [*RUN, "individual.start=null", "privacy.noise_multiplier=50"]
-    assert _main(config, tmp_path / "run", *options) == 0
+    assert run_individual(config, tmp_path / "run", *options) == 0
     guarantee = _guarantee(tmp_path / "run")
     exact = gaussian.epsilon(DELTA, STEPS**0.5 / 50)
     assert guarantee.epsilon == pytest.approx(exact, rel=1e-6)
@@ -138,7 +127,7 @@ def test_nothing_individual_unless_asked(quiet, reported, config, tmp_path, caps
         assert "active_counts" not in text
         assert "group" not in text
     # On the screen: where it is, and no number of it.
-    assert _main(config, tmp_path / "run", *REPORTED) == 0
+    assert run_individual(config, tmp_path / "run", *REPORTED) == 0
     shown = capsys.readouterr()
     for text in (shown.out, shown.err):
         assert not any(
@@ -208,10 +197,10 @@ def test_a_run_that_goes_on_ends_in_the_same(
 ):
     with monkeypatch.context() as patch:
         stop_at(patch, stopped_after, ctrl_c)
-        assert _main(config, tmp_path / "run", *REPORTED) == INTERRUPTED
+        assert run_individual(config, tmp_path / "run", *REPORTED) == INTERRUPTED
     assert not (tmp_path / "run" / INDIVIDUAL).exists()
     assert len(_ledger(tmp_path / "run")["active_counts"]) == stopped_after
-    assert _main(config, tmp_path / "run", "--resume", *REPORTED) == 0
+    assert run_individual(config, tmp_path / "run", "--resume", *REPORTED) == 0
     ours, theirs = load_checkpoint(tmp_path / "run"), load_checkpoint(reported)
     for name, value in theirs["run"]["module"].items():
         assert torch.equal(ours["run"]["module"][name], value)
@@ -222,8 +211,8 @@ def test_a_run_that_goes_on_ends_in_the_same(
 
 
 def test_it_may_be_asked_for_after_the_run(config, quiet, reported, tmp_path):
-    assert _main(config, tmp_path / "run", *PLAIN) == 0
-    assert _main(config, tmp_path / "run", "--resume", *REPORTED) == 0
+    assert run_individual(config, tmp_path / "run", *PLAIN) == 0
+    assert run_individual(config, tmp_path / "run", "--resume", *REPORTED) == 0
     found, expected = _texts(tmp_path / "run"), _texts(reported)
     assert set(found) == {REPORT, GROUPS, OVER_STEPS}  # nobody had looked before filtering began
     for name in (REPORT, GROUPS):
@@ -231,7 +220,7 @@ def test_it_may_be_asked_for_after_the_run(config, quiet, reported, tmp_path):
 
 
 def test_resuming_with_another_filter_is_refused(config, quiet, capsys):
-    assert _main(config, quiet, "--resume", *PLAIN, "individual.epsilon=3") == 2
+    assert run_individual(config, quiet, "--resume", *PLAIN, "individual.epsilon=3") == 2
     assert "individual.epsilon: the run has 2.75, now 3" in capsys.readouterr().err
 
 
