@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from dptrain.clipping.ghost_module import GhostModule
-from dptrain.clipping.weights import check_rows, clip_factors
+from dptrain.clipping.rows import check_rows
+from dptrain.clipping.styles import FLAT, ClippingStyle
+from dptrain.clipping.weights import clip_factors
 from dptrain.sampling import MicroBatch
 
 
@@ -55,7 +57,7 @@ class GhostLoss:
         return f"GhostLoss({self.item():.6g}, rows={len(self.per_example)})"
 
     def backward(self) -> None:
-        """Two passes: per-example norms, then the gradient of Σ_i w_i min(1, R/‖g_i‖) loss_i.
+        """Two passes: per-example norms, then the gradient of Σ_i w_i f_i loss_i, f_i the style's.
 
         Raises:
             RuntimeError: if this is the second backward pass for one batch, or the losses are not
@@ -71,10 +73,14 @@ class GhostClipper:
         module: the ghost module.
         criterion: a loss module or function with a ``reduction`` attribute.
         parameters: the trainable parameters.
+        style: one with a single group: the second pass has one factor for a whole gradient.
 
     Attributes:
         bounds: returns (R, weights of the rows of the current microbatch); set by the engine.
-        admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
+        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
+            gradients; ``None``: all 1.
+        norms: ‖g_i‖₂ of the last microbatch, before clipping, shape (rows,), padding included;
+            ``None`` before the first. Private data, for the trainer's eyes.
         at_hand: returns the batch that the user holds; set by ``wrap_module``.
         batch: the one of the last backward pass.
     """
@@ -83,16 +89,20 @@ class GhostClipper:
     admit: Callable[[torch.Tensor], torch.Tensor] | None = None
     at_hand: Callable[[], MicroBatch | None]
     batch: MicroBatch | None = None
+    norms: torch.Tensor | None = None
 
     def __init__(
         self,
         module: GhostModule,
         criterion: Any,
         parameters: Sequence[nn.Parameter],
+        *,
+        style: ClippingStyle = FLAT,
     ) -> None:
         self.module = module
         self.criterion = criterion
         self.parameters = list(parameters)
+        self.style = style
         self.nonfinite_examples = 0
         self._ready = False
 
@@ -130,10 +140,13 @@ class GhostClipper:
         norms = self.module.first_pass(self.reduce(losses), len(weights))
         for p in self.parameters:  # what the first pass left is not clipped
             p.grad = None
+        self.norms = norms.detach()
         weights = weights.to(norms)
-        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit)
+        factors, finite = clip_factors(
+            norms[:, None], max_grad_norm, weights, self.admit, self.style
+        )
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())
-        factors = factors.to(losses)
+        factors = factors[:, 0].to(losses)
         kept = torch.where(finite.to(losses.device), losses, losses.new_zeros(()))
         self.module.second_pass((factors * kept).sum(), finite)
         self._ready = True

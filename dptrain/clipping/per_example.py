@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,9 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain.clipping.packed_rows import refuse_reordered_rows
-from dptrain.clipping.weights import check_rows, clip_factors, row_norms, summing_dtype
+from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
+from dptrain.clipping.styles import FLAT, ClippingStyle
+from dptrain.clipping.weights import clip_factors, group_norms, total_norms
 from dptrain.sampling import MicroBatch
 
 
@@ -62,18 +63,33 @@ class PerExampleClipper:
     Args:
         parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
         views: K, rows an example has.
+        style: how a gradient is clipped.
+        groups: the number of each parameter's group in that style; ``None``: one for all.
 
     Attributes:
-        admit: from the norms to factors in [0, 1] on the clipped gradients; ``None``: all 1.
+        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
+            gradients; ``None``: all 1.
+        norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
+            included; ``None`` before the first. Private data, for the trainer's eyes.
         batch: the one that gradients were computed for last; set by the wrapped module.
     """
 
     admit: Callable[[torch.Tensor], torch.Tensor] | None = None
     batch: MicroBatch | None = None
+    norms: torch.Tensor | None = None
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, views: int = 1) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        views: int = 1,
+        style: ClippingStyle = FLAT,
+        groups: Sequence[int] | None = None,
+    ) -> None:
         self.parameters = list(parameters)
         self.views = views
+        self.style = style
+        self.groups = [0] * len(self.parameters) if groups is None else list(groups)
         self.nonfinite_examples = 0
 
     def clipped_sum(
@@ -96,36 +112,36 @@ class PerExampleClipper:
                 gradients are not one per row (each would break the sensitivity R).
         """
         samples = [self._grad_sample(p, len(weights)) for p in self.parameters]
-        present = [g for g in samples if g is not None]
-        if not present:
+        if all(g is None for g in samples):
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() once on "
                 "the private module's output, with the module in training mode; a forward pass in "
                 "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
-        device = present[0].device
-        parts = []
+        parts: list[torch.Tensor | None] = []
         scaling = [None] * len(samples) if scales is None else scales
         for g, s in zip(samples, scaling, strict=True):
             if g is None:
+                parts.append(None)
                 continue
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
-            parts.append(row_norms(rows).to(device))
-        dtype = functools.reduce(torch.promote_types, [part.dtype for part in parts])
-        norms = row_norms(torch.stack([part.to(dtype) for part in parts], dim=1))
-        factors, finite = clip_factors(norms, max_grad_norm, weights.to(device), self.admit)
+            parts.append(row_norms(rows))
+        norms = group_norms(parts, self.groups)
+        self.norms = total_norms(norms)
+        weights = weights.to(norms.device)
+        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
         whole = bool(finite.all())
         if not whole:
-            self.nonfinite_examples += int((~finite & (weights.to(device) != 0)).sum())
+            self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         sums: list[torch.Tensor | None] = []
-        for p, sample, s in zip(self.parameters, samples, scaling, strict=True):
+        for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
             if sample is None:
                 sums.append(None)
                 continue
             rows = sample.flatten(1).to(summing_dtype(p))
             if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
                 rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
-            total = (factors.to(rows) @ rows).view_as(p)
+            total = (factors[:, group].to(rows) @ rows).view_as(p)
             sums.append(total if s is None else total * s)  # the same s for all examples
         self.discard()
         return sums

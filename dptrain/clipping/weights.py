@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-# Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
-STABILITY = 1e-6
+from dptrain.clipping.rows import HALF, check_rows, row_norms, summing_dtype
+from dptrain.clipping.styles import FLAT, STABILITY, ClippingStyle
 
-HALF = (torch.float16, torch.bfloat16)
+__all__ = [
+    "HALF",
+    "STABILITY",
+    "check_rows",
+    "clip_factors",
+    "group_norms",
+    "row_norms",
+    "summing_dtype",
+    "total_norms",
+]
 
-_BLOCK = 256  # numbers that are summed one after the other
+
+def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> torch.Tensor:
+    """Norms of the groups' gradients from those of the parameters', shape (rows, groups).
+
+    A group none of whose parameters took part has norm 0.
+
+    Args:
+        parts: for each parameter the norms of its per-example gradients, shape (rows,), or ``None``
+            where it took no part; the result is on the first one's device, in the widest dtype.
+        groups: the number, from 0, of each parameter's group; see :meth:`ClippingStyle.groups`.
+
+    Raises:
+        ValueError: if no parameter took part, or there is not one group for every parameter.
+    """
+    present = [part for part in parts if part is not None]
+    if not present:
+        raise ValueError("parts: no parameter took part, so there are no norms")
+    device, dtype = present[0].device, present[0].dtype
+    for other in present[1:]:
+        dtype = torch.promote_types(dtype, other.dtype)
+    members: list[list[torch.Tensor]] = [[] for _ in range(max(groups) + 1)]
+    for part, group in zip(parts, groups, strict=True):
+        if part is not None:
+            members[group].append(part.to(device=device, dtype=dtype))
+    absent = torch.zeros(len(present[0]), device=device, dtype=dtype)
+    columns = [row_norms(torch.stack(own, dim=1)) if own else absent for own in members]
+    return torch.stack(columns, dim=1)
+
+
+def total_norms(norms: torch.Tensor) -> torch.Tensor:
+    """‖g_i‖₂ over all groups, detached, from norms of shape (rows, groups)."""
+    norms = norms.detach()
+    return norms[:, 0] if norms.shape[1] == 1 else row_norms(norms)
 
 
 def clip_factors(
@@ -19,80 +60,29 @@ def clip_factors(
     max_grad_norm: float,
     weights: torch.Tensor,
     admit: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    style: ClippingStyle = FLAT,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factors w_i · a_i · min(1, R / ‖g_i‖), and which examples are finite.
+    """Factors w_i · a_i · f_ig, f_ig being the style's, and which examples are finite.
 
-    An example whose norm is NaN or infinite gets factor 0: a function of that example alone, so
-    the sensitivity stays R.
+    An example whose norm is NaN or infinite in any group gets factor 0 in all of them: a function
+    of that example alone, so the sensitivity stays R.
 
     Args:
-        norms: ‖g_i‖₂, shape (rows,).
+        norms: ‖g_ig‖₂ of example i in group g, shape (rows, groups).
         max_grad_norm: R > 0.
         weights: w_i in [0, 1], shape (rows,).
-        admit: from the norms to a_i in [0, 1], shape (rows,): an individual filter; ``None``: 1.
+        admit: an individual filter, from bounds on the norms of what the examples contribute to
+            a_i in [0, 1], both of shape (rows,); ``None``: 1. An example that is not finite
+            contributes 0.
+        style: how gradients are clipped.
 
     Returns:
-        (factors, finite), both of shape (rows,).
+        (factors, finite), of shapes (rows, groups) and (rows,).
     """
-    finite = torch.isfinite(norms)
-    factors = weights * (max_grad_norm / (norms + STABILITY)).clamp(max=1.0)
+    finite = torch.isfinite(norms).all(dim=1)
+    factors, contributed = style.clip(norms, max_grad_norm)
+    factors = weights[:, None] * factors
     if admit is not None:
-        factors = factors * admit(norms)
-    return torch.where(finite, factors, torch.zeros_like(factors)), finite
-
-
-def row_norms(rows: torch.Tensor) -> torch.Tensor:
-    """‖row‖₂, shape (rows,), to a few units in the last place however long the rows are.
-
-    On a CPU torch sums up the squares of a row in one pass, whose rounding errors add up: in
-    float32 the norm of 10^7 numbers comes out up to 0.8 % off, and a gradient that is found too
-    short is neither clipped to R nor charged for what it contributes. Norms of blocks, of blocks of
-    those and so on do not have this error.
-
-    Args:
-        rows: shape (rows, numbers); half precision is summed in float32.
-    """
-    dtype = summing_dtype(rows)
-    while rows.shape[1] > _BLOCK:
-        whole = rows.shape[1] // _BLOCK * _BLOCK
-        blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))
-        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
-        rows = torch.cat([norms, rows[:, whole:].to(dtype)], dim=1)
-    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
-
-
-def summing_dtype(p: torch.Tensor) -> torch.dtype:
-    """The dtype of a parameter's clipped sum and of its noise: float32 for half precision.
-
-    Rounding a large sum to 8 bits could move it by more than R for one example, and noise rounded
-    so coarsely is not Gaussian any more; only the finished release is rounded to the parameter's
-    dtype.
-    """
-    return torch.float32 if p.dtype in HALF else p.dtype
-
-
-def check_rows(found: int, expected: int, views: int = 1) -> None:
-    """Refuse per-example gradients that are not one per row of the batch.
-
-    Args:
-        found: gradients there are.
-        expected: examples of the batch, padding included.
-        views: rows an example has.
-
-    Raises:
-        RuntimeError: with what to change; clipping anything else would not bound an example.
-    """
-    if found == expected * views:
-        return
-    if views == 1:
-        raise RuntimeError(
-            f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
-            "example in the first dimension of every layer's input, and train on the loader's "
-            "batch as a whole"
-        )
-    raise RuntimeError(
-        f"{found} per-row gradients for a batch of {expected} examples with views={views}: feed "
-        f"the model {expected * views} rows, the {views} views of an example one after the other, "
-        "keep them in the first dimension of every layer's input, and train on the loader's batch "
-        "as a whole"
-    )
+        shares = admit(torch.where(finite, contributed, torch.zeros_like(contributed)))
+        factors = factors * shares[:, None]
+    return torch.where(finite[:, None], factors, torch.zeros_like(factors)), finite
