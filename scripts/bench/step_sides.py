@@ -1,0 +1,154 @@
+"""The sides of the step-time bench: ordinary training, Opacus and dptrain, a mode each.
+
+Every side has its own copy of the model and one batch, and a step is the user's: clear gradients,
+forward, loss, backward, optimiser. The next batch is asked for between steps, outside what is timed.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from dptrain import BandMF, Poisson, PrivacyEngine
+from dptrain.noise import noise_stream
+from scripts.bench.step_models import CASES, Case, Rows, call, tensors, with_position_ids
+
+ORDINARY = "ordinary"
+MAX_STEPS = 100_000
+BANDS = 16
+SIDES: dict[str, tuple[str, str]] = {
+    ORDINARY: ("plain", ""),
+    "opacus-hooks": ("opacus", "hooks"),
+    "opacus-functorch": ("opacus", "functorch"),
+    "opacus-ghost": ("opacus", "ghost"),
+    "hooks": ("dptrain", "hooks"),
+    "functorch": ("dptrain", "functorch"),
+    "ghost": ("dptrain", "ghost"),
+    "bookkeeping": ("dptrain", "bookkeeping"),
+    "bookkeeping-banded": ("dptrain", "bookkeeping"),
+}
+"""What trains, and with which ``grad_sample_mode``; "banded" has noise of 16 bands."""
+
+DEFAULT_SIDES = [side for side in SIDES if side not in ("functorch", "bookkeeping-banded")]
+
+
+class Side:
+    """One way to train one model; :meth:`step` is what is timed.
+
+    Args:
+        name: a key of :data:`SIDES`.
+        case: the model and its batch.
+        device: as torch names it.
+
+    Raises:
+        Exception: whatever the library at hand raises where it does not support the model.
+    """
+
+    def __init__(self, name: str, case: Case, device: str) -> None:
+        self.name = name
+        self.case = case
+        self.device = device
+        kind, mode = SIDES[name]
+        inputs, labels = case.data()
+        if kind == "opacus" or mode in ("hooks", "functorch", "ghost"):
+            inputs = with_position_ids(inputs)
+        self.inputs = {key: value.to(device) for key, value in inputs.items()}
+        self.labels = labels.to(device)
+        module = case.module().to(device)
+        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+        self.loss: Any = nn.CrossEntropyLoss()
+        self.module: nn.Module = module
+        self.optimizer: Any = optimizer
+        self.batches: Any = None
+        if kind == "opacus":
+            self._opacus(module, optimizer, mode)
+        elif kind == "dptrain":
+            self._dptrain(module, optimizer, mode, banded=name.endswith("-banded"))
+
+    def _opacus(self, module: nn.Module, optimizer: torch.optim.Optimizer, mode: str) -> None:
+        import opacus
+
+        data = tensors(self.inputs, self.labels)
+        made = opacus.PrivacyEngine(accountant="rdp").make_private(
+            module=module,
+            optimizer=optimizer,
+            criterion=self.loss,
+            data_loader=DataLoader(data, batch_size=len(data)),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
+        self.module, self.optimizer = made[0], made[1]
+        if mode == "ghost":
+            self.loss = made[2]
+
+    def _dptrain(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, mode: str, *, banded: bool
+    ) -> None:
+        rows = len(self.labels)
+        batch = (self.inputs, self.labels)
+        private = PrivacyEngine().make_private(
+            module=module,
+            optimizer=optimizer,
+            criterion=self.loss,
+            dataset=Rows(rows),
+            collate_fn=lambda _: batch,
+            scheme=Poisson(probability=1.0, dataset_size=rows, steps=MAX_STEPS),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            grad_sample_mode=mode,
+        )
+        self.module, self.optimizer, loader, *rest = private
+        if rest:
+            self.loss = rest[0]
+        if banded:  # only what the noise costs matters here, not what it would guarantee
+            self.optimizer.noise = noise_stream(
+                BandMF(bands=BANDS), steps=1024, like=self.optimizer.params, seed=0
+            )
+        self.batches = iter(loader)
+
+    def prepare(self) -> None:
+        """What comes between two steps: dptrain's next batch, which is the same again."""
+        if self.batches is not None:
+            next(self.batches)
+
+    def step(self) -> None:
+        """One step of training."""
+        self.optimizer.zero_grad()
+        self.loss(call(self.module, self.inputs), self.labels).backward()
+        self.optimizer.step()
+
+
+def open_side(name: str, model: str, device: str) -> Side:
+    """The side, after one step that shows that it works.
+
+    Raises:
+        ValueError: if there is no such side or model.
+        Exception: whatever the library at hand raises where it does not support the model.
+    """
+    if name not in SIDES:
+        raise ValueError(f"side {name!r}: choose from {', '.join(SIDES)}")
+    if model not in CASES:
+        raise ValueError(f"model {model!r}: choose from {', '.join(CASES)}")
+    side = Side(name, CASES[model], device)
+    side.prepare()
+    side.step()
+    return side
+
+
+def quiet() -> None:
+    """No warnings of the libraries between the lines of a table."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def reason(error: BaseException) -> str:
+    """Why a side does not run, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}"
