@@ -16,8 +16,10 @@ from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.adaptive import ScalesGradients
 from dptrain.clipping import GhostClipper
+from dptrain.clipping.grouping import parameter_groups
+from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import summing_dtype
-from dptrain.clipping.wrap import wrap_module
+from dptrain.clipping.wrap import choose_mode, wrap_module
 from dptrain.guarantee import Guarantee
 from dptrain.individual import IndividualFilter
 from dptrain.ledger import StepLedger
@@ -63,10 +65,11 @@ class PrivacyEngine:
         target_epsilon: float | None = None,
         target_delta: float | None = None,
         max_grad_norm: float,
+        clipping: ClippingStyle = FLAT,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         max_physical_batch_size: int | None = None,
-        grad_sample_mode: str = "hooks",
+        grad_sample_mode: str | None = None,
         loss_reduction: str = "mean",
         views: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -102,10 +105,14 @@ class PrivacyEngine:
             target_delta: δ in (0, 1), below 1/N. With ``noise_multiplier`` it is the default of
                 ``private.guarantee()``.
             max_grad_norm: R, the bound on an example's gradient.
+            clipping: how it is met: the whole gradient shortened to R (:class:`Flat`), layers or
+                groups of parameters by themselves (:class:`PerLayer`, :class:`PerGroup`), or every
+                gradient normalised (:class:`Automatic`). The sensitivity is R in each of them.
             epochs: with ``scheme=None`` only, see there.
             steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
             max_physical_batch_size: most examples in memory at once; larger batches come in parts.
-            grad_sample_mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+            grad_sample_mode: ``"bookkeeping"``, ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+                ``None`` is bookkeeping if it knows every trainable layer, and else hooks.
             loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch.
             views: K, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
                 K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
@@ -139,7 +146,6 @@ class PrivacyEngine:
         noise_stated = noise_multiplier is not None or mechanism is not None
         check_individual(individual, target_epsilon, noise_stated=noise_stated)
         validation.check_choices(
-            grad_sample_mode=grad_sample_mode,
             loss_reduction=loss_reduction,
             max_grad_norm=max_grad_norm,
             noise_multiplier=noise_multiplier,
@@ -157,10 +163,14 @@ class PrivacyEngine:
             data_loader=(data_loader, DataLoader),
         )
         validation.check_module(module)
+        grad_sample_mode = choose_mode(grad_sample_mode, module)
+        validation.check_mode(module, grad_sample_mode)
         validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, grad_sample_mode, loss_reduction)
         validation.check_before_clipping(optimizer, views, grad_sample_mode)
+        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        groups = parameter_groups(clipping, module, parameters, grad_sample_mode)
         source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
         if scheme is None and mechanism is None:
             scheme, steps_per_epoch = poisson_like(data_loader, epochs, steps_per_epoch)
@@ -210,12 +220,13 @@ class PrivacyEngine:
             num_workers=num_workers,
             pin_memory=pin_memory,
         )
-        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         wrapped, clipper = wrap_module(
             module,
             criterion,
             parameters,
             mode=grad_sample_mode,
+            style=clipping,
+            groups=groups,
             loss_reduction=loss_reduction,
             loader=loader,
             views=views,
@@ -251,6 +262,7 @@ class PrivacyEngine:
             seed_given=seed is not None,
             settings={
                 "max_grad_norm": float(max_grad_norm),
+                "clipping": clipping.to_dict(),
                 "loss_reduction": loss_reduction,
                 "views": views,
                 "scaled": isinstance(optimizer, ScalesGradients),

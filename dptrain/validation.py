@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain.adaptive import ScalesGradients
+from dptrain.clipping.bookkeeping.rules import RULES
 
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_module(module: nn.Module) -> None:
-    """Refuse modules whose per-example gradients do not exist or cannot be computed.
+    """Refuse modules whose per-example gradients do not exist.
 
     Raises:
         TypeError: if it is not a module.
@@ -29,8 +29,6 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"module={module!r}: expected a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError("module is already wrapped for per-example gradients; pass the bare one")
-    if hasattr(module, "_orig_mod"):
-        raise ValueError("module is compiled, and hooks need eager mode: pass the module itself")
     for name, layer in module.named_modules():
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
@@ -49,11 +47,27 @@ def check_module(module: nn.Module) -> None:
         raise ValueError(
             "module has no trainable parameter: set requires_grad=True on the layers to train"
         )
-    modes = {layer: layer.training for layer in module.modules()}
-    module.train()
-    errors = ModuleValidator.validate(module, strict=False)
-    for layer, training in modes.items():  # a layer may be in another mode than its parent
-        layer.training = training
+
+
+def check_mode(module: nn.Module, mode: str) -> None:
+    """Refuse modules whose per-example gradients the mode cannot compute.
+
+    Raises:
+        ValueError: naming the remedy.
+    """
+    if hasattr(module, "_orig_mod") and mode != "bookkeeping":
+        raise ValueError(
+            f"module is compiled, and grad_sample_mode={mode!r} needs eager mode: pass the module "
+            "itself, or use grad_sample_mode='bookkeeping'"
+        )
+    errors = [
+        error
+        for layer in module.modules()
+        if type(layer) in ModuleValidator.VALIDATORS
+        and not (mode == "bookkeeping" and type(layer) in RULES)
+        and any(p.requires_grad for p in layer.parameters())
+        for error in ModuleValidator.VALIDATORS[type(layer)](layer)
+    ]
     if errors:
         raise ValueError(
             "module cannot be trained privately: "
@@ -167,7 +181,6 @@ def check_before_clipping(optimizer: torch.optim.Optimizer, views: Any, mode: st
 
 def check_choices(
     *,
-    grad_sample_mode: str,
     loss_reduction: str,
     max_grad_norm: float,
     noise_multiplier: float | None,
@@ -180,8 +193,6 @@ def check_choices(
     Raises:
         ValueError: naming the argument, the value and the remedy.
     """
-    if grad_sample_mode not in GRAD_SAMPLE_MODES:
-        raise ValueError(f"grad_sample_mode={grad_sample_mode!r}: one of {GRAD_SAMPLE_MODES}")
     if loss_reduction not in ("mean", "sum"):
         raise ValueError(f"loss_reduction={loss_reduction!r}: 'mean' or 'sum'")
     _check_numbers(

@@ -46,12 +46,41 @@ def linear_norms(
 def _weight_norms(inputs: torch.Tensor, backprops: torch.Tensor) -> torch.Tensor:
     if backprops.dim() == 2:
         return row_norms(inputs) * row_norms(backprops)
-    lengths = _lengths(inputs) * _lengths(backprops)
-    gram = torch.einsum("ntk,nsk->nts", backprops, backprops)
-    gram *= torch.einsum("ntj,nsj->nts", inputs, inputs)
-    # One dimension after the other: torch sums T² numbers at once less exactly than T times T.
-    squares = gram.sum(2).sum(1).clamp(min=0)
-    return (squares + _ROUNDING * _unit(backprops) * lengths.sum(1).square()).sqrt()
+    return outer_norms(backprops, inputs)
+
+
+def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> torch.Tensor:
+    """Ghost norms ‖Σ_t l_t r_tᵀ‖ of every row, shape (rows,), rounded up.
+
+    Args:
+        left: l, shape (rows, positions, m).
+        right: r, shape (rows, positions, n).
+        most: numbers in the Gram matrices that are held at a time.
+    """
+    rows, positions = left.shape[:2]
+    if positions == 1:
+        return row_norms(left[:, 0]) * row_norms(right[:, 0]) * (1 + _ROUNDING * _unit(left))
+    lengths = (_lengths(left) * _lengths(right)).sum(1)
+    step = max(1, most // (2 * positions**2))
+    found = []
+    for start in range(0, rows, step):
+        some_left, some_right = left[start : start + step], right[start : start + step]
+        gram = torch.bmm(some_left, some_left.transpose(1, 2))
+        gram *= torch.bmm(some_right, some_right.transpose(1, 2))
+        # One dimension after the other: torch sums T² numbers at once less exactly than T times T.
+        found.append(gram.sum(2).sum(1))
+    squares = torch.cat(found).clamp(min=0) if found else lengths
+    return (squares + rounding(left, lengths)).sqrt()
+
+
+def rounding(tensor: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """What the square of a norm may have lost in a Gram sum.
+
+    Args:
+        tensor: of the dtype that was computed in.
+        lengths: S, for every row the sum of the lengths of what was added up, shape (rows,).
+    """
+    return _ROUNDING * _unit(tensor) * lengths.square()
 
 
 def _bias_norms(backprops: torch.Tensor) -> torch.Tensor:

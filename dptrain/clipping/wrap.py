@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
+from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
 from dptrain.clipping.ghost import GhostClipper
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.styles import ClippingStyle
 from dptrain.sampling import PrivateLoader
+
+MODES = ("bookkeeping", "hooks", "functorch", "ghost")
+
+_log = logging.getLogger(__name__)
+
+
+def choose_mode(mode: str | None, module: nn.Module) -> str:
+    """The mode asked for; of ``None`` the fastest that handles every trainable layer.
+
+    Raises:
+        ValueError: for another mode, or bookkeeping of a layer that has no rule.
+    """
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"grad_sample_mode={mode!r}: one of {MODES}, or None for the fastest")
+    if mode not in (None, "bookkeeping"):
+        return mode
+    why = check_layers(module)
+    if why is None:
+        return "bookkeeping"
+    if mode is not None:
+        raise ValueError(f"grad_sample_mode='bookkeeping': {why}; or use grad_sample_mode='hooks'")
+    _log.warning(
+        "grad_sample_mode='hooks', slower and with more memory than 'bookkeeping', because of "
+        "%s. Set grad_sample_mode='hooks' to silence this",
+        why,
+    )
+    return "hooks"
 
 
 def wrap_module(
@@ -19,17 +50,21 @@ def wrap_module(
     parameters: list[nn.Parameter],
     *,
     mode: str,
+    style: ClippingStyle,
+    groups: Sequence[int],
     loss_reduction: str,
     loader: PrivateLoader,
     views: int = 1,
-) -> tuple[nn.Module, GhostClipper | PerExampleClipper]:
+) -> tuple[nn.Module, BookkeepingClipper | GhostClipper | PerExampleClipper]:
     """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
 
     Args:
         module: the user's.
         criterion: the user's loss; used in ghost mode only.
         parameters: those that are trained, in the optimiser's order.
-        mode: ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+        mode: one of ``MODES``.
+        style: how gradients are clipped.
+        groups: the number of each parameter's group in that style.
         loss_reduction: ``"mean"`` or ``"sum"``.
         loader: knows the examples of the batch at hand.
         views: rows that the model sees of an example, one after the other.
@@ -38,10 +73,16 @@ def wrap_module(
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "ghost":
         ghost = GhostModule(module, loss_reduction=loss_reduction)
-        ghost_clipper = GhostClipper(ghost, criterion, parameters)
+        ghost_clipper = GhostClipper(ghost, criterion, parameters, style=style)
         ghost_clipper.at_hand = lambda: loader.current
         return ghost, ghost_clipper
-    clipper = PerExampleClipper(parameters, views=views)
+    if mode == "bookkeeping":
+        book = BookkeepingClipper(
+            parameters, loss_reduction=loss_reduction, views=views, style=style, groups=groups
+        )
+        book.at_hand = lambda: loader.current
+        return BookkeepingModule(module, book=book, loss_reduction=loss_reduction), book
+    clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups)
 
     def rows() -> int | None:
         clipper.batch = loader.current

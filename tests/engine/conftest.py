@@ -5,7 +5,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, MinSep, Poisson, PrivacyEngine
 
-MODES = ["hooks", "functorch", "ghost"]
+MODES = ["bookkeeping", "hooks", "functorch", "ghost"]
 
 
 def small_net(dropout=0.0):

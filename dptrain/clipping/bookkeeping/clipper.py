@@ -1,0 +1,169 @@
+"""Clipped sums from what taps report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
+from dptrain.clipping.rows import check_rows, summing_dtype
+from dptrain.clipping.styles import FLAT, ClippingStyle
+from dptrain.clipping.weights import clip_factors, group_norms, total_norms
+from dptrain.sampling import MicroBatch
+
+
+class BookkeepingClipper:
+    """Σ_i w_i · clip(s ⊙ g_i, R) from the uses of all parameters in one backward pass.
+
+    g_i is the gradient of the part of the loss that example i has, as in
+    :class:`~dptrain.clipping.PerExampleClipper`. Several backward passes for one batch add up.
+
+    Args:
+        parameters: the trainable parameters.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+        views: K, rows an example has.
+        style: how a gradient is clipped.
+        groups: the number of each parameter's group in that style; ``None``: one for all.
+
+    Attributes:
+        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
+            gradients; ``None``: all 1.
+        batch: the one that was reported of last.
+        norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
+            included; ``None`` before the first. Private data, for the trainer's eyes.
+        at_hand: returns the batch that the user holds; set by ``wrap_module``.
+    """
+
+    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
+    batch: MicroBatch | None = None
+    norms: torch.Tensor | None = None
+    at_hand: Callable[[], MicroBatch | None]
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        loss_reduction: str,
+        views: int = 1,
+        style: ClippingStyle = FLAT,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.loss_reduction = loss_reduction
+        self.views = views
+        self.style = style
+        self.groups = [0] * len(self.parameters) if groups is None else list(groups)
+        self.nonfinite_examples = 0
+        self._uses: dict[nn.Parameter, list[Use]] = {}
+        self._norms: dict[nn.Parameter, torch.Tensor] = {}
+        self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
+
+    def rows(self) -> int | None:
+        """Rows that the model sees of the batch at hand."""
+        batch = self.at_hand()
+        return None if batch is None else batch.rows * self.views
+
+    def record(self, uses: Mapping[nn.Parameter, Use]) -> None:
+        """Take in what a layer reports in the backward pass.
+
+        Raises:
+            RuntimeError: if there is no batch, or the uses are not one a row of it.
+        """
+        batch = self.at_hand()
+        if batch is None:
+            raise RuntimeError("take a batch from the private loader before the backward pass")
+        if batch is not self.batch:
+            self.discard()
+            self.batch = batch
+        for p, use in uses.items():
+            check_rows(use.rows, batch.rows, self.views)
+            use = (use if self.views == 1 else use.folded(self.views)).compact()
+            held = self._uses.setdefault(p, [])
+            if held and isinstance(use, Materialised):
+                held[:] = merge([*held, use])  # at once: there is no need to hold two of these
+            else:
+                held.append(use)
+            if len(held) > 1:
+                self._several.add(p)
+            # At once, while what it is made of is in the processor's cache.
+            self._norms.pop(p, None)
+            if p not in self._several:
+                self._norms[p] = use.norms()
+
+    def clipped_sum(
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Args:
+            max_grad_norm: R > 0.
+            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
+            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
+                depend on must be public.
+
+        Raises:
+            RuntimeError: if there was no backward pass for this batch.
+        """
+        if not self._uses:
+            raise RuntimeError(
+                "no per-example gradients: before optimizer.step(), call loss.backward() on the "
+                "private module's output"
+            )
+        # A mean over the rows is undone; of the views of an example the mean is taken.
+        unit = float(len(weights)) if self.loss_reduction == "mean" else 1.0 / self.views
+        scaling = [None] * len(self.parameters) if scales is None else scales
+        parts = [self._norms_of(p, s) for p, s in zip(self.parameters, scaling, strict=True)]
+        norms = group_norms(parts, self.groups) * unit
+        self.norms = total_norms(norms)
+        weights = weights.to(norms.device)
+        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
+        index = None
+        if not bool(finite.all()):
+            self.nonfinite_examples += int((~finite & (weights != 0)).sum())
+            index = finite.nonzero()[:, 0]
+        sums: list[torch.Tensor | None] = []
+        for p, group, s in zip(self.parameters, self.groups, scaling, strict=True):
+            total = self._sum(p, factors[:, group] * unit, index)
+            sums.append(total if total is None or s is None else total * s)
+        self.discard()
+        return sums
+
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+        self._uses.clear()
+        self._norms.clear()
+
+    def _norms_of(self, p: nn.Parameter, scale: torch.Tensor | None) -> torch.Tensor | None:
+        """Norms of one parameter's gradients of the reduced loss, shape (examples,)."""
+        uses = self._uses.get(p)
+        if uses is None:
+            return None
+        if scale is not None:
+            return chunked_norms(uses, scale)
+        if p in self._norms:
+            return self._norms[p]
+        uses[:] = merge(uses)
+        return norms_of_sum(uses)
+
+    def _sum(
+        self, p: nn.Parameter, factors: torch.Tensor, index: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Σ_i f_i g_i of one parameter, whose uses are dropped; rows not in ``index`` are none."""
+        uses = self._uses.pop(p, None)
+        if uses is None:
+            return None
+        if index is not None:
+            # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away.
+            uses, factors = [use.select(index) for use in uses], factors[index]
+        total: torch.Tensor | None = None
+        for use in uses:
+            part = use.weighted_sum(factors.to(device=p.device, dtype=summing_dtype(p)))
+            total = part.view_as(p) if total is None else total.add_(part.view_as(p))
+        return total

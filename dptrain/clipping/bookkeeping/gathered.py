@@ -1,0 +1,82 @@
+"""Uses of single rows of a table: embeddings."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from dptrain.clipping.bookkeeping.uses import Materialised, Use
+from dptrain.clipping.rows import row_norms
+
+
+class Gathered(Use):
+    """g_i has Σ_{t: k_it = k} b_it in its row k; no buffer has the length of the table.
+
+    Args:
+        ids: k, shape (rows, positions).
+        gradients: b, shape (rows, positions, width).
+        length: number of rows of the table.
+    """
+
+    def __init__(self, ids: torch.Tensor, gradients: torch.Tensor, length: int) -> None:
+        self.ids, self.gradients = ids, gradients
+        self.rows = len(ids)
+        self.shape = torch.Size((length, gradients.shape[2]))
+
+    @functools.cached_property
+    def _segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For every id of every row: the row, the id, and the sum of its gradients."""
+        length = self.shape[0]
+        rows = torch.arange(self.rows, device=self.ids.device)[:, None]
+        keys, order = (rows * length + self.ids).flatten().sort()
+        keys, counts = torch.unique_consecutive(keys, return_counts=True)
+        segment = torch.repeat_interleave(counts)
+        sums = self.gradients.new_zeros(len(keys), self.shape[1])
+        sums.index_add_(0, segment, self.gradients.flatten(0, 1)[order])
+        return keys // length, keys % length, sums
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See :meth:`Use.per_example`; tables as long as the vocabulary, for lack of better."""
+        found = self.gradients.new_zeros(stop - start, *self.shape)
+        rows = torch.arange(stop - start, device=self.ids.device)[:, None]
+        index = (rows.expand_as(self.ids[start:stop]), self.ids[start:stop])
+        return found.index_put_(index, self.gradients[start:stop], accumulate=True)
+
+    def norms(self) -> torch.Tensor:
+        """See :meth:`Use.norms`."""
+        rows, _, sums = self._segments
+        squares = row_norms(sums).square()
+        return squares.new_zeros(self.rows).index_add_(0, rows, squares).sqrt()
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """One addition to the table for every id of every row."""
+        rows, ids, sums = self._segments
+        total = sums.new_zeros(self.shape)
+        return total.index_add_(0, ids, sums * factors[rows, None])
+
+    def select(self, index: torch.Tensor) -> Gathered:
+        """See :meth:`Use.select`."""
+        return Gathered(self.ids[index], self.gradients[index], self.shape[0])
+
+    def folded(self, views: int) -> Use:
+        """More positions."""
+        ids = self.ids.unflatten(0, (-1, views)).flatten(1, 2)
+        gradients = self.gradients.unflatten(0, (-1, views)).flatten(1, 2)
+        return Gathered(ids, gradients, self.shape[0])
+
+    def merged(self, other: Use) -> Use | None:
+        """More positions."""
+        if not isinstance(other, Gathered):
+            return None
+        return Gathered(
+            torch.cat([self.ids, other.ids], dim=1),
+            torch.cat([self.gradients, other.gradients], dim=1),
+            self.shape[0],
+        )
+
+    def compact(self) -> Use:
+        """The gradients, for a table that is smaller than what is looked up in it."""
+        if self.shape[0] <= self.ids.shape[1]:
+            return Materialised(self.per_example(0, self.rows))
+        return self

@@ -1,0 +1,177 @@
+"""The rules of torch's own layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dptrain.clipping.bookkeeping.gathered import Gathered
+from dptrain.clipping.bookkeeping.outer import OuterProducts
+from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.uses import Materialised, Use
+
+
+def positions(tensor: torch.Tensor) -> torch.Tensor:
+    """(rows, features) or (rows, ..., features) as (rows, positions, features)."""
+    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
+
+
+class LinearRule(LayerRule):
+    """y = x Wᵀ + b, or y = x W + b for a weight that is stored the other way round.
+
+    Args:
+        transposed: whether the weight has shape (in, out), as in Hugging Face's ``Conv1D``.
+    """
+
+    def __init__(self, *, transposed: bool = False) -> None:
+        self.transposed = transposed
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """A bias needs none."""
+        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See :meth:`LayerRule.uses`."""
+        left = positions(gradient)
+        found: dict[str, Use] = {}
+        if inputs:
+            right = positions(inputs[0])
+            sides = (right, left) if self.transposed else (left, right)
+            found["weight"] = OuterProducts(*sides)
+        if layer.bias is not None and layer.bias.requires_grad:  # type: ignore[union-attr]
+            found["bias"] = Materialised(left[:, 0] if left.shape[1] == 1 else left.sum(1))
+        return found
+
+
+class EmbeddingRule(LayerRule):
+    """Rows of a table; the row of ``padding_idx`` gets no gradient."""
+
+    def refusal(self, layer: nn.Module) -> str | None:
+        """See :meth:`LayerRule.refusal`."""
+        if layer.scale_grad_by_freq:
+            return "scale_grad_by_freq=True divides by counts over the whole batch"
+        return None
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See :meth:`LayerRule.uses`."""
+        assert isinstance(layer, nn.Embedding)
+        ids = inputs[0]
+        if gradient.dim() == ids.dim() + 2:  # positions (T,) that all rows share
+            ids = ids.expand(len(gradient), *ids.shape)
+        ids, gradient = ids.reshape(len(gradient), -1), positions(gradient)
+        if layer.padding_idx is not None:
+            gradient = gradient.masked_fill((ids == layer.padding_idx)[..., None], 0.0)
+        return {"weight": Gathered(ids, gradient, layer.num_embeddings)}
+
+
+class NormRule(LayerRule):
+    """y = x̂ ⊙ w + b with x̂ normalised within an example.
+
+    Args:
+        channels_first: whether w belongs to dimension 1 (group and instance norms), and not to the
+            last ones.
+    """
+
+    def __init__(self, *, channels_first: bool) -> None:
+        self.channels_first = channels_first
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """A bias needs none."""
+        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
+
+    def refusal(self, layer: nn.Module) -> str | None:
+        """See :meth:`LayerRule.refusal`."""
+        if getattr(layer, "track_running_stats", False):
+            return "track_running_stats=True keeps statistics of the data without noise"
+        return None
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See :meth:`LayerRule.uses`."""
+        found: dict[str, Use] = {}
+        if inputs:
+            found["weight"] = Materialised(
+                self._total(layer, gradient * normalised(layer, inputs[0]))
+            )
+        bias = getattr(layer, "bias", None)
+        if bias is not None and bias.requires_grad:
+            found["bias"] = Materialised(self._total(layer, gradient))
+        return found
+
+    def _total(self, layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+        """Sums over all but the rows and the dimensions of the weight."""
+        if self.channels_first:
+            return values.flatten(2).sum(2) if values.dim() > 2 else values
+        kept = len(layer.normalized_shape)  # type: ignore[arg-type]
+        between = range(1, values.dim() - kept)
+        return values.sum(tuple(between)) if between else values
+
+
+def normalised(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """x̂: the layer's output without weight and bias."""
+    if isinstance(layer, nn.LayerNorm):
+        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.RMSNorm):
+        return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
+    if isinstance(layer, nn.GroupNorm):
+        return F.group_norm(x, layer.num_groups, eps=layer.eps)
+    return F.instance_norm(x, eps=layer.eps)  # type: ignore[arg-type]
+
+
+class ConvRule(LayerRule):
+    """Convolutions: placeholder."""
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """A bias needs none."""
+        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See :meth:`LayerRule.uses`."""
+        found: dict[str, Use] = {}
+        if inputs:
+            n = len(gradient)
+            a = inputs[0]
+            pad = layer.padding
+            if isinstance(pad, str) or layer.padding_mode != "zeros":
+                mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
+                a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
+                pad = [0] * len(layer.kernel_size)
+            w = a.new_empty(n * layer.out_channels, *layer.weight.shape[1:])
+            g = torch.ops.aten.convolution_backward(
+                gradient.reshape(1, -1, *gradient.shape[2:]), a.reshape(1, -1, *a.shape[2:]), w,
+                None, layer.stride, pad, layer.dilation, False, [0], n * layer.groups,
+                [False, True, False])[1]
+            found["weight"] = Materialised(g.view(n, *layer.weight.shape))
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialised(gradient.flatten(2).sum(2))
+        return found
+
+
+register_layer(nn.Linear, LinearRule())
+register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
+register_layer(nn.Embedding, EmbeddingRule())
+for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register_layer(kind, ConvRule())
+for kind in (nn.LayerNorm, nn.RMSNorm):
+    register_layer(kind, NormRule(channels_first=False))
+for kind in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+    register_layer(kind, NormRule(channels_first=True))
+
+
+def register_imported() -> None:
+    """Rules of layers of libraries that are in use, and are not imported for this."""
+    hugging_face = sys.modules.get("transformers.pytorch_utils")
+    if hugging_face is not None:
+        RULES.setdefault(hugging_face.Conv1D, LinearRule(transposed=True))

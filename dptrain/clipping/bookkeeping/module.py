@@ -1,0 +1,82 @@
+"""The user's module with taps on its layers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from opacus.grad_sample import AbstractGradSampleModule
+from torch import nn
+
+from dptrain.clipping.bookkeeping.layers import register_imported
+from dptrain.clipping.bookkeeping.rules import layers_with_rules, refusals
+from dptrain.clipping.bookkeeping.tap import Book, LayerTap
+
+
+def check_layers(module: nn.Module) -> str | None:
+    """What keeps a module from bookkeeping: the first such layer, why, and the remedy."""
+    register_imported()
+    found = refusals(module)
+    if not found:
+        return None
+    name, why = next(iter(found.items()))
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
+        "parameters with requires_grad_(False)"
+    )
+
+
+class BookkeepingModule(AbstractGradSampleModule):
+    """Runs the user's module; in the backward pass its layers report to the book.
+
+    One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038): autograd
+    propagates the output gradients, and no parameter is part of its graph. A gradient that reaches
+    a parameter nevertheless comes from a use that no rule knows, and is refused.
+
+    Args:
+        m: the user's module; compiled ones run compiled between the layers that have a rule.
+        book: where layers report to.
+    """
+
+    def __init__(self, m: nn.Module, *, book: Book, loss_reduction: str = "mean") -> None:
+        compiled = getattr(m, "_orig_mod", None)
+        super().__init__(m if compiled is None else compiled, loss_reduction=loss_reduction)
+        if compiled is not None:
+            torch.compiler.reset()  # what was traced before the taps would go past them
+            object.__setattr__(self, "_compiled", m)  # not a submodule: names stay the user's
+        # Not a parameter, so that no state dict and no optimiser sees it.
+        device = next(p.device for p in self._module.parameters() if p.requires_grad)
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self._taps = [
+            LayerTap(layer, rule, book, self._anchor)
+            for layer, rule in layers_with_rules(self._module).values()
+        ]
+        self._leaks = [
+            p.register_post_accumulate_grad_hook(functools.partial(_refuse, name))
+            for name, p in self._module.named_parameters()
+            if p.requires_grad
+        ]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward."""
+        return getattr(self, "_compiled", self._module)(*args, **kwargs)
+
+    def remove_hooks(self) -> None:
+        """Leave the user's module as it was."""
+        for tap in self._taps:
+            tap.remove()
+        for leak in self._leaks:
+            leak.remove()
+        self._taps, self._leaks = [], []
+
+
+def _refuse(name: str, p: torch.Tensor) -> None:
+    p.grad = None  # not clipped
+    raise RuntimeError(
+        f"parameter {name!r} is used outside the layer that owns it (through "
+        "torch.nn.functional, say, or in a penalty on the weights), which no rule for per-example "
+        "gradients knows: call the layer, use the optimizer's weight_decay, or "
+        "grad_sample_mode='hooks', which leaves such gradients out"
+    )
