@@ -55,15 +55,22 @@ class StepLedger:
     Args:
         mechanism_hash: of the run this ledger belongs to.
         path: an append-only JSON-lines file, made if missing; ``None`` keeps it in memory.
+        keeper: whether this process reads and writes the file. One of several processes of a run
+            does; the others are told :attr:`digests` and refuse the same repeats.
 
     Raises:
         ValueError: if the file belongs to another mechanism or cannot be read.
     """
 
-    def __init__(self, mechanism_hash: str, path: str | pathlib.Path | None = None) -> None:
+    def __init__(
+        self, mechanism_hash: str, path: str | pathlib.Path | None = None, *, keeper: bool = True
+    ) -> None:
         self.mechanism_hash = mechanism_hash
         self.path = None if path is None else pathlib.Path(path)
         self.digests: list[str] = []
+        self._keeper = keeper
+        if not keeper:
+            return
         if self.path is not None and self.path.is_dir():
             raise ValueError(f"ledger={self.path} is a folder: name a file")
         if self.path is not None and self.path.exists():
@@ -124,7 +131,7 @@ class StepLedger:
             )
 
     def _append(self, line: dict[str, object]) -> None:
-        if self.path is not None:
+        if self.path is not None and self._keeper:
             with self.path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 

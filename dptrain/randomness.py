@@ -29,6 +29,13 @@ def split_seed(seed: int | None) -> tuple[int, int]:
     return first, second
 
 
+def seed_globals(seed: int) -> None:
+    """Seed the generators of torch (on all devices), numpy and Python with 64 bits."""
+    torch.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
 def global_state() -> dict[str, Any]:
     """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002
@@ -49,8 +56,8 @@ def global_state() -> dict[str, Any]:
 def restore_global_state(state: dict[str, Any]) -> None:
     """Put back what :func:`global_state` returned."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda, device)  # a run may go on with fewer of them
     legacy = state["numpy"]
     key = legacy["key"].numpy().astype(np.uint32)
     np.random.set_state(  # noqa: NPY002

@@ -16,6 +16,7 @@ from dptrain.sampling.padding import blank, blank_rows
 
 # Keeps the seeds of random augmentations apart from the batches drawn from the same seed.
 _DOMAIN = 0x6665746368
+COMPUTING = 0x64726F706F7574  # and these from what the model draws
 
 
 class Request(NamedTuple):
@@ -25,9 +26,9 @@ class Request(NamedTuple):
     seed: int
 
 
-def fetch_seed(seed: int, step: int, part: int, rank: int = 0) -> int:
-    """Seed of the random augmentations of one microbatch of one rank."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN, step, part, rank))
+def fetch_seed(seed: int, step: int, part: int, rank: int = 0, *, domain: int = _DOMAIN) -> int:
+    """Seed of the random augmentations of one microbatch of one rank, or of another domain."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(domain, step, part, rank))
     return int(sequence.generate_state(1, np.uint64)[0])
 
 

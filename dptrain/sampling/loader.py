@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from dptrain.randomness import seed_globals
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
 from dptrain.sampling.fields import integer, optional_integer
@@ -48,7 +49,9 @@ class PrivateLoader:
         pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
             multiprocessing_context: as in ``torch.utils.data.DataLoader``.
         rank, world_size: this process's place in a distributed run. All ranks are given the same
-            seed, draw the same logical batches, and each takes its own share of the rows.
+            seed, draw the same logical batches, and each takes its own share of the rows. With several
+        of them and an engine, the global generators are seeded anew for every batch, so that
+        dropout differs between ranks and a repeated step comes out the same.
 
     Attributes:
         current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
@@ -98,6 +101,7 @@ class PrivateLoader:
         self._reported = False
         self._iteration = 0
         self._running: range | None = None
+        self._world_size = world_size
         self._plan = Plan(scheme, seed, max_physical_batch_size, rank=rank, world_size=world_size)
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
@@ -117,16 +121,12 @@ class PrivateLoader:
         )
 
     @classmethod
-    def from_data_loader(
-        cls,
-        data_loader: DataLoader,
-        *,
-        scheme: Scheme,
-        seed: int,
-        max_physical_batch_size: int | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> Self:
+    def from_data_loader(cls, data_loader: DataLoader, *, scheme: Scheme, **options: Any) -> Self:
         """Take over dataset, collate function, workers and pinning; the sampler is replaced.
+
+        Args:
+            data_loader: whose they are.
+            scheme, options: those of :class:`PrivateLoader` that are not taken over.
 
         Raises:
             ValueError: if the loader does not batch, or chooses rows in a way that the scheme
@@ -142,14 +142,8 @@ class PrivateLoader:
             type(scheme).__name__,
             scheme.expected_batch_size,
         )
-        return cls(
-            dataset=data_loader.dataset,
-            scheme=scheme,
-            seed=seed,
-            max_physical_batch_size=max_physical_batch_size,
-            steps_per_epoch=steps_per_epoch,
-            **fetching_options(data_loader),
-        )
+        taken_over = fetching_options(data_loader)
+        return cls(dataset=data_loader.dataset, scheme=scheme, **options, **taken_over)
 
     @property
     def position(self) -> int:
@@ -202,6 +196,8 @@ class PrivateLoader:
                     return
                 self.current, data = item
                 self._reported = False
+                if self.driven and self._world_size > 1:
+                    seed_globals(self._plan.compute_seed(self.current))
                 yield data
         finally:
             if iteration == self._iteration:

@@ -6,8 +6,8 @@ import copy
 import functools
 from collections.abc import Iterator
 
-from dptrain.sampling.fetch import Request, fetch_seed
-from dptrain.sampling.microbatch import split
+from dptrain.sampling.fetch import COMPUTING, Request, fetch_seed
+from dptrain.sampling.microbatch import MicroBatch, split
 from dptrain.sampling.scheme import Scheme
 
 
@@ -50,6 +50,10 @@ class Plan:
     def complete(self) -> None:
         """Count the step at :attr:`position` as done."""
         next(self.stream)
+
+    def compute_seed(self, micro: MicroBatch) -> int:
+        """Seed of what the model draws (dropout) on this rank's part of a batch."""
+        return fetch_seed(self.seed, micro.step, micro.part, self.rank, domain=COMPUTING)
 
     def __iter__(self) -> Iterator[Request]:
         # The copy is made here and not at the first request, where the position may have moved.
