@@ -2,6 +2,7 @@
 
 from dptrain.accounting import account, accountants_for, calibrate, profile
 from dptrain.adaptive import ScaledAdam
+from dptrain.clipping.styles import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 from dptrain.engine import PrivacyEngine
 from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
@@ -40,17 +41,22 @@ __all__ = [
     "BSR",
     "Adjacency",
     "AttributionGraph",
+    "Automatic",
     "BallsInBins",
     "BandInvMF",
     "BandMF",
+    "ClippingStyle",
     "ColumnNormalizedBandMF",
     "CyclicPoisson",
     "Dense",
+    "Flat",
     "Guarantee",
     "Identity",
     "Kind",
     "MatrixMechanism",
     "MinSep",
+    "PerGroup",
+    "PerLayer",
     "Poisson",
     "PrivacyEngine",
     "PrivateLoader",

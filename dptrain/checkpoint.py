@@ -22,6 +22,8 @@ FIELDS = {
     "private",
 }
 
+SINCE = {"clipping": {"type": "Flat"}}  # settings that older checkpoints lack, and what they were
+
 
 def check_fields(state: dict[str, Any]) -> None:
     """Refuse what is no state of a private run.
@@ -39,6 +41,7 @@ def check_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
     Raises:
         ValueError: naming those that differ, with both values.
     """
+    saved = {**SINCE, **saved}
     names = [n for n in sorted({*settings, *saved}) if saved.get(n) != settings.get(n)]
     if names:
         there = ", ".join(f"{n}={saved.get(n)}" for n in names)

@@ -25,6 +25,7 @@ class Clipper(Protocol):
     nonfinite_examples: int
     batch: MicroBatch | None
     admit: Callable[[torch.Tensor], torch.Tensor] | None
+    norms: torch.Tensor | None
 
     def clipped_sum(
         self,
@@ -129,7 +130,11 @@ class PrivateOptimizer(DPOptimizer):
         return self._bound, torch.from_numpy(batch.weights)
 
     def _admit(self, norms: torch.Tensor) -> torch.Tensor:
-        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,)."""
+        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,).
+
+        Args:
+            norms: of what each row contributes after clipping, shape (rows,), or more.
+        """
         batch = self.loader.current
         assert batch is not None
         assert self.individual is not None

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, account
@@ -95,6 +96,15 @@ class PrivateTraining:
         This number is private data: it is for the trainer's eyes and not for release.
         """
         return self.optimizer.clipper.nonfinite_examples
+
+    @property
+    def last_norms(self) -> torch.Tensor | None:
+        """‖g_i‖₂ of the last microbatch before clipping, shape (rows,); ``None`` before the first.
+
+        Rows of padding are included, and scales of the optimiser. These are private data: for the
+        trainer's eyes and not for release.
+        """
+        return self.optimizer.clipper.norms
 
     @property
     def individual(self) -> IndividualLedger:

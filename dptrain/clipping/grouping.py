@@ -33,8 +33,8 @@ def parameter_groups(
     count = max(groups, default=-1) + 1
     if len(groups) != len(parameters) or set(groups) != set(range(count)):
         raise ValueError(
-            f"clipping={style}: its groups() gave {groups} for {len(parameters)} parameters; it has "
-            "to give each a number, and to use all numbers from 0 on"
+            f"clipping={style}: its groups() gave {groups} for {len(parameters)} parameters; it "
+            "has to give each a number, and to use all numbers from 0 on"
         )
     if mode == "ghost" and count > 1:
         raise ValueError(
