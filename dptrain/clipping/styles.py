@@ -243,7 +243,8 @@ def _shorten(norms: torch.Tensor, bounds: list[float]) -> tuple[torch.Tensor, to
     if norms.shape[1] != len(bounds):
         raise ValueError(f"norms of {norms.shape[1]} group(s) for a style with {len(bounds)}")
     limits = norms.new_tensor(bounds)
-    factors = (limits / (norms + STABILITY)).clamp(max=1.0)
+    # The order in which torch divides a number by a tensor, as Flat does: one group is the same.
+    factors = ((norms + STABILITY).reciprocal() * limits).clamp(max=1.0)
     left = torch.minimum(norms, limits)
     # One group's norm is left as it is: that of a row of one may underflow.
     return factors, left[:, 0] if len(bounds) == 1 else row_norms(left)
