@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from dptrain.transport import buckets, device_for, everywhere, reported, travel
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
 _FAILED = "an error"
 _PLACES = (_FAILED, "a value of rank 0", "a comparison", "a gathering", "a sum")
@@ -250,15 +248,3 @@ class Ranks:
         with reported():
             dist.all_gather_object(values, value)
         return values
-
-
-def one_run(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what makes a run: an error of one rank becomes an error of all, not a hang."""
-
-    @functools.wraps(make)
-    def together(*args: P.args, **kwargs: P.kwargs) -> T:
-        wanted: Any = kwargs.get("distributed")
-        with Ranks.of(wanted).together():
-            return make(*args, **kwargs)
-
-    return together

@@ -20,9 +20,9 @@ from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import summing_dtype
 from dptrain.clipping.wrap import choose_mode, wrap_module
+from dptrain.distributed import Ranks
 from dptrain.guarantee import Guarantee
 from dptrain.individual import IndividualFilter
-from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
 from dptrain.optimizer import PrivateOptimizer
@@ -30,6 +30,8 @@ from dptrain.private import PrivateTraining
 from dptrain.randomness import split_seed
 from dptrain.sampling import Scheme
 from dptrain.sampling.takeover import check_length
+from dptrain.sharding import bare_module, check_whole_optimizer
+from dptrain.shared_run import begin_together, one_run, shared_ledger
 from dptrain.strategies import Identity, Strategy
 from dptrain.wiring import check_individual, loader_of, mechanism_of, poisson_like
 
@@ -50,6 +52,7 @@ class PrivacyEngine:
         >>> print(private.guarantee())
     """
 
+    @one_run
     def make_private(
         self,
         *,
@@ -83,6 +86,7 @@ class PrivacyEngine:
         noise_dtype: torch.dtype = torch.float32,
         regenerate_noise: bool = False,
         individual: IndividualFilter | None = None,
+        distributed: bool | None = None,
     ) -> PrivateTraining:
         """Wire a private run; nothing of the data is read before every argument is checked.
 
@@ -135,6 +139,10 @@ class PrivacyEngine:
                 have spent it (:mod:`dptrain.individual`); needs ``noise_multiplier``, or
                 ``mechanism``. The filter holds ε and δ. Rows must reach the model in the loader's
                 order: they say who is charged.
+            distributed: make one run of all ranks of torch's default process group, each of which
+                calls this with the same arguments (:class:`~dptrain.distributed.Ranks`); parameters
+                and seeds are rank 0's. ``None``: if there are several. ``False``: each rank for
+                itself, and the guarantees of such runs on the same data add up.
 
         Returns:
             A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
@@ -143,6 +151,10 @@ class PrivacyEngine:
         Raises:
             ValueError, TypeError: for contradicting or impossible arguments, with the remedy.
         """
+        ranks = Ranks.of(distributed)
+        ranks.log(distributed)
+        module = bare_module(module, grad_sample_mode)
+        check_whole_optimizer(optimizer)
         noise_stated = noise_multiplier is not None or mechanism is not None
         check_individual(individual, target_epsilon, noise_stated=noise_stated)
         validation.check_choices(
@@ -200,7 +212,7 @@ class PrivacyEngine:
         target: Guarantee | None = None
         if mechanism is None:
             mechanism, target = mechanism_of(
-                planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
+                ranks, planned, strategy, noise_multiplier, target_epsilon, target_delta, accountant
             )
         find_accountants(mechanism, accountant)
         spending = None
@@ -208,7 +220,7 @@ class PrivacyEngine:
             spending = individual.ledger(mechanism)
             target_delta = target_delta or individual.target_delta
 
-        sampling_seed, noise_seed = split_seed(seed)
+        sampling_seed, noise_seed = ranks.from_first(lambda: split_seed(seed))
         loader = loader_of(
             data_loader,
             dataset,
@@ -219,6 +231,8 @@ class PrivacyEngine:
             collate_fn=collate_fn,
             num_workers=num_workers,
             pin_memory=pin_memory,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
         )
         wrapped, clipper = wrap_module(
             module,
@@ -244,8 +258,9 @@ class PrivacyEngine:
             ),
             clipper=clipper,
             loader=loader,
-            ledger=StepLedger(mechanism.hash, ledger),
+            ledger=shared_ledger(ranks, mechanism, ledger),
             individual=spending,
+            ranks=ranks,
         )
         ghost = clipper if isinstance(clipper, GhostClipper) else None
         if ghost is not None:
@@ -274,4 +289,5 @@ class PrivacyEngine:
         )
         if lr_scheduler is not None:
             private.register_scheduler(lr_scheduler)
+        begin_together(ranks, private, module)
         return private

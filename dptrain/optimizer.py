@@ -10,11 +10,13 @@ import torch
 from opacus.optimizers import DPOptimizer
 
 from dptrain.adaptive import scales_of
+from dptrain.distributed import Ranks
 from dptrain.individual import IndividualLedger
 from dptrain.ledger import StepLedger, checksum
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise.stream import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
+from dptrain.shared_step import SharedStep
 
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
@@ -56,6 +58,8 @@ class PrivateOptimizer(DPOptimizer):
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of :meth:`step` completed a logical step.
         individual: what every example has spent, where an individual filter runs; private data.
+        shared: what the processes of the run do together; the sums are added up over them once a
+            logical step, and all add the same noise (:class:`~dptrain.distributed.Ranks`).
         interrupted: whether the last release or update was cut short, so that noise, model and
             position may disagree; only loading a checkpoint mends that.
     """
@@ -72,6 +76,7 @@ class PrivateOptimizer(DPOptimizer):
         loader: PrivateLoader,
         ledger: StepLedger,
         individual: IndividualLedger | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -85,6 +90,7 @@ class PrivateOptimizer(DPOptimizer):
         self.loader = loader
         self.ledger = ledger
         self.individual = individual
+        self.shared = SharedStep(Ranks() if ranks is None else ranks)
         if individual is not None:
             clipper.admit = self._admit
         self.steps_executed = 0
@@ -106,6 +112,7 @@ class PrivateOptimizer(DPOptimizer):
         self.steps_executed = steps_executed
         self.at_step_boundary = True
         self.interrupted = False
+        self.shared.restart(self.clipper.nonfinite_examples)
         self._reset_sums()
         self.clipper.discard()
 
@@ -144,11 +151,7 @@ class PrivateOptimizer(DPOptimizer):
         ratios = padded.clamp(max=1.0).numpy()
         used = len(batch.indices)  # the other rows are padding
         shares = torch.zeros(len(norms), dtype=torch.float64)
-        shares[:used] = torch.from_numpy(
-            self.individual.admit(
-                step=batch.step, part=batch.part, indices=batch.indices, ratios=ratios[:used]
-            )
-        )
+        shares[:used] = torch.from_numpy(self.shared.admit(self.individual, batch, ratios[:used]))
         return shares.to(norms)
 
     def check_whole(self) -> None:
@@ -215,6 +218,7 @@ class PrivateOptimizer(DPOptimizer):
         self.loader.report_microbatch()
         self.at_step_boundary = batch.last
         if batch.last:
+            self.shared.add_up(self, parts=batch.parts, bound=self._bound)
             self.interrupted = True  # until all of the following has happened
             self._release()
             if self.individual is not None:
@@ -252,7 +256,8 @@ class PrivateOptimizer(DPOptimizer):
         self.scale_grad()
         if self.step_hook is not None:
             self.step_hook(self)
-        self.ledger.record(self.steps_executed, checksum([p.grad for p in self.params]))
+        digest = checksum([p.grad for p in self.params])
+        self.shared.record(self.ledger, self.steps_executed, digest)
 
     def _reset_sums(self) -> None:
         self._parts_done = 0

@@ -272,8 +272,8 @@ class PrivateTraining:
         for scheduler, saved_state in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved_state)
         self.optimizer.max_grad_norm = state["max_grad_norm"]
-        self.optimizer.restart_at(state["steps_executed"])
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
+        self.optimizer.restart_at(state["steps_executed"])
         self._notes = tuple(state["notes"])
         if self.optimizer.ledger.path is None and self.steps_executed:
             note = RESUME_NOTE.format(self.steps_executed)

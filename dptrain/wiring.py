@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
+from dptrain.distributed import Ranks
 from dptrain.guarantee import Guarantee
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
@@ -40,6 +41,7 @@ def poisson_like(
 
 
 def mechanism_of(
+    ranks: Ranks,
     scheme: Scheme,
     strategy: Strategy,
     noise_multiplier: float | None,
@@ -47,7 +49,33 @@ def mechanism_of(
     target_delta: float | None,
     accountant: str | Accountant | None,
 ) -> tuple[MatrixMechanism, Guarantee | None]:
-    """The mechanism with the noise that is stated, or calibrated to the target that is."""
+    """The mechanism with the noise that is stated, or calibrated to the target that is.
+
+    Rank 0 finds it for all: simulations would differ, and each attempt may cost some δ.
+    """
+    found: tuple[MatrixMechanism, Guarantee | None] | None = None
+    if ranks.rank == 0:
+        target = (target_epsilon, target_delta)
+        found = _mechanism(scheme, strategy, noise_multiplier, *target, accountant)
+    # Not the scheme, which may hold a large graph; the ranks compare the whole later.
+    told = ranks.from_first(
+        lambda: found and (found[0].strategy.to_dict(), found[0].noise_multiplier, found[1])
+    )
+    if found is not None:
+        return found
+    assert told is not None
+    strategy, noise_multiplier = Strategy.from_dict(told[0]), told[1]
+    return _mechanism(scheme, strategy, noise_multiplier, None, None, None)[0], told[2]
+
+
+def _mechanism(
+    scheme: Scheme,
+    strategy: Strategy,
+    noise_multiplier: float | None,
+    target_epsilon: float | None,
+    target_delta: float | None,
+    accountant: str | Accountant | None,
+) -> tuple[MatrixMechanism, Guarantee | None]:
     if noise_multiplier is not None:
         return (
             MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier),

@@ -49,9 +49,9 @@ class PrivateLoader:
         pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
             multiprocessing_context: as in ``torch.utils.data.DataLoader``.
         rank, world_size: this process's place in a distributed run. All ranks are given the same
-            seed, draw the same logical batches, and each takes its own share of the rows. With several
-        of them and an engine, the global generators are seeded anew for every batch, so that
-        dropout differs between ranks and a repeated step comes out the same.
+            seed, draw the same logical batches, and each takes its own share of the rows. With an
+            engine, several ranks seed their global generators anew for every batch, so that dropout
+            differs between them and a repeated step comes out the same.
 
     Attributes:
         current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
@@ -262,7 +262,8 @@ class PrivateLoader:
         self._plan.complete()
 
     @functools.cached_property
-    def _fingerprint(self) -> str:
+    def data_fingerprint(self) -> str:
+        """By which the data set is recognised; private data."""
         return fingerprint(self.dataset)
 
     def state_dict(self) -> dict[str, Any]:
@@ -270,7 +271,7 @@ class PrivateLoader:
         return {
             "scheme": digest(self.scheme.to_dict()),
             "dataset_size": len(self.dataset),
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.data_fingerprint,
             "seed": hex(self._plan.seed),
             "stream": self._plan.stream.state_dict(),
         }
@@ -281,7 +282,7 @@ class PrivateLoader:
         Raises:
             ValueError: saying what differs.
         """
-        size, known = len(self.dataset), lambda: self._fingerprint
+        size, known = len(self.dataset), lambda: self.data_fingerprint
         check_state(state, scheme=self.scheme, dataset_size=size, known_by=known)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,72 @@
+"""What other libraries of parallel training wrap, and a private run cannot use as it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+_log = logging.getLogger(__name__)
+
+_SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # by name: the import takes a second
+_REMEDY = (
+    "each rank of a private run holds the whole model and its optimizer, and make_private adds "
+    "the ranks' gradients up itself"
+)
+
+
+def bare_module(module: Any, mode: str | None) -> Any:
+    """The module within torch's DistributedDataParallel, where the mode allows for one.
+
+    Raises:
+        ValueError: for modules that are spread over devices or processes, with the remedy.
+    """
+    if isinstance(module, nn.Module):
+        for name, layer in module.named_modules():
+            kind = _first_of(layer, _SHARDED)
+            if kind is None and isinstance(layer, DataParallel):
+                kind = "DataParallel"
+            if kind is None and name and isinstance(layer, DistributedDataParallel):
+                kind = "DistributedDataParallel"
+            if kind is not None:
+                where = f"its layer {name!r}" if name else "module"
+                raise ValueError(f"{where} is a {kind}: {_REMEDY}; pass the bare module")
+    if not isinstance(module, DistributedDataParallel):
+        return module
+    if mode not in (None, "bookkeeping"):
+        raise ValueError(
+            f"module is wrapped in DistributedDataParallel, and grad_sample_mode={mode!r} needs "
+            f"the bare one: pass module=model.module; {_REMEDY}"
+        )
+    _log.warning(
+        "DistributedDataParallel is taken off the module: %s. Train the module that make_private "
+        "returns, not the wrapped one",
+        _REMEDY,
+    )
+    return module.module
+
+
+def check_whole_optimizer(optimizer: Any) -> None:
+    """Refuse an optimiser or parameters that are divided among processes.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if kind := _first_of(optimizer, ("ZeroRedundancyOptimizer", "DistributedOptimizer")):
+        raise ValueError(
+            f"optimizer is a {kind}, of which each rank has a part: {_REMEDY}; pass a plain torch "
+            "optimizer over all parameters"
+        )
+    for group in getattr(optimizer, "param_groups", ()):
+        if any(_first_of(p, ("DTensor",)) for p in group["params"]):
+            raise ValueError(
+                f"the optimizer holds DTensor parameters, of which each rank has a part: "
+                f"{_REMEDY}; pass a module that was not sharded"
+            )
+
+
+def _first_of(value: Any, names: tuple[str, ...]) -> str | None:
+    """The name among these that one of the value's classes has."""
+    return next((base.__name__ for base in type(value).__mro__ if base.__name__ in names), None)
