@@ -65,7 +65,8 @@ def clip_factors(
     """Factors w_i · a_i · f_ig, f_ig being the style's, and which examples are finite.
 
     An example whose norm is NaN or infinite in any group gets factor 0 in all of them: a function
-    of that example alone, so the sensitivity stays R.
+    of that example alone, so the sensitivity stays R. The same goes for one whose factor is below
+    the least normal number (norms of 1e35 and more).
 
     Args:
         norms: ‖g_ig‖₂ of example i in group g, shape (rows, groups).
@@ -85,4 +86,7 @@ def clip_factors(
     if admit is not None:
         shares = admit(torch.where(finite, contributed, torch.zeros_like(contributed)))
         factors = factors * shares[:, None]
-    return torch.where(finite[:, None], factors, torch.zeros_like(factors)), finite
+    # Below the least normal number factors lose digits: times a gradient of 1e38, one that was
+    # rounded up could exceed R.
+    kept = finite[:, None] & (factors >= torch.finfo(factors.dtype).tiny)
+    return torch.where(kept, factors, torch.zeros_like(factors)), finite
