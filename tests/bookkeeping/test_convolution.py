@@ -1,0 +1,209 @@
+"""Per-example convolution gradients against autograd, one example at a time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from dptrain.clipping.bookkeeping import convolution_direct
+from dptrain.clipping.bookkeeping.convolution import (
+    ConvShape,
+    form_gradients,
+    per_example_weight_gradients,
+    squared_norms,
+    storage_size,
+    weighted_sum,
+)
+
+KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# How much larger products between pixels may make norms in float32: test_convolution_rounding.py.
+ROUNDED_UP = 2e-4
+MODES = ("zeros", "reflect", "replicate", "circular")
+
+
+def one_at_a_time(layer: nn.Module, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """The oracle: shape (B, *weight.shape)."""
+    rows = [
+        torch.autograd.grad(layer(a[i : i + 1]), layer.weight, g[i : i + 1])[0]
+        for i in range(len(a))
+    ]
+    return torch.stack(rows) if rows else layer.weight.new_zeros(0, *layer.weight.shape)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    dims = draw(st.integers(1, 3))
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in range(dims))
+
+    groups = draw(st.integers(1, 3))
+    kernel, dilation, stride = each(1, 3), each(1, 2), each(1, 3)
+    padding = draw(st.sampled_from(["same", "valid", "numbers"]))
+    if padding == "same":
+        stride = (1,) * dims
+    # Sizes from the smallest on that give an output; padding below the size for "reflect".
+    sizes = tuple(
+        d * (k - 1) + 1 + draw(st.integers(2, 4)) for d, k in zip(dilation, kernel, strict=True)
+    )
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    layer = KINDS[dims - 1](
+        groups * draw(st.integers(1, 3)),
+        groups * draw(st.integers(1, 3)),
+        kernel,
+        stride=stride,
+        padding=each(0, 2) if padding == "numbers" else padding,
+        dilation=dilation,
+        groups=groups,
+        bias=False,
+        padding_mode=draw(st.sampled_from(MODES)),
+    ).double()
+    a = torch.randn(draw(st.integers(1, 4)), layer.in_channels, *sizes, dtype=torch.float64)
+    if draw(st.booleans()) and dims == 2:
+        a = a.to(memory_format=torch.channels_last)
+    return layer, a, torch.randn_like(layer(a).detach())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@settings(max_examples=50, deadline=None)
+@given(cases(), st.integers(1, 3))
+def test_equals_autograd_one_example_at_a_time(case, at_once):
+    layer, a, g = case
+    shape, expected = ConvShape.of(layer), one_at_a_time(layer, a, g)
+    factors = torch.rand(len(a), dtype=torch.float64)
+    total = torch.einsum("b,b...->...", factors, expected)
+    squares = expected.flatten(1).square().sum(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution_direct, "chunk_size", lambda tensor, numbers: at_once)
+        formed = form_gradients(a, g, shape)
+    near = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(formed.gradients(), expected, **near)
+    torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
+    torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
+    torch.testing.assert_close(squared_norms(a, g, shape), squares, **near)
+    torch.testing.assert_close(weighted_sum(a, g, factors, shape), total, **near)
+
+    a, g, factors = a.float(), g.float(), factors.float()
+    near = {"rtol": 1e-5, "atol": 1e-5 * float(squares.max().sqrt() + 1), "check_dtype": False}
+    formed = form_gradients(a, g, shape)
+    torch.testing.assert_close(formed.gradients(), expected, **near)
+    torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
+    torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
+    torch.testing.assert_close(weighted_sum(a, g, factors, shape), total, **near)
+    near["rtol"] = ROUNDED_UP
+    torch.testing.assert_close(squared_norms(a, g, shape).sqrt(), squares.sqrt(), **near)
+
+
+LAYERS = {
+    "plain": nn.Conv2d(3, 4, 3, padding=1),
+    "pointwise": nn.Conv2d(3, 4, 1),
+    "strided": nn.Conv2d(4, 2, 5, stride=2, padding=2, groups=2),
+    "1d": nn.Conv1d(3, 4, 3, padding="same"),
+}
+
+
+def example_of(name: str, rows: int = 5) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    layer = LAYERS[name]
+    torch.manual_seed(0)
+    a = torch.randn(rows, layer.in_channels, *(7,) * len(layer.kernel_size))
+    return layer, a, torch.randn_like(layer(a).detach())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("where", ["a", "g"])
+def test_a_row_that_is_not_finite_stays_by_itself(name, bad, where):
+    layer, a, g = example_of(name)
+    shape = ConvShape.of(layer)
+    expected = one_at_a_time(layer, a, g)
+    (a if where == "a" else g)[2, 0, :5] = bad
+    others = torch.tensor([0, 1, 3, 4])
+    formed, squares = form_gradients(a, g, shape), squared_norms(a, g, shape)
+    assert not squares[2].isfinite()
+    assert not formed.norms()[2].isfinite()
+    torch.testing.assert_close(formed.gradients()[others], expected[others], rtol=1e-5, atol=1e-5)
+    norms = expected.flatten(1).norm(dim=1)
+    torch.testing.assert_close(squares[others].sqrt(), norms[others], rtol=ROUNDED_UP, atol=0)
+    factors = torch.tensor([0.5, 1.0, 0.0, 0.25, 2.0])
+    total = torch.einsum("b,b...->...", factors[others], expected[others])
+    for found in (weighted_sum(a, g, factors, shape), formed.weighted_sum(factors)):
+        torch.testing.assert_close(found, total, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_examples(name):
+    layer, a, g = example_of(name, rows=0)
+    shape = ConvShape.of(layer)
+    assert per_example_weight_gradients(a, g, shape).shape == (0, *layer.weight.shape)
+    assert squared_norms(a, g, shape).shape == (0,)
+    nothing = torch.zeros_like(layer.weight)
+    torch.testing.assert_close(weighted_sum(a, g, torch.zeros(0), shape), nothing)
+    torch.testing.assert_close(form_gradients(a, g, shape).weighted_sum(torch.zeros(0)), nothing)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_all_factors_zero(name):
+    layer, a, g = example_of(name)
+    total = weighted_sum(a * float("nan"), g, torch.zeros(5), ConvShape.of(layer))
+    torch.testing.assert_close(total, torch.zeros_like(layer.weight))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_memory_is_reused(name):
+    layer, a, g = example_of(name)
+    shape = ConvShape.of(layer)
+    out = torch.full(storage_size(shape, 5), float("nan"))
+    found = per_example_weight_gradients(a, g, shape, out)
+    assert found.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    torch.testing.assert_close(found, one_at_a_time(layer, a, g), rtol=1e-5, atol=1e-5)
+    factors = torch.rand(5)
+    expected, kept = weighted_sum(a, g, factors, shape), g.clone()
+    scratch = torch.empty_like(g)
+    torch.testing.assert_close(weighted_sum(a, g, factors, shape, scratch), expected)
+    assert torch.equal(g, kept)
+    torch.testing.assert_close(weighted_sum(a, g, factors, shape, g), expected)
+    torch.testing.assert_close(g, scratch)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_half_precision_is_summed_in_float32(name):
+    layer, a, g = example_of(name)
+    shape, a, g = ConvShape.of(layer), a.bfloat16(), g.bfloat16()
+    expected = one_at_a_time(layer, a.float(), g.float())
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(per_example_weight_gradients(a, g, shape), expected, **near)
+    norms = expected.flatten(1).norm(dim=1)
+    torch.testing.assert_close(squared_norms(a, g, shape).sqrt(), norms, rtol=ROUNDED_UP, atol=0)
+    total = weighted_sum(a, g, torch.ones(5), shape)
+    torch.testing.assert_close(total, expected.sum(0), **near)
+
+
+def test_what_does_not_belong_together_is_refused():
+    layer, a, g = example_of("plain")
+    shape = ConvShape.of(layer)
+    for pair in [(a, g[:, :, 1:]), (a[:, :2], g), (a[0], g[0]), (a[:3], g)]:
+        for function in (form_gradients, squared_norms):
+            with pytest.raises(ValueError, match="pass the batched input"):
+                function(*pair, shape)
+        with pytest.raises(ValueError, match="pass the batched input"):
+            weighted_sum(*pair, torch.ones(5), shape)
+    for out in (torch.empty(3), torch.empty(storage_size(shape, 5), dtype=torch.float64)):
+        with pytest.raises(ValueError, match="see storage_size"):
+            form_gradients(a, g, shape, out)
+    for other in (nn.Linear(2, 2), nn.ConvTranspose2d(2, 2, 3)):
+        with pytest.raises(TypeError, match="register your own rule"):
+            ConvShape.of(other)
+
+
+def test_the_shape_says_what_torch_computes():
+    for kernel, stride, dilation in itertools.product([1, 2, 3], [1, 2, 3], [1, 2]):
+        layer = nn.Conv2d(2, 4, kernel, stride=stride, dilation=dilation, padding=1, groups=2)
+        shape = ConvShape.of(layer)
+        assert shape.weight_shape == tuple(layer.weight.shape)
+        for size in range(5, 9):
+            assert shape.output_sizes((size, 6)) == layer(torch.zeros(1, 2, size, 6)).shape[2:]
