@@ -82,12 +82,12 @@ class BookkeepingClipper:
             check_rows(use.rows, batch.rows, self.views)
             use = (use if self.views == 1 else use.folded(self.views)).compact()
             held = self._uses.setdefault(p, [])
+            if held:
+                self._several.add(p)
             if held and isinstance(use, Materialised):
                 held[:] = merge([*held, use])  # at once: there is no need to hold two of these
             else:
                 held.append(use)
-            if len(held) > 1:
-                self._several.add(p)
             # At once, while what it is made of is in the processor's cache.
             self._norms.pop(p, None)
             if p not in self._several:

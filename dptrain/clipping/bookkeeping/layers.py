@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dptrain.clipping.bookkeeping.attention import AttentionRule
 from dptrain.clipping.bookkeeping.gathered import Gathered
 from dptrain.clipping.bookkeeping.outer import OuterProducts
 from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, register_layer
@@ -161,6 +162,7 @@ class ConvRule(LayerRule):
 
 register_layer(nn.Linear, LinearRule())
 register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
+register_layer(nn.MultiheadAttention, AttentionRule())
 register_layer(nn.Embedding, EmbeddingRule())
 for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(kind, ConvRule())

@@ -60,7 +60,8 @@ class LayerRule(abc.ABC):
             layer: the layer.
             forward: its own forward.
             inputs: all arguments of the call, in the order of the signature.
-            observe: to be called with every output of what the parameters are used for.
+            observe: to be called with every output of what the parameters are used for. Each is
+                observed with the uses of the parameters that made it, the trainable ones.
         """
         output = forward(*inputs)
         if not isinstance(output, torch.Tensor):
@@ -68,7 +69,16 @@ class LayerRule(abc.ABC):
                 f"{type(layer).__name__} returned a {type(output).__name__}: a rule is for layers "
                 "that return one tensor, unless it has its own forward()"
             )
-        return observe(output, inputs, self.uses)
+        return observe(output, inputs, self._all_uses)
+
+    def _all_uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """The uses, which have to be there: a parameter that is left out would not be trained."""
+        found = self.uses(layer, inputs, gradient)
+        if missing := [name for name in owned(layer, self) if name not in found]:
+            raise RuntimeError(f"the rule of {type(layer).__name__} gave no use of {missing}")
+        return found
 
     @abc.abstractmethod
     def uses(

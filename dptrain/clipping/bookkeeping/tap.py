@@ -95,7 +95,9 @@ class LayerTap:
             inputs[k] = kept
         with torch.autocast(gradient.device.type, enabled=False):
             found = uses(self.layer, tuple(inputs), gradient)
-            self.book.record({p: found[name] for name, p in self.parameters.items()})
+            # A rule that observes several outputs has uses of some of the parameters in each.
+            own = self.parameters.items()
+            self.book.record({p: found[name] for name, p in own if name in found})
 
 
 def one_row_each(
