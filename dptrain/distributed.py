@@ -22,7 +22,15 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FAILED = "an error"
-_PLACES = (_FAILED, "a value of rank 0", "a comparison", "a gathering", "a sum")
+_PLACES = (
+    _FAILED,
+    "make_private",
+    "a value of rank 0",
+    "a backward pass or step",
+    "the end of a step",
+    "a sum",
+    "the release of a step",
+)
 _SLOTS = 8  # integers of the message that begins every exchange
 
 REMEDY = (
@@ -109,6 +117,7 @@ class Ranks:
 
     def agree(
         self,
+        place: str,
         facts: Callable[[], Mapping[str, Any]],
         *numbers: int,
         secret: Iterable[str] = (),
@@ -117,6 +126,7 @@ class Ranks:
         """Refuse ranks that differ in any of the facts; a single rank does not look at them.
 
         Args:
+            place: where in its program the rank is; one of those known to this file.
             facts: returns values by name, compared by their ``repr``.
             numbers: up to five integers that may differ.
             secret: names of facts that no message shows.
@@ -131,7 +141,7 @@ class Ranks:
         if self.world_size == 1:
             return [numbers]
         mine = {name: repr(value) for name, value in facts().items()}
-        rows = self._meet("a comparison", int(digest(mine)[:15], 16), *numbers)
+        rows = self._meet(place, int(digest(mine)[:15], 16), *numbers)
         if len({row[0] for row in rows}) > 1:
             hidden = set(secret)
             shown = {
@@ -177,7 +187,7 @@ class Ranks:
         kinds, own = columns.shape
         if self.world_size == 1:
             return columns, slice(0, own)
-        rows = self._meet("a gathering", own, *facts)
+        rows = self._meet("a backward pass or step", own, *facts)
         if len({row[1:] for row in rows}) > 1:
             told = ", ".join(f"rank {r} at {row[1 : 1 + len(facts)]}" for r, row in enumerate(rows))
             raise everywhere(RuntimeError(f"ranks are out of step ({told}): {REMEDY}"))

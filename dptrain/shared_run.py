@@ -42,7 +42,7 @@ def one_run(make: Callable[P, T]) -> Callable[P, T]:
             return {k: comparable(v) for k, v in given.arguments.items() if k not in _LOCAL}
 
         with ranks.together():
-            ranks.agree(facts, secret=("seed",), error=ValueError)
+            ranks.agree("make_private", facts, secret=("seed",), error=ValueError)
             return make(*args, **kwargs)
 
     return together
@@ -88,6 +88,7 @@ def begin_together(ranks: Ranks, private: PrivateTraining, module: nn.Module) ->
         ValueError: on every rank, naming what differs.
     """
     ranks.agree(
+        "make_private",
         lambda: {
             "mechanism": private.mechanism.hash[:12],
             "the data set's contents": private.loader.data_fingerprint,

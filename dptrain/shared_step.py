@@ -65,7 +65,9 @@ class SharedStep:
         """
         clipper = optimizer.clipper
         found = clipper.nonfinite_examples - self._nonfinite
-        counts = self.ranks.agree(lambda: self._facts(optimizer, parts, bound), found)
+        counts = self.ranks.agree(
+            "the end of a step", lambda: self._facts(optimizer, parts, bound), found
+        )
         self._nonfinite += sum(count for (count,) in counts)
         clipper.nonfinite_examples = self._nonfinite
         parameters = optimizer.params
@@ -82,7 +84,7 @@ class SharedStep:
         """
         with self.ranks.together():
             ledger.record(step, digest)
-        self.ranks.agree(lambda: {"the noisy sum of the step": digest})
+        self.ranks.agree("the release of a step", lambda: {"the noisy sum of the step": digest})
 
     def _facts(self, optimizer: PrivateOptimizer, parts: int, bound: float) -> dict[str, Any]:
         if self._origin is None:
