@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from dptrain.clipping.bookkeeping.attention import AttentionRule
+from dptrain.clipping.bookkeeping.convolution import ConvShape
+from dptrain.clipping.bookkeeping.convolved import Convolved
 from dptrain.clipping.bookkeeping.gathered import Gathered
 from dptrain.clipping.bookkeeping.outer import OuterProducts
 from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, register_layer
@@ -130,7 +132,7 @@ def normalised(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 class ConvRule(LayerRule):
-    """Convolutions: placeholder."""
+    """Convolutions of one to three dimensions."""
 
     def keeps_inputs(self, layer: nn.Module) -> bool:
         """A bias needs none."""
@@ -142,20 +144,8 @@ class ConvRule(LayerRule):
         """See :meth:`LayerRule.uses`."""
         found: dict[str, Use] = {}
         if inputs:
-            n = len(gradient)
-            a = inputs[0]
-            pad = layer.padding
-            if isinstance(pad, str) or layer.padding_mode != "zeros":
-                mode = {"zeros": "constant"}.get(layer.padding_mode, layer.padding_mode)
-                a = F.pad(a, layer._reversed_padding_repeated_twice, mode=mode)
-                pad = [0] * len(layer.kernel_size)
-            w = a.new_empty(n * layer.out_channels, *layer.weight.shape[1:])
-            g = torch.ops.aten.convolution_backward(
-                gradient.reshape(1, -1, *gradient.shape[2:]), a.reshape(1, -1, *a.shape[2:]), w,
-                None, layer.stride, pad, layer.dilation, False, [0], n * layer.groups,
-                [False, True, False])[1]
-            found["weight"] = Materialised(g.view(n, *layer.weight.shape))
-        if layer.bias is not None and layer.bias.requires_grad:
+            found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
+        if layer.bias is not None and layer.bias.requires_grad:  # type: ignore[union-attr]
             found["bias"] = Materialised(gradient.flatten(2).sum(2))
         return found
 
