@@ -1,9 +1,9 @@
 """Where the time of a private step goes: forward, backward, clipped sums, noise, update, ledger.
 
 The parts are timed within whole steps, which take turns with ordinary ones in one process; medians
-over rounds, and each part as a share of the ordinary step. On a machine that others use, ``--least``
-takes the least of the rounds instead, part by part. What no part covers is under "rest". With
-``--trace`` also torch's own profile of both, by operator.
+over rounds, and each part as a share of the ordinary step. On a machine that others use,
+``--least`` takes the least of the rounds instead, part by part. What no part covers is under
+"rest". With ``--trace`` also torch's own profile of both, by operator.
 
     PYTHONPATH=. python scripts/bench/step_profile.py [--models vgg bert mlp]
         [--sides bookkeeping ghost hooks] [--rounds 15] [--threads 2] [--least] [--trace 15]

@@ -1,7 +1,8 @@
 """The sides of the step-time bench: ordinary training, Opacus and dptrain, a mode each.
 
 Every side has its own copy of the model and one batch, and a step is the user's: clear gradients,
-forward, loss, backward, optimiser. The next batch is asked for between steps, outside what is timed.
+forward, loss, backward, optimiser. The next batch is asked for between steps, outside what is
+timed.
 """
 
 from __future__ import annotations
@@ -38,15 +39,12 @@ DEFAULT_SIDES = [side for side in SIDES if side not in ("functorch", "bookkeepin
 
 
 class Side:
-    """One way to train one model; :meth:`step` is what is timed.
+    """One way to train one model; :meth:`step` is what is timed, once there was :meth:`wrap`.
 
     Args:
         name: a key of :data:`SIDES`.
         case: the model and its batch.
         device: as torch names it.
-
-    Raises:
-        Exception: whatever the library at hand raises where it does not support the model.
     """
 
     def __init__(self, name: str, case: Case, device: str) -> None:
@@ -59,16 +57,23 @@ class Side:
             inputs = with_position_ids(inputs)
         self.inputs = {key: value.to(device) for key, value in inputs.items()}
         self.labels = labels.to(device)
-        module = case.module().to(device)
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+        self.module: nn.Module = case.module().to(device)
+        self.optimizer: Any = torch.optim.SGD(self.module.parameters(), lr=1e-3, momentum=0.9)
         self.loss: Any = nn.CrossEntropyLoss()
-        self.module: nn.Module = module
-        self.optimizer: Any = optimizer
         self.batches: Any = None
+
+    def wrap(self) -> None:
+        """Make it private, if it is to be.
+
+        Raises:
+            Exception: whatever the library at hand raises where it does not support the model.
+        """
+        kind, mode = SIDES[self.name]
         if kind == "opacus":
-            self._opacus(module, optimizer, mode)
+            self._opacus(self.module, self.optimizer, mode)
         elif kind == "dptrain":
-            self._dptrain(module, optimizer, mode, banded=name.endswith("-banded"))
+            banded = self.name.endswith("-banded")
+            self._dptrain(self.module, self.optimizer, mode, banded=banded)
 
     def _opacus(self, module: nn.Module, optimizer: torch.optim.Optimizer, mode: str) -> None:
         import opacus
@@ -137,6 +142,7 @@ def open_side(name: str, model: str, device: str) -> Side:
     if model not in CASES:
         raise ValueError(f"model {model!r}: choose from {', '.join(CASES)}")
     side = Side(name, CASES[model], device)
+    side.wrap()
     side.prepare()
     side.step()
     return side

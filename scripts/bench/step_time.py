@@ -1,209 +1,209 @@
-"""Time of one training step: ours against stock Opacus and against ordinary training.
+"""Time and peak memory of one training step: ordinary, Opacus and dptrain, a clipping mode each.
 
-Same model, same batch, same loss; clipping, noise and update included, data loading left out.
-The sides take turns within one process, so that a drift of the machine's speed hits all of them,
-each with an untimed step first; the ratio printed is the median over rounds of the ratio within a
-round.
+Same model, same batch, same loss; clipping, noise and update included, data loading left out. All
+sides of a model take turns within one process (``step_measure.py``); the ratio printed is the
+median over rounds of the ratio to the ordinary step of the same round. "others" is how many cores
+other processes kept busy meanwhile: a row with more than ``--max-load`` of them has a "!". Peak
+memory is of each side in a process of its own (``step_memory.py``): all of it, and, in brackets,
+what was added to libraries, model and data.
 
-    PYTHONPATH=. python scripts/bench/step_time.py [--device cpu] [--rounds 9] [--json FILE]
+``--allocator`` is how glibc's malloc is set, in the environment of the processes that this script
+starts: "default" leaves it alone, so that every tensor of some MB comes in fresh pages, which the
+system clears each time; "tuned" sets MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and
+MALLOC_TOP_PAD_ so that freed memory is kept and used again.
+
+    PYTHONPATH=. python scripts/bench/step_time.py [--models vgg bert mlp] [--sides ...]
+        [--allocator default tuned] [--rounds 15] [--threads 2] [--json FILE] [--plot FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import logging
 import os
 import pathlib
 import platform
-import statistics
-import time
-import warnings
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import opacus
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
 
-from dptrain import BandMF, Poisson, PrivacyEngine
-from dptrain.noise import noise_stream
-from recipes.models import vgg
+from scripts.bench.step_models import CASES, default_models
+from scripts.bench.step_plot import plot
+from scripts.bench.step_sides import DEFAULT_SIDES, ORDINARY, SIDES
 
-Step = Callable[[], None]
-MODELS = {"vgg": 256, "mlp": 1024}
+HERE = pathlib.Path(__file__).resolve().parent
+GIB = 1 << 30
+MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(4 * GIB),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * GIB),
+    "MALLOC_TOP_PAD_": str(GIB // 16),
+}
+ALLOCATORS: dict[str, dict[str, str]] = {"default": {}, "tuned": MALLOC}
+"""What each sets in the environment; a setting of the caller's own never gets there."""
 
-
-def build(name: str) -> tuple[nn.Module, TensorDataset]:
-    """The model and one batch of random data for it."""
-    torch.manual_seed(0)
-    size = MODELS[name]
-    labels = torch.randint(0, 10, (size,))
-    if name == "vgg":
-        return vgg(in_channels=3, classes=10), TensorDataset(torch.randn(size, 3, 32, 32), labels)
-    mlp = nn.Sequential(
-        nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
-    )
-    return mlp, TensorDataset(torch.randn(size, 784), labels)
+PACKAGES = ("torch", "opacus", "transformers", "numpy")
+Row = dict[str, Any]
 
 
-def plain(name: str, device: str) -> Step:
-    """Ordinary training."""
-    model, data = build(name)
-    model.to(device)
-    x, y = (t.to(device) for t in data.tensors)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    loss = nn.CrossEntropyLoss()
+def child(script: str, arguments: Sequence[str], allocator: str) -> Row:
+    """What a script of this folder prints as JSON, in a process with an allocator's settings.
 
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-def stock(name: str, device: str, mode: str) -> Step:
-    """Opacus, every example in every batch."""
-    model, data = build(name)
-    model.to(device)
-    x, y = (t.to(device) for t in data.tensors)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    made = opacus.PrivacyEngine(accountant="rdp").make_private(
-        module=model,
-        optimizer=optimizer,
-        criterion=nn.CrossEntropyLoss(),
-        data_loader=DataLoader(data, batch_size=len(data)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        poisson_sampling=False,
-        grad_sample_mode=mode,
-    )
-    private, optimizer, *rest = made
-    loss = rest[0] if mode == "ghost" else nn.CrossEntropyLoss()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(private(x), y).backward()
-        optimizer.step()
-
-    return step
+    Raises:
+        SystemExit: if it fails; it has said why by then.
+    """
+    kept = {k: v for k, v in os.environ.items() if k not in MALLOC and k != "GLIBC_TUNABLES"}
+    path = os.pathsep.join([str(HERE.parents[1]), *filter(None, [kept.get("PYTHONPATH")])])
+    environment = {**kept, **ALLOCATORS[allocator], "PYTHONPATH": path}
+    command = [sys.executable, str(HERE / script), *arguments]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(
+            f"{script} {' '.join(arguments)} ended with status {done.returncode}"
+            + (": out of memory? try fewer --sides" if done.returncode == -9 else "")
+        )
+    row: Row = json.loads(done.stdout)
+    return {**row, "allocator": allocator}
 
 
-def ours(name: str, device: str, mode: str, bands: int, steps: int) -> Step:
-    """dptrain, every example in every batch; the next batch is fetched outside the timed part."""
-    model, data = build(name)
-    model.to(device)
-    scheme = Poisson(probability=1.0, dataset_size=len(data), steps=steps)
-    private = PrivacyEngine().make_private(
-        module=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
-        criterion=nn.CrossEntropyLoss(),
-        dataset=data,
-        scheme=scheme,
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-        grad_sample_mode=mode,
-    )
-    wrapped, optimizer, loader, *rest = private
-    loss = rest[0] if mode == "ghost" else nn.CrossEntropyLoss()
-    if bands > 1:  # only the cost of the noise matters here, not what it would guarantee
-        strategy = BandMF(bands=bands)
-        optimizer.noise = noise_stream(strategy, steps=steps, like=optimizer.params, seed=0)
-    batches = iter(loader)
-    x, y = (t.to(device) for t in next(batches))
-    first = True
-
-    def prepare() -> None:
-        nonlocal first
-        if not first:
-            next(batches)
-        first = False
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(wrapped(x), y).backward()
-        optimizer.step()
-
-    step.prepare = prepare  # type: ignore[attr-defined]
-    return step
-
-
-def once(step: Step, device: str) -> float:
-    """Seconds of one step."""
-    getattr(step, "prepare", lambda: None)()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def measure(name: str, device: str, mode: str, rounds: int, bands: int) -> dict[str, Any]:
-    """Medians in seconds and ratios within rounds, for one model and clipping mode."""
-    steps = max(2 * (rounds + 2), bands)
-    sides = {
-        "ordinary": plain(name, device),
-        "opacus": stock(name, device, mode),
-        "dptrain": ours(name, device, mode, 1, steps),
-        f"dptrain, {bands} bands": ours(name, device, mode, bands, steps),
+def machine(device: str) -> Row:
+    """What the numbers were measured on and with."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "missing"
+    return {
+        "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else device,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),
+        "versions": versions,
     }
-    times: dict[str, list[float]] = {side: [] for side in sides}
-    for number in range(rounds + 2):
-        order = list(sides) if number % 2 else list(reversed(sides))
-        for side in order:
-            once(sides[side], device)  # brings back its own memory, which others have used since
-            seconds = once(sides[side], device)
-            if number >= 2:  # warm-up
-                times[side].append(seconds)
 
-    def ratio(top: str, bottom: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[top], times[bottom], strict=True))
 
-    result = {
-        "model": name,
-        "batch": MODELS[name],
-        "mode": mode,
-        "seconds": {side: statistics.median(values) for side, values in times.items()},
-        "dptrain / opacus": ratio("dptrain", "opacus"),
-        f"dptrain, {bands} bands / opacus": ratio(f"dptrain, {bands} bands", "opacus"),
-        "opacus / ordinary": ratio("opacus", "ordinary"),
-        "dptrain / ordinary": ratio("dptrain", "ordinary"),
-        "load": os.getloadavg()[0],
-    }
-    del sides
-    gc.collect()
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def show(time: Row | None, memory: Sequence[Row], max_load: float) -> None:
+    """The table of one model and allocator."""
+    some = time or memory[0]
+    case = CASES[some["model"]]
+    title = f"\n{case.title}, batch {case.batch}, {some['allocator']} allocator"
+    if time and "seconds" in time:
+        busy = "!" if time["other_load"] > max_load else ""
+        title += f", {time['rounds']} rounds, others {time['other_load']:.2f} cores{busy}"
+    print(title)
+    print(f"{'':20}{'step':>12}{'ratio (quartiles)':>22}{'peak memory':>24}{'ratio':>14}")
+    peaks = {row["side"]: row for row in memory if "peak_bytes" in row}
+    failures = {row["side"]: row["failure"] for row in memory if "failure" in row}
+    failures.update(time["failures"] if time else {})
+    timed = time.get("seconds", {}) if time else {}
+    for side in SIDES:
+        line = f"{side:20}"
+        if side in timed and time is not None:
+            line += f"{1e3 * timed[side]:9.1f} ms"
+            if found := time["ratio"].get(side):
+                line += f"{found['median']:9.3f} ({found['q1']:.2f}–{found['q3']:.2f})"
+        if side in peaks:
+            line = f"{line:54}{_memory(peaks[side], peaks.get(ORDINARY))}"
+        if side in timed or side in peaks:
+            print(line)
+        elif side in failures:
+            print(f"{side:20}  {failures[side]}")
+    sys.stdout.flush()
+
+
+def _memory(row: Row, ordinary: Row | None) -> str:
+    whole, added = row["peak_bytes"], row["peak_bytes"] - row["start_bytes"]
+    text = f"{whole / 2**20:10.0f} MiB ({added / 2**20:.0f})"
+    if ordinary is not None:
+        above = ordinary["peak_bytes"] - ordinary["start_bytes"]
+        text = f"{text:26}{whole / ordinary['peak_bytes']:8.2f} ({added / max(above, 1):.2f})"
+    return text
+
+
+def run(options: argparse.Namespace) -> Row:
+    """All tables, printed as they come."""
+    common = ["--device", options.device]
+    if options.threads is not None:
+        common += ["--threads", str(options.threads)]
+    result: Row = {"machine": machine(options.device), "time": [], "memory": []}
+    per_model = (not options.no_time) + (not options.no_memory) * len(options.sides)
+    total = per_model * len(options.models) * len(options.allocator)
+    with tqdm(total=total, unit="process", file=sys.stderr) as bar:
+        for model in options.models:
+            for allocator in options.allocator:
+                bar.set_description(f"{model}, {allocator}")
+                time, memory = None, []
+                if not options.no_time:
+                    arguments = [*common, "--model", model, "--rounds", str(options.rounds)]
+                    arguments += ["--max-load", str(options.max_load), "--sides", *options.sides]
+                    time = child("step_measure.py", arguments, allocator)
+                    result["time"].append(time)
+                    bar.update()
+                for side in [] if options.no_memory else options.sides:
+                    arguments = [*common, "--model", model, "--side", side]
+                    memory.append(child("step_memory.py", arguments, allocator))
+                    bar.update()
+                result["memory"] += memory
+                bar.clear()
+                show(time, memory, options.max_load)
     return result
 
 
-def main() -> None:
-    """Print the table; optionally write it as JSON."""
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--bands", type=int, default=16)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--modes", nargs="+", default=["hooks", "functorch", "ghost"])
-    parser.add_argument("--json", type=pathlib.Path)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    machine = f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    print(f"torch {torch.__version__}, opacus {opacus.__version__}, {options.device}, {machine}")
-    results = []
-    for name in options.models:
-        for mode in options.modes:
-            row = measure(name, options.device, mode, options.rounds, options.bands)
-            results.append(row)
-            seconds = "  ".join(f"{k} {1e3 * v:.0f} ms" for k, v in row["seconds"].items())
-            ratios = "  ".join(f"{k} {v:.3f}" for k, v in row.items() if " / " in k)
-            print(f"{name} batch {row['batch']} {mode}: {seconds}\n    {ratios}", flush=True)
+    parser.add_argument("--models", nargs="+", choices=list(CASES))
+    parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=DEFAULT_SIDES)
+    parser.add_argument("--allocator", nargs="+", choices=list(ALLOCATORS), default=["tuned"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, help="torch's; as torch chooses if left out")
+    parser.add_argument("--max-load", type=float, default=0.2, help="cores others may keep busy")
+    parser.add_argument("--no-time", action="store_true", help="memory only")
+    parser.add_argument("--no-memory", action="store_true", help="time only")
+    parser.add_argument("--json", type=pathlib.Path, help="results, e.g. results/step_time.json")
+    parser.add_argument("--plot", type=pathlib.Path, help="PNG of the ratios")
+    options = parser.parse_args(argv)
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error(f"--device {options.device}: torch sees no GPU here")
+    if options.rounds < 1:
+        parser.error(f"--rounds {options.rounds}: at least 1")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"--threads {options.threads}: at least 1")
+    if options.no_time and options.no_memory:
+        parser.error("--no-time --no-memory leaves nothing to measure")
+    for file in filter(None, (options.json, options.plot)):
+        if not file.absolute().parent.is_dir():
+            parser.error(f"{file}: there is no folder {file.parent}")
+    if ORDINARY not in options.sides:  # every ratio is to it
+        options.sides = [ORDINARY, *options.sides]
+    options.models = options.models or default_models(options.device)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    options = parse(argv)
+    result = run(options)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        plot(result, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,105 @@
+"""Bars of the step-time bench: ratios to ordinary training, by model and side."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from scripts.bench.step_models import CASES
+from scripts.bench.step_sides import ORDINARY, SIDES
+
+COLOURS = {  # ordinary is the line at 1
+    "opacus-hooks": "#9ecae1",
+    "opacus-functorch": "#6baed6",
+    "opacus-ghost": "#3182bd",
+    "hooks": "#fdd0a2",
+    "functorch": "#fdae6b",
+    "ghost": "#e6550d",
+    "bookkeeping": "#31a354",
+    "bookkeeping-banded": "#a1d99b",
+}
+
+
+def label(side: str) -> str:
+    """As in the legend."""
+    kind, mode = SIDES[side]
+    banded = ", 16 bands" if side.endswith("-banded") else ""
+    return f"{'Opacus' if kind == 'opacus' else 'dptrain'} {mode}{banded}"
+
+
+def ratios(result: dict[str, Any], what: str, allocator: str) -> dict[str, dict[str, float]]:
+    """By model and side, private to ordinary: ``what`` is "time" or "memory" (above the start)."""
+    found: dict[str, dict[str, float]] = {}
+    if what == "time":
+        for row in result["time"]:
+            if row["allocator"] == allocator and "ratio" in row:
+                found[row["model"]] = {k: v["median"] for k, v in row["ratio"].items()}
+        return found
+    added: dict[str, dict[str, int]] = {}
+    for row in result["memory"]:
+        if row["allocator"] == allocator and "peak_bytes" in row:
+            above = row["peak_bytes"] - row["start_bytes"]
+            added.setdefault(row["model"], {})[row["side"]] = above
+    for model, sides in added.items():
+        if sides.get(ORDINARY):
+            found[model] = {side: above / sides[ORDINARY] for side, above in sides.items()}
+    return found
+
+
+def plot(result: dict[str, Any], path: pathlib.Path) -> None:
+    """A panel for time and one for memory, a row for each allocator.
+
+    Raises:
+        SystemExit: if there is nothing to show, or no matplotlib.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise SystemExit(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [*result["time"], *result["memory"]]
+    panels = [
+        (what, allocator, found)
+        for allocator in dict.fromkeys(row["allocator"] for row in rows)
+        for what in ("time", "memory")
+        if (found := ratios(result, what, allocator))
+    ]
+    if not panels:
+        raise SystemExit("--plot: no side but failures to show")
+    columns = len({what for what, _, _ in panels})
+    lines = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(6.4 * columns, 3.6 * lines), layout="constrained", squeeze=False
+    )
+    for axis, (what, allocator, found) in zip(axes.flat, panels, strict=True):
+        _bars(axis, found)
+        memory = "peak memory above model and data"
+        axis.set_title(f"{'time of a step' if what == 'time' else memory}, {allocator} allocator")
+        axis.set_ylabel("times ordinary training")
+    handles = {  # a side that fails for one model may be there for another
+        name: handle
+        for axis in axes.flat
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _bars(axis: Any, found: dict[str, dict[str, float]]) -> None:
+    sides = [s for s in SIDES if s != ORDINARY and any(s in row for row in found.values())]
+    width = 0.85 / max(len(sides), 1)
+    for place, side in enumerate(sides):
+        models = [number for number, row in enumerate(found.values()) if side in row]
+        heights = [row[side] for row in found.values() if side in row]
+        positions = [m + (place - (len(sides) - 1) / 2) * width for m in models]
+        bars = axis.bar(positions, heights, width, color=COLOURS[side], label=label(side))
+        axis.bar_label(bars, fmt="%.3g", fontsize=6, rotation=90, padding=2)
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_yscale("log")
+    top = max(height for row in found.values() for height in row.values())
+    bottom = min(1.0, *(height for row in found.values() for height in row.values()))
+    axis.set_ylim(0.9 * bottom, 1.8 * top)
+    axis.set_xticks(range(len(found)), [CASES[model].title for model in found])

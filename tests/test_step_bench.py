@@ -1,0 +1,170 @@
+"""The bench of step times: what it works out from measurements, and one small run of it."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from scripts.bench import step_load, step_measure, step_memory, step_models, step_plot, step_time
+from scripts.bench.step_sides import DEFAULT_SIDES, ORDINARY, open_side
+
+SMALL = ["ordinary", "opacus-hooks", "opacus-ghost", "hooks", "ghost"]
+
+
+@pytest.fixture
+def small_mlp(monkeypatch):
+    case = dataclasses.replace(
+        step_models.CASES["mlp"],
+        batch=8,
+        build=lambda: nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, step_models.CLASSES)),
+        inputs=lambda rows, generator: {"x": torch.randn(rows, 6, generator=generator)},
+    )
+    monkeypatch.setitem(step_models.CASES, "mlp", case)
+
+
+def test_every_side_measures_the_same_training(small_mlp):
+    sides = [open_side(name, "mlp", "cpu") for name in [*SMALL, "bookkeeping"]]
+    for side in sides[1:]:
+        assert side.labels.equal(sides[0].labels)
+        assert side.inputs["x"].equal(sides[0].inputs["x"])
+        with torch.no_grad():  # one step of noise apart: 1e-3 · σ R / 8 an entry
+            for p, q in zip(side.module.parameters(), sides[0].module.parameters(), strict=True):
+                assert 0 < (p - q).abs().max() < 0.01, side.name
+        before = [p.detach().clone() for p in side.module.parameters()]
+        step_measure.once(side)
+        after = list(side.module.parameters())
+        assert not any(p.equal(q) for p, q in zip(before, after, strict=True)), side.name
+
+
+def test_ratios_are_within_rounds_and_busy_rounds_are_dropped(small_mlp, monkeypatch):
+    # The machine is twice as slow in every other round, and the last is disturbed.
+    seconds = [{"ordinary": s, "ghost": 1.5 * s} for s in (1.0, 2.0, 1.0, 2.0)]
+    rounds = [(0.1, row) for row in seconds[:2]] * 2  # warm-up, then two good ones
+    rounds[3:3] = [(1.5, {"ordinary": 1.0, "ghost": 9.0})]
+    left = iter(rounds)
+    monkeypatch.setattr(step_measure, "round_of", lambda sides, order: next(left))
+    row = step_measure.measure("mlp", ["ordinary", "ghost"], rounds=2, device="cpu", max_load=0.2)
+    assert row["ratio"]["ghost"] == {"q1": 1.5, "median": 1.5, "q3": 1.5}
+    assert row["seconds"] == {"ordinary": 1.5, "ghost": 2.25}
+    assert row["other_load"] == pytest.approx(0.1)
+    assert next(left, None) is None, "no round more than needed"
+
+
+def test_a_side_that_fails_is_reported_with_its_reason(small_mlp, monkeypatch):
+    def refuse(name, model, device):
+        if name == "ghost":
+            raise NotImplementedError("no rule for\n this layer")
+        return open_side(name, model, device)
+
+    monkeypatch.setattr(step_measure, "open_side", refuse)
+    row = step_measure.measure("mlp", ["ordinary", "ghost"], rounds=1, device="cpu", max_load=99)
+    assert row["failures"] == {"ghost": "NotImplementedError: no rule for this layer"}
+    assert set(row["seconds"]) == {"ordinary"}
+
+
+def test_own_work_is_no_load_of_others(monkeypatch):
+    load = step_load.OtherLoad()
+    if not load.exact:
+        pytest.skip("no /proc/stat here")
+    busy, own, now = step_load.busy_seconds(), step_load.own_seconds(), time.perf_counter()
+    monkeypatch.setattr(step_load, "busy_seconds", lambda: busy + 3.0)
+    monkeypatch.setattr(step_load, "own_seconds", lambda: own + 2.0)
+    monkeypatch.setattr(step_load.time, "perf_counter", lambda: now + 2.0)
+    assert load.read() == pytest.approx(0.5, abs=0.1)  # 3 s less 2 of our own, over 2 s
+
+
+def test_peak_memory_is_of_the_steps(small_mlp, monkeypatch):
+    if not (step_memory.PROC / "status").exists():
+        pytest.skip("no /proc here")
+    side = step_memory.Side(ORDINARY, step_models.CASES["mlp"], "cpu")
+    held = []
+
+    def step():
+        held[:] = [torch.ones(1 << 24)]  # 64 MiB, which is gone when the peak is read
+        held.clear()
+
+    monkeypatch.setattr(side, "step", step)
+    found = step_memory.measure(side)
+    assert 60 << 20 < found["peak_bytes"] - found["start_bytes"] < 200 << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "0"], "--rounds 0: at least 1"),
+        (["--threads", "0"], "--threads 0: at least 1"),
+        (["--no-time", "--no-memory"], "nothing to measure"),
+        (["--json", "/nowhere/step.json"], "no folder /nowhere"),
+        (["--models", "gpt"], "invalid choice: 'gpt'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, message, capsys):
+    with pytest.raises(SystemExit):
+        step_time.parse(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_ordinary_is_always_a_side():
+    assert step_time.parse(["--sides", "ghost"]).sides == [ORDINARY, "ghost"]
+    assert step_time.parse([]).sides == DEFAULT_SIDES
+
+
+def test_run_from_the_command_line_to_the_plot(tmp_path, monkeypatch, capsys):
+    def child(script, arguments, allocator):
+        side = arguments[arguments.index("--side") + 1] if "--side" in arguments else None
+        row = {"model": "mlp", "batch": 1024, "allocator": allocator}
+        if side == "opacus-ghost":
+            return {**row, "side": side, "failure": "KeyError: x"}
+        if side:
+            peak = (3 if side == ORDINARY else 6) << 20
+            return {**row, "side": side, "start_bytes": 1 << 20, "peak_bytes": peak}
+        spread = {"q1": 1.2, "median": 1.25, "q3": 1.3}
+        return {
+            **row,
+            "rounds": 3,
+            "other_load": 0.5,
+            "failures": {"opacus-ghost": "KeyError: x"},
+            "seconds": {"ordinary": 0.02, "ghost": 0.025},
+            "ratio": {"ordinary": {"q1": 1.0, "median": 1.0, "q3": 1.0}, "ghost": spread},
+        }
+
+    monkeypatch.setattr(step_time, "child", child)
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]
+    sides = ["--sides", "ordinary", "ghost", "opacus-ghost"]
+    step_time.main(["--models", "mlp", "--allocator", "default", "tuned", *sides, *files])
+    printed = capsys.readouterr().out
+    assert "tuned allocator, 3 rounds, others 0.50 cores!" in printed
+    ghost = next(line for line in printed.splitlines() if line.startswith("ghost"))
+    assert " ".join(ghost.split()) == "ghost 25.0 ms 1.250 (1.20–1.30) 6 MiB (5) 2.00 (2.50)"
+    assert "KeyError: x" in printed
+    result = json.loads((tmp_path / "a.json").read_text())
+    assert [row["allocator"] for row in result["time"]] == ["default", "tuned"]
+    assert len(result["memory"]) == 6
+    assert step_plot.ratios(result, "memory", "tuned") == {"mlp": {"ordinary": 1.0, "ghost": 2.5}}
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_the_allocator_reaches_the_process(monkeypatch):
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "1")
+    seen = {}
+
+    def run(command, *, env, **_):
+        seen.update(env)
+        return type("Done", (), {"returncode": 0, "stdout": "{}"})()
+
+    monkeypatch.setattr(step_time.subprocess, "run", run)
+    assert step_time.child("x.py", [], "tuned") == {"allocator": "tuned"}
+    assert seen["MALLOC_TOP_PAD_"] == step_time.MALLOC["MALLOC_TOP_PAD_"]
+    seen.clear()
+    step_time.child("x.py", [], "default")
+    assert not set(step_time.MALLOC) & set(seen)
+
+
+def test_a_process_that_dies_is_no_result(monkeypatch):
+    done = type("Done", (), {"returncode": -9, "stdout": ""})()
+    monkeypatch.setattr(step_time.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(SystemExit, match="out of memory"):
+        step_time.child("x.py", ["--model", "mlp"], "default")
