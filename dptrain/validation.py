@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain.adaptive import ScalesGradients
+from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
 
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
@@ -29,7 +30,18 @@ def check_module(module: nn.Module) -> None:
         raise TypeError(f"module={module!r}: expected a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError("module is already wrapped for per-example gradients; pass the bare one")
+    if tapped_layer(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
+        raise ValueError(
+            "module is trained by another private run, and would report to both: call "
+            "to_standard_module() on the module of that run first, or build a new one"
+        )
     for name, layer in module.named_modules():
+        if isinstance(layer, nn.DataParallel):
+            raise ValueError(
+                f"layer {name!r} is a DataParallel: its replicas see parts of a batch, so rows are "
+                "not the examples any more; pass the module that it wraps (its .module), and use "
+                "torch.distributed for several devices"
+            )
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__} with max_norm={layer.max_norm}: it "

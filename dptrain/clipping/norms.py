@@ -2,42 +2,109 @@
 
 from __future__ import annotations
 
-import torch
+import contextlib
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import torch
+from torch import nn
+
+from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule
+from dptrain.clipping.bookkeeping.uses import Use
 from dptrain.clipping.ghost import GhostLoss
 from dptrain.clipping.ghost_module import GhostModule
 
 
-def per_example_norms(module: GhostModule, loss: GhostLoss) -> torch.Tensor:
+def per_example_norms(
+    module: nn.Module,
+    loss: GhostLoss | torch.Tensor | Callable[[], torch.Tensor],
+    *,
+    rows: int | None = None,
+) -> torch.Tensor:
     """‖g_i‖₂ of every row's own loss at the module's current parameters, before clipping.
 
-    For rows of any origin, between the steps of a run in ghost mode, whose gradients and batches
-    stay as they are:
+    For rows of any origin, between the steps of a run in mode bookkeeping or ghost, whose gradients
+    and batches stay as they are:
 
-    >>> norms = per_example_norms(private.module, private.criterion(private.module(x), y))
+    >>> norms = per_example_norms(private.module, loss_fn(private.module(x), y), rows=len(x))
+
+    A layer that is called on one row for the whole batch (positions, say) has to know how many rows
+    there are in the forward pass already, if these are not as many as the batch at hand has:
+
+    >>> norms = per_example_norms(
+    ...     private.module, lambda: loss_fn(private.module(x), y), rows=len(x))
 
     Norms of training data are private, and looking at them is free only while nothing that is
     released depends on them.
 
     Args:
-        module: the run's, in training mode.
-        loss: of the rows, from the run's criterion; neither added to another nor scaled.
+        module: the run's; in training mode for ghost.
+        loss: of the rows, neither added to another nor scaled. In mode bookkeeping a loss that is
+            reduced over the rows as the run's, or a function that returns it; in mode ghost one
+            from the run's criterion.
+        rows: how many there are; ghost mode knows.
 
     Returns:
         Shape (rows,), detached.
 
     Raises:
+        TypeError: if there are no rows or no such loss in bookkeeping mode, or for a module of
+            another mode.
         RuntimeError: if the norms do not cover all that the loss does with the parameters, as in
             training.
     """
+    if isinstance(module, GhostModule) and isinstance(loss, GhostLoss):
+        return _ghost_norms(module, loss)
+    if not isinstance(module, BookkeepingModule):
+        raise TypeError(
+            f"module is a {type(module).__name__} and loss a {type(loss).__name__}: pass the "
+            "module of a run with grad_sample_mode='bookkeeping', or that of one with 'ghost' and "
+            "a loss from its private.criterion"
+        )
+    if rows is None:
+        raise TypeError("rows=None: state how many rows the loss is of, rows=len(x)")
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    book = _OtherRows(parameters, loss_reduction=module.loss_reduction, rows=rows)
+    with _gradients_kept(module), module.reporting_to(book):
+        reduced = loss() if callable(loss) and not isinstance(loss, torch.Tensor) else loss
+        if not isinstance(reduced, torch.Tensor) or reduced.dim():
+            raise TypeError(f"loss={reduced!r}: expected a tensor with one number")
+        reduced.backward()
+        return book.unclipped_norms(rows).detach()
+
+
+class _OtherRows(BookkeepingClipper):
+    """Takes in the gradients of rows that are no batch of the run's."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, loss_reduction: str, rows: int) -> None:
+        super().__init__(parameters, loss_reduction=loss_reduction)
+        batch: Any = types.SimpleNamespace(rows=rows)
+        self.at_hand = lambda: batch
+
+    def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
+        """The forward pass may have been made before this was asked for."""
+        super().record(uses, self.at_hand())
+
+
+def _ghost_norms(module: GhostModule, loss: GhostLoss) -> torch.Tensor:
     losses = loss.per_example
+    with _gradients_kept(module):
+        try:
+            reduced = losses.mean() if module.loss_reduction == "mean" else losses.sum()
+            return module.first_pass(reduced, len(losses)).detach()
+        finally:
+            module._forget()
+
+
+@contextlib.contextmanager
+def _gradients_kept(module: nn.Module) -> Iterator[None]:
+    """``p.grad`` as before, whatever a backward pass adds meanwhile."""
     kept = [(p, p.grad) for p in module.parameters()]
     for p, _ in kept:
-        p.grad = None  # the backward pass would add to what is kept
+        p.grad = None
     try:
-        reduced = losses.mean() if module.loss_reduction == "mean" else losses.sum()
-        return module.first_pass(reduced, len(losses)).detach()
+        yield
     finally:
-        module._forget()
         for p, grad in kept:
             p.grad = grad

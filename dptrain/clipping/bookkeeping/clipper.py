@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.convolved import Formed
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
 from dptrain.clipping.rows import check_rows, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
@@ -66,15 +67,26 @@ class BookkeepingClipper:
         batch = self.at_hand()
         return None if batch is None else batch.rows * self.views
 
-    def record(self, uses: Mapping[nn.Parameter, Use]) -> None:
+    def record(self, uses: Mapping[nn.Parameter, Use], since: MicroBatch | None) -> None:
         """Take in what a layer reports in the backward pass.
 
+        Args:
+            uses: by the parameters.
+            since: the batch that was at hand in the forward pass.
+
         Raises:
-            RuntimeError: if there is no batch, or the uses are not one a row of it.
+            RuntimeError: if there is no batch, or another than in the forward pass, or the uses
+                are not one a row of it.
         """
         batch = self.at_hand()
         if batch is None:
             raise RuntimeError("take a batch from the private loader before the backward pass")
+        if since is not batch:
+            raise RuntimeError(
+                "this backward pass is of a forward pass from before the batch at hand was taken "
+                "from the private loader: its gradients would be released as another batch's; for "
+                "every batch, run forward and backward pass, then optimizer.step()"
+            )
         if batch is not self.batch:
             self.discard()
             self.batch = batch
@@ -84,7 +96,7 @@ class BookkeepingClipper:
             held = self._uses.setdefault(p, [])
             if held:
                 self._several.add(p)
-            if held and isinstance(use, Materialised):
+            if held and isinstance(use, Materialised | Formed):
                 held[:] = merge([*held, use])  # at once: there is no need to hold two of these
             else:
                 held.append(use)
@@ -116,11 +128,9 @@ class BookkeepingClipper:
                 "no per-example gradients: before optimizer.step(), call loss.backward() on the "
                 "private module's output"
             )
-        # A mean over the rows is undone; of the views of an example the mean is taken.
-        unit = float(len(weights)) if self.loss_reduction == "mean" else 1.0 / self.views
         scaling = [None] * len(self.parameters) if scales is None else scales
-        parts = [self._norms_of(p, s) for p, s in zip(self.parameters, scaling, strict=True)]
-        norms = group_norms(parts, self.groups) * unit
+        unit = self._unit(len(weights))
+        norms = self._group_norms(scaling, unit)
         self.norms = total_norms(norms)
         weights = weights.to(norms.device)
         factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
@@ -135,10 +145,23 @@ class BookkeepingClipper:
         self.discard()
         return sums
 
+    def unclipped_norms(self, examples: int) -> torch.Tensor:
+        """‖g_i‖₂ of what was reported, shape (examples,), which stays."""
+        return total_norms(self._group_norms([None] * len(self.parameters), self._unit(examples)))
+
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         self._uses.clear()
         self._norms.clear()
+
+    def _unit(self, examples: int) -> float:
+        """Undoes a mean over the rows; of the views of an example the mean is taken."""
+        return float(examples) if self.loss_reduction == "mean" else 1.0 / self.views
+
+    def _group_norms(self, scales: Sequence[torch.Tensor | None], unit: float) -> torch.Tensor:
+        """‖s ⊙ g_ig‖₂, shape (examples, groups)."""
+        parts = [self._norms_of(p, s) for p, s in zip(self.parameters, scales, strict=True)]
+        return group_norms(parts, self.groups) * unit
 
     def _norms_of(self, p: nn.Parameter, scale: torch.Tensor | None) -> torch.Tensor | None:
         """Norms of one parameter's gradients of the reduced loss, shape (examples,)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 def check_layers(module: nn.Module) -> str | None:
     """What keeps a module from bookkeeping: the first such layer, why, and the remedy."""
     register_imported()
-    found = refusals(module)
+    found = {**refusals(module), **_computed_before_calls(module)}
     if not found:
         return None
     name, why = next(iter(found.items()))
@@ -44,8 +46,8 @@ class BookkeepingModule(AbstractGradSampleModule):
         compiled = getattr(m, "_orig_mod", None)
         super().__init__(m if compiled is None else compiled, loss_reduction=loss_reduction)
         if compiled is not None:
-            torch.compiler.reset()  # what was traced before the taps would go past them
             object.__setattr__(self, "_compiled", m)  # not a submodule: names stay the user's
+        _forget_traces(m)
         # Not a parameter, so that no state dict and no optimiser sees it.
         device = next(p.device for p in self._module.parameters() if p.requires_grad)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
@@ -61,7 +63,20 @@ class BookkeepingModule(AbstractGradSampleModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""
-        return getattr(self, "_compiled", self._module)(*args, **kwargs)
+        run: nn.Module = getattr(self, "_compiled", self._module)
+        return run(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def reporting_to(self, book: Book) -> Iterator[None]:
+        """Have the layers report to another book meanwhile, of rows that are no part of the run."""
+        books = [tap.book for tap in self._taps]
+        try:
+            for tap in self._taps:
+                tap.book = book
+            yield
+        finally:
+            for tap, own in zip(self._taps, books, strict=True):
+                tap.book = own
 
     def remove_hooks(self) -> None:
         """Leave the user's module as it was."""
@@ -70,6 +85,39 @@ class BookkeepingModule(AbstractGradSampleModule):
         for leak in self._leaks:
             leak.remove()
         self._taps, self._leaks = [], []
+        _forget_traces(self._module)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, for averaged weights or a file, computes the same and reports nothing."""
+        state = super().__getstate__() | {"_taps": [], "_leaks": [], "_anchor": None}
+        state.pop("_compiled", None)
+        return state
+
+
+def tapped_layer(module: nn.Module) -> str | None:
+    """The name of a layer that reports to some run, or ``None``."""
+    layers = module.named_modules()
+    return next((name for name, m in layers if isinstance(vars(m).get("forward"), LayerTap)), None)
+
+
+def _computed_before_calls(module: nn.Module) -> dict[str, str]:
+    """Layers with weights that torch.nn.utils computes from others in a forward pre-hook."""
+    found: dict[str, str] = {}
+    for name, layer in module.named_modules():
+        for own, p in layer.named_parameters(recurse=False):
+            weight = own.removesuffix("_g").removesuffix("_orig")  # weight_norm; the others
+            if p.requires_grad and weight != own and weight in vars(layer):
+                found[name] = (
+                    f"{weight!r} is computed from {own!r} before every call (weight_norm, "
+                    "spectral_norm or pruning of torch.nn.utils), past the layer's rule"
+                )
+    return found
+
+
+def _forget_traces(module: nn.Module) -> None:
+    """Have compiled modules traced anew: a trace from before the taps would go past them."""
+    if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in module.modules()):
+        torch.compiler.reset()
 
 
 def _refuse(name: str, p: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,8 +22,11 @@ class Book(Protocol):
     def rows(self) -> int | None:
         """Rows that the model sees of the batch at hand; ``None`` without a batch."""
 
-    def record(self, uses: Mapping[nn.Parameter, Use]) -> None:
-        """Take in uses of parameters."""
+    def at_hand(self) -> Any:
+        """What a backward pass has to find as its forward pass did: the batch, or ``None``."""
+
+    def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
+        """Take in uses of parameters by a layer that ran when ``since`` was at hand."""
 
 
 class LayerTap:
@@ -31,6 +35,7 @@ class LayerTap:
     Autograd then propagates output gradients only; the weights' gradients are the book's to form.
     State lives in the autograd graph alone: a forward pass that is not followed by a backward pass
     leaves nothing behind, and checkpointing (which drops the graph's tensors) saves what it should.
+    Copies of the layer (by ``copy`` or ``pickle``) have its own forward again and report nothing.
 
     Args:
         layer: has a rule.
@@ -43,14 +48,30 @@ class LayerTap:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.parameters = owned(layer, rule)
         self.keeps_inputs = rule.keeps_inputs(layer)
+        self._own = vars(layer).get("forward")  # of this very layer, set by some library
         self._forward: Callable[..., Any] = layer.forward
         self._signature = inspect.signature(self._forward)
         # A compiled graph would run the bookkeeping once, when it is traced.
-        layer.forward = torch.compiler.disable(self.forward)  # type: ignore[method-assign]
+        self._run = torch.compiler.disable(self.forward)
+        layer.forward = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's output."""
+        return self._run(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # A copy of this would run the layer that was copied, with its parameters.
+        return copy.deepcopy(self._forward, memo)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.layer, "forward")  # the class's: there is no other when it is loaded
 
     def remove(self) -> None:
         """Give the layer its own forward back."""
-        del self.layer.forward
+        if self._own is None:
+            del self.layer.forward
+        else:
+            self.layer.forward = self._own  # type: ignore[method-assign]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output; see the class."""
@@ -71,9 +92,10 @@ class LayerTap:
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]
+        since = self.book.at_hand()
 
         def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            self._report(uses, rest, places, saved, gradient)
+            self._report(uses, rest, places, saved, gradient, since)
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 
@@ -84,6 +106,7 @@ class LayerTap:
         places: list[int],
         saved: tuple[torch.Tensor, ...],
         gradient: torch.Tensor,
+        since: Any,
     ) -> None:
         inputs = list(rest)
         # Half precision would round norms and sums past R; see summing_dtype.
@@ -95,9 +118,11 @@ class LayerTap:
             inputs[k] = kept
         with torch.autocast(gradient.device.type, enabled=False):
             found = uses(self.layer, tuple(inputs), gradient)
-            # A rule that observes several outputs has uses of some of the parameters in each.
-            own = self.parameters.items()
-            self.book.record({p: found[name] for name, p in own if name in found})
+            # A rule that observes several outputs has uses of some of the parameters in each, and
+            # what has been frozen since the run was made takes no part.
+            trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+            here = {p: found[name] for name, p in trained.items() if name in found}
+            self.book.record(here, since)
 
 
 def one_row_each(
@@ -151,8 +176,13 @@ class _Tap(torch.autograd.Function):
         return output.detach()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True: grad_sample_mode='bookkeeping' does not see what a gradient "
+                "penalty, or another derivative of a gradient, does with the parameters; leave it "
+                "out, or estimate it by a difference of two forward passes"
+            )
         saved = ctx.saved_tensors
         # torch.autograd.grad by an input (for adversarial examples, say) is not about parameters:
         # the leaf that stands for them is not asked for then.
