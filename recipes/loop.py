@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from dptrain import PrivateTraining
+from recipes.debug_norms import DebugNorms
 from recipes.individual_history import IndividualHistory
 from recipes.runfolder import RunFolder
 from recipes.settings import RunSettings
@@ -89,7 +90,7 @@ def train(
     steps, saved_at = private.mechanism.steps, private.steps_executed
     if saved_at == steps:
         return True
-    means = Means()
+    means, norms = Means(), DebugNorms()
     shown: dict[str, float] = {}
     module.train()
     with (
@@ -105,18 +106,22 @@ def train(
             _loss(task, ghost, outputs, batch, values).backward()
             optimizer.step()
             scheduler.step()  # ticks once a logical step: it is registered with the run
-            means.add(values, torch.from_numpy(part.weights).to(device))
+            weights = torch.from_numpy(part.weights)
+            means.add(values, weights.to(device))
+            if settings.debug_norms:
+                norms.add(private.last_norms, weights)
             if not part.last:
                 continue
 
             step = private.steps_executed
             if means.count:
                 record = means.values()
-                folder.log({"step": step, "split": "train", **record}, private=True)
+                debug = norms.values(optimizer.max_grad_norm)
+                folder.log({"step": step, "split": "train", **record, **debug}, private=True)
                 for name, value in record.items():
                     old = shown.get(name, value)
                     shown[name] = SMOOTHING * old + (1 - SMOOTHING) * value
-            means = Means()
+            means, norms = Means(), DebugNorms()
             evaluated = step % settings.evaluate_every == 0 or step == steps
             if evaluated:
                 limit = None if step == steps else settings.evaluate_examples

@@ -208,6 +208,7 @@ def _wire(
         dataset=task.train,
         target_delta=settings.privacy.delta,
         max_grad_norm=settings.privacy.max_grad_norm,
+        clipping=settings.build_clipping(),
         grad_sample_mode=settings.grad_sample_mode,
         max_physical_batch_size=settings.max_physical_batch_size,
         collate_fn=task.collate_fn,
@@ -252,7 +253,8 @@ def finish(current: Run) -> None:
 def _check_resumable(checkpoint: dict[str, Any], settings: RunSettings) -> None:
     if checkpoint.get("format") != FORMAT:
         raise ValueError(f"checkpoint format {checkpoint.get('format')!r} is not {FORMAT}")
-    changed = differences(checkpoint["settings"], dataclasses.asdict(settings))
+    saved = {"clipping": {"type": "Flat"}, **checkpoint["settings"]}  # older ones had no choice
+    changed = differences(saved, dataclasses.asdict(settings))
     lines = [
         f"{name}: the run has {old!r}, now {new!r}"
         for name, (old, new) in changed.items()

@@ -13,6 +13,8 @@ from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.adaptive import ScaledAdam
+from dptrain.clipping.styles import ClippingStyle
+from dptrain.configuration.clipping import build_clipping
 from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
 from dptrain.configuration.strategy import build_strategy
 from dptrain.individual import IndividualFilter
@@ -31,6 +33,7 @@ FREE_ON_RESUME = (
     "checkpoint_every",
     "evaluate_every",
     "evaluate_examples",
+    "debug_norms",
     "num_workers",
     "privacy.certificates",
     "individual.report",
@@ -95,6 +98,8 @@ class RunSettings:
 
     ``scheme`` and ``strategy`` are any of dptrain's: the name of the class as ``type``, and its
     fields. Every scheme takes ``batch_size`` (expected) or ``epoch_length`` (N / batch size).
+    ``clipping`` is any of dptrain's clipping styles in the same way, and ``debug_norms`` adds norms
+    of gradients to the training metrics, which are not for release.
     ``individual`` is any of dptrain's individual privacy filters, or none (``type: null``), see
     :class:`~recipes.filter_settings.FilterSettings`.
     ``simulate`` divides batch size and noise by this factor, for cheap tuning; such a run is not
@@ -111,6 +116,7 @@ class RunSettings:
         default_factory=lambda: {"type": "BandMF", "bands": 8}
     )
     privacy: PrivacySettings = dataclasses.field(default_factory=PrivacySettings)
+    clipping: dict[str, Any] = dataclasses.field(default_factory=lambda: {"type": "Flat"})
     individual: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"type": None}, metadata={"common": COMMON}
     )
@@ -124,6 +130,7 @@ class RunSettings:
     device: str = "cpu"
     seed: int | None = None  # null: fresh entropy for sampling and noise; a number is a secret
     threads: int | None = None  # null: torch's own choice; part of what makes a run repeatable
+    debug_norms: bool = False
     evaluate_every: int = 50
     evaluate_examples: int | None = None  # null: the whole test set; the last evaluation always is
     checkpoint_every: int = 50
@@ -156,6 +163,7 @@ class RunSettings:
                 "that others can find; set seed to null, or privacy.secure to false"
             )
         self.build_strategy()
+        self.build_clipping()
         check_scheme(self.scheme)
         self._check_numbers()
         try:
@@ -283,3 +291,7 @@ class RunSettings:
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""
         return build_strategy(self.strategy)
+
+    def build_clipping(self) -> ClippingStyle:
+        """How gradients are clipped."""
+        return build_clipping(self.clipping)

@@ -177,12 +177,12 @@ def test_a_pattern_for_frozen_parameters_is_refused():
 
 
 def test_a_style_of_ones_own_must_number_all_groups():
-    class Sparse(Flat):
+    class _Sparse(Flat):
         def groups(self, names):
             return [2] * len(names)
 
     with pytest.raises(ValueError, match="use all numbers from 0"):
-        noiseless(small_net(), images(), "hooks", Sparse())
+        noiseless(small_net(), images(), "hooks", _Sparse())
 
 
 def test_another_style_is_refused_on_resume():

@@ -117,10 +117,10 @@ def test_factors_too_small_for_float32_do_not_exceed_the_bound(style):
 def test_a_bound_that_is_too_large_for_one_group_would_be_noticed():
     """The property above can fail: R for each of two groups moves the sum by √2 R."""
 
-    class Wrong(PerLayer):
+    class _Wrong(PerLayer):
         def clip(self, norms, max_grad_norm):
             return super().clip(norms, max_grad_norm * math.sqrt(norms.shape[1]))
 
     row = np.full((1, NUMBERS), 5.0)
-    moved = summed(Wrong(), row, 1.0, torch.float64)
+    moved = summed(_Wrong(), row, 1.0, torch.float64)
     assert float(moved.norm()) == pytest.approx(math.sqrt(3), rel=1e-6)
