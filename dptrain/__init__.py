@@ -2,6 +2,7 @@
 
 from dptrain.accounting import account, accountants_for, calibrate, profile
 from dptrain.adaptive import ScaledAdam
+from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
 from dptrain.clipping.styles import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 from dptrain.engine import PrivacyEngine
 from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
@@ -50,9 +51,11 @@ __all__ = [
     "CyclicPoisson",
     "Dense",
     "Flat",
+    "GradientRule",
     "Guarantee",
     "Identity",
     "Kind",
+    "LayerRule",
     "MatrixMechanism",
     "MinSep",
     "PerGroup",
@@ -76,4 +79,5 @@ __all__ = [
     "accountants_for",
     "calibrate",
     "profile",
+    "register_layer",
 ]

@@ -1,6 +1,10 @@
-"""Contracts that every member of a family must fulfil: subclass them in pytest modules."""
+"""Contracts that every member of a family must fulfil: subclass them in pytest modules.
+
+``check_layer_rule`` is a function: call it on a layer.
+"""
 
 from dptrain.testing.accountant_contract import AccountantContract as AccountantContract
+from dptrain.testing.layer_rule import check_layer_rule as check_layer_rule
 from dptrain.testing.noise_stream_contract import NoiseStreamContract as NoiseStreamContract
 from dptrain.testing.scheme_contract import SchemeContract as SchemeContract
 from dptrain.testing.strategy_contract import StrategyContract as StrategyContract
