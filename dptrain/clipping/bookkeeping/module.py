@@ -63,7 +63,7 @@ class BookkeepingModule(AbstractGradSampleModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""
-        run: nn.Module = getattr(self, "_compiled", self._module)
+        run: Any = getattr(self, "_compiled", self._module)
         return run(*args, **kwargs)
 
     @contextlib.contextmanager

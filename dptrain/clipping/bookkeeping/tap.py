@@ -53,7 +53,7 @@ class LayerTap:
         self._signature = inspect.signature(self._forward)
         # A compiled graph would run the bookkeeping once, when it is traced.
         self._run = torch.compiler.disable(self.forward)
-        layer.forward = self  # type: ignore[method-assign, assignment]
+        layer.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output."""
@@ -71,7 +71,7 @@ class LayerTap:
         if self._own is None:
             del self.layer.forward
         else:
-            self.layer.forward = self._own  # type: ignore[method-assign]
+            self.layer.forward = self._own
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output; see the class."""
@@ -164,7 +164,7 @@ class _Tap(torch.autograd.Function):
     """The identity; its backward pass reports the gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         output: torch.Tensor,
         anchor: torch.Tensor,
@@ -199,9 +199,10 @@ def detached(layer: nn.Module, *, recurse: bool) -> Iterator[None]:
     kept = [(m, m._parameters) for m in layers]
     try:
         for m, parameters in kept:
-            m._parameters = {  # type: ignore[assignment]
-                name: None if p is None else p.detach() for name, p in parameters.items()
-            }
+            own: dict[str, Any] = {}
+            for name, p in parameters.items():
+                own[name] = None if p is None else p.detach()
+            m._parameters = own
         yield
     finally:
         for m, parameters in kept:
