@@ -135,6 +135,7 @@ class PrivateTraining:
         """The guarantee of the planned run, stating how many steps ran and what drew the noise.
 
         With an individual filter it is that of the budget, where the plan's is not smaller.
+        In a run of several ranks ask one of them, where the accountant simulates: each would.
         Stopping early is post-processing of the planned run, so ε stays the planned one. Where the
         stream says that its noise is not the accounted one (bfloat16 buffers), it is an estimate.
 
@@ -188,6 +189,9 @@ class PrivateTraining:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs; plain values and tensors.
+
+        In a run of several ranks any rank can be asked, alone, and its answer is loaded on all, be
+        they as many as before or not.
 
         ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
         can subtract the noise. Publish the model, never the checkpoint. It is a copy, which later

@@ -18,6 +18,7 @@ from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.private import PrivateTraining
 from dptrain.registry import JsonValue, digest
+from dptrain.shared_step import settings_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -62,8 +63,7 @@ def comparable(value: Any) -> Any:
         shapes = [(n, tuple(t.shape), str(t.dtype), t.requires_grad) for n, t in state]
         return f"{name} with tensors {digest(shapes)[:12]}"
     if isinstance(value, torch.optim.Optimizer):
-        groups = [{k: v for k, v in g.items() if k != "params"} for g in value.param_groups]
-        return f"{name} {groups}"
+        return f"{name} {settings_of(value)}"
     if isinstance(value, DataLoader):
         size = f", {len(value.dataset)} examples" if isinstance(value.dataset, Sized) else ""
         return f"{name} with batch_size={value.batch_size}{size}"

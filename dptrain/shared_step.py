@@ -7,6 +7,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from dptrain.distributed import Ranks
 from dptrain.individual import IndividualLedger
@@ -16,6 +17,9 @@ from dptrain.sampling import MicroBatch
 
 if TYPE_CHECKING:
     from dptrain.optimizer import PrivateOptimizer
+
+_ADMITTED = "what the individual filter admitted"
+_BEGAN = "noise, parameters or released steps at the start"
 
 
 class SharedStep:
@@ -66,7 +70,10 @@ class SharedStep:
         clipper = optimizer.clipper
         found = clipper.nonfinite_examples - self._nonfinite
         counts = self.ranks.agree(
-            "the end of a step", lambda: self._facts(optimizer, parts, bound), found
+            "the end of a step",
+            lambda: self._facts(optimizer, parts, bound),
+            found,
+            secret=(_ADMITTED, _BEGAN),
         )
         self._nonfinite += sum(count for (count,) in counts)
         clipper.nonfinite_examples = self._nonfinite
@@ -95,10 +102,19 @@ class SharedStep:
             "step": optimizer.steps_executed,
             "microbatches": parts,
             "max_grad_norm": bound,
-            "optimizer.param_groups": [
-                {name: value for name, value in group.items() if name != "params"}
-                for group in optimizer.original_optimizer.param_groups
-            ],
-            "what the individual filter admitted": self._admitted,
-            "noise, parameters or released steps at the start": self._origin,
+            "optimizer.param_groups": settings_of(optimizer.original_optimizer),
+            _ADMITTED: self._admitted,
+            _BEGAN: self._origin,
         }
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """An optimiser's groups without their parameters, with tensors as numbers."""
+    return [
+        {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in optimizer.param_groups
+    ]

@@ -35,10 +35,10 @@ CASES = {
         "max_grad_norm": 3.0,
         "max_physical_batch_size": 5,
     },
-    "renyi filter": {
-        "scheme": Poisson(probability=0.5, dataset_size=24, steps=STEPS),
-        "individual": RenyiFilter(target_epsilon=3.0, personal_clipping=1.5, **BUDGET),
-    },
+}
+RENYI = {
+    "scheme": Poisson(probability=0.5, dataset_size=24, steps=STEPS),
+    "individual": RenyiFilter(target_epsilon=3.0, personal_clipping=1.5, **BUDGET),
 }
 
 
@@ -239,7 +239,7 @@ def refusals(rank, folder):
 
 
 def ledger(rank, folder):
-    """The file, and what is said of a repeat with other data noise."""
+    """The file, and what is said of a repeat with other noise."""
     path = folder / "ledger.jsonl"
     first = build("hooks", scheme=FULL, ledger=path)
     train(first)
@@ -250,7 +250,15 @@ def ledger(rank, folder):
     other = build("hooks", scheme=FULL, ledger=path, seed=6)
     error = error_of(lambda: train(other))
     dist.barrier()
+    full = build("hooks", scheme=FULL, ledger=folder / "full.jsonl")
+    before = flat(full.module)
+    if rank == 0:
+        (folder / "full.jsonl").unlink()
+        (folder / "full.jsonl").mkdir()  # as good as a disk that is full
+    lost = error_of(lambda: train(full))
     return {
+        "lost": lost,
+        "unchanged": torch.equal(before, flat(full.module)),
         "digests": first.optimizer.ledger.digests,
         "lines": len(lines),
         "after": path.read_text().splitlines() == lines,
@@ -342,6 +350,7 @@ def worker(rank, folder, world_size):
     work |= {("branches", mode): lambda mode=mode: branches(mode) for mode in MODES}
     work |= {("resumed", mode): lambda mode=mode: resumed(rank, folder, mode) for mode in MODES}
     work |= {
+        "renyi": lambda: run("hooks", **RENYI),
         "scaled": scaled,
         "exchanges": lambda: exchanges(rank),
         "start": lambda: start(rank),

@@ -9,6 +9,7 @@ import torch.multiprocessing
 from torch import nn
 
 from dptrain.distributed import Ranks
+from dptrain.randomness import global_state, restore_global_state
 from dptrain.sharding import bare_module, check_whole_optimizer
 
 from . import distributed_runs as runs
@@ -65,6 +66,12 @@ def test_two_processes_release_what_one_does(found, mode, name):
         assert first["nonfinite"] == 2 * runs.STEPS
     if name == "gdp filter":  # the budgets decide something, and differently for different rows
         assert first["active"][0] == 24 > first["active"][-1] > 0
+
+
+def test_a_sampled_filter_charges_the_same(found):
+    first, second = found("renyi")
+    equal(first, second)
+    same(runs.run("hooks", **runs.RENYI), first, tolerance=1e-5)
 
 
 def test_gradients_are_scaled_alike_on_all_ranks(found):
@@ -138,6 +145,8 @@ def test_one_file_records_the_steps(found):
         assert one["lines"] == 1 + runs.STEPS == 1 + len(one["digests"])
         assert one["after"]
         assert "released before" in one["error"]
+        assert "full.jsonl" in one["lost"]  # no rank is ahead of the file
+        assert one["unchanged"]
     assert found("ledger")[0]["digests"] == found("ledger")[1]["digests"]
 
 
@@ -208,6 +217,14 @@ def test_a_single_process_needs_no_group(caplog, monkeypatch):
     assert ranks.gather(columns) == (columns, slice(0, 3))
     assert ranks.sum([None], [torch.ones(2)]) == [None]
     assert ranks.agree("make_private", lambda: {}[0], 4) == [(4,)]
+
+
+def test_generators_of_missing_devices_are_left_out(monkeypatch):
+    state = global_state()
+    expected = torch.rand(3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    restore_global_state({**state, "cuda": [torch.zeros(16, dtype=torch.uint8)]})
+    assert torch.equal(torch.rand(3), expected)
 
 
 class FullyShardedDataParallel(nn.Linear):
