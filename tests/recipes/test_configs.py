@@ -18,7 +18,7 @@ from tests.recipes.image_files import write_batches, write_hub_files
 from tests.recipes.phenotyping_files import write_parts
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
-FREE = ("scheme.", "strategy.", "individual.")  # their fields depend on their type
+FREE = ("scheme.", "strategy.", "clipping.", "individual.")  # their fields depend on their type
 
 # Smaller models and batches, and no calibration (the accountants have tests of their own).
 SMALL = ["privacy.epsilon=null", "privacy.noise_multiplier=1", "plots=false", "evaluate_every=2"]
