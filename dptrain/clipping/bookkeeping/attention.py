@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -51,7 +50,7 @@ class AttentionRule(LayerRule):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See :meth:`LayerRule.forward`."""
         assert isinstance(layer, nn.MultiheadAttention)
-        return self._attend(layer, functools.partial(_observe, layer, observe), *inputs)
+        return self._attend(layer, observe, *inputs)
 
     def _attend(
         self,
@@ -99,20 +98,6 @@ class AttentionRule(LayerRule):
         out = F.linear(h, layer.out_proj.weight, layer.out_proj.bias)
         out = observe(out, (h,), self.uses)
         return (out if layer.batch_first else out.transpose(0, 1)), weights
-
-
-def _observe(
-    layer: nn.MultiheadAttention, observe: Observe, output: torch.Tensor, inputs: Any, uses: Any
-) -> torch.Tensor:
-    """Observe, and refuse a single row: it may be the batch, as the positions of one example."""
-    observed = observe(output, inputs, uses)
-    if len(observed) != len(output):
-        raise RuntimeError(
-            f"nn.MultiheadAttention(batch_first={layer.batch_first}) is given one row for a batch "
-            f"of {len(observed)}: if these are its examples, they attend to one another; give "
-            "each a row of its own"
-        )
-    return observed
 
 
 def _check_shapes(

@@ -24,7 +24,7 @@ class Observe(Protocol):
         """The output to go on with, of which the gradient is taken.
 
         Args:
-            output: one row per example, or a single one that is broadcast to the batch later.
+            output: one row per example.
             inputs: what ``uses`` is given, if the rule keeps inputs.
             uses: as :meth:`LayerRule.uses`.
         """

@@ -128,10 +128,12 @@ class LayerTap:
 def one_row_each(
     layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor, rows: int | None
 ) -> torch.Tensor:
-    """The output with a row for each example, where all share one.
+    """The output of an embedding with a row for each example, where all share one.
 
     What follows broadcasts it to the batch, as positions are (``position_ids`` of shape (1, T)):
-    the gradient of the shared row would be the batch's, of no example in particular.
+    the gradient of the shared row would be the batch's, of no example in particular. What other
+    layers make of a single row stays as it is, and is refused when its gradient is counted: more
+    often than something shared it is the batch, with the examples in the second dimension.
 
     Args:
         layer: that made the output.
@@ -140,12 +142,12 @@ def one_row_each(
         rows: that the model sees; ``None`` if that is not known.
 
     Raises:
-        RuntimeError: for ids of one dimension that may be either.
+        RuntimeError: for ids that may be shared or one an example.
     """
-    if rows is None:
+    if rows is None or not isinstance(layer, nn.Embedding):
         return output
-    if isinstance(layer, nn.Embedding) and output.dim() == 2:
-        ids = inputs[0]
+    ids = inputs[0]
+    if ids.dim() == 1:
         if len(ids) != rows:  # positions (T,), to be added to what has shape (rows, T, width)
             return output.expand(rows, *output.shape)
         if rows > 1 and bool((ids.diff() == 1).all()):
@@ -155,9 +157,17 @@ def one_row_each(
                 "examples share or one id an example; give positions the shape (1, positions) or "
                 "ids the shape (rows, 1)"
             )
-    if len(output) == 1 != rows:
-        return output.expand(rows, *output.shape[1:])
-    return output
+    if len(output) != 1 or rows == 1:
+        return output
+    steps = ids.flatten().diff()
+    if not bool(((steps == steps[:1]) & (steps >= 0) & (steps <= 1)).all()):
+        raise RuntimeError(
+            f"an embedding looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows: "
+            "they are neither consecutive, as positions are, nor all the same, and may be the "
+            "examples' own; put the examples in the first dimension, and give what they share a "
+            "row for each of them (ids.expand(rows, -1))"
+        )
+    return output.expand(rows, *output.shape[1:])
 
 
 class _Tap(torch.autograd.Function):
