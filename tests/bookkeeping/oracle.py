@@ -31,23 +31,30 @@ def reduced(output: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 def gradients(
     module: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor, views: int = 1
-) -> list[Tensor]:
+) -> tuple[list[Tensor], Tensor]:
     """Per-example gradients of the trainable parameters, each of shape (examples, numbers).
 
     Row after row is fed to the module as a batch of one; an example's gradient is the mean over its
     ``views`` rows, which follow one another. A parameter that took no part has gradient zero. The
     module's ``p.grad`` are consumed.
+
+    Returns:
+        The gradients, and how steep the loss is in the output: shape (examples,), at least the norm
+        of its gradient there, which all the others are made of.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     found: list[list[Tensor]] = [[] for _ in parameters]
+    steep = []
     for i in range(len(targets)):
         loss = row_losses(module(*(x[i : i + 1] for x in inputs)), targets[i : i + 1]).sum()
+        steep.append(2 * loss.detach().sqrt())
         if loss.requires_grad:
             loss.backward()
         for rows, p in zip(found, parameters, strict=True):
             rows.append((torch.zeros_like(p) if p.grad is None else p.grad).flatten())
             p.grad = None
-    return [torch.stack(rows).unflatten(0, (-1, views)).mean(1) for rows in found]
+    parts = [torch.stack(rows).unflatten(0, (-1, views)).mean(1) for rows in found]
+    return parts, torch.stack(steep).unflatten(0, (-1, views)).mean(1)
 
 
 @dataclasses.dataclass
@@ -106,19 +113,20 @@ def reference(
 ) -> Reference:
     """The loop over the examples of a batch; the module is left as it is."""
     own = copy.deepcopy(module)
-    parts = gradients(own, inputs, targets, views)
+    parts, steep = gradients(own, inputs, targets, views)
     trained = [p.requires_grad for p in own.parameters()]
     for p in own.parameters():
         p.requires_grad_(True)
-    whole = parts if all(trained) else gradients(own, inputs, targets, views)
-    # A gradient that is zero but for rounding is a sum over as large numbers as the others are.
+    whole = parts if all(trained) else gradients(own, inputs, targets, views)[0]
+    # A gradient that is zero but for rounding (of a weight before a normalisation of two numbers,
+    # of a key's bias) is a sum of numbers as large as the others are.
     least = 1e-14 if targets.dtype == torch.float64 else 1e-7
-    rounding = least * torch.cat(whole, dim=1).norm(dim=1)
+    rounding = least * (torch.cat(whole, dim=1).norm(dim=1) + steep)
     if targets.dtype == torch.float32:
         for p, train in zip(own.parameters(), trained, strict=True):
             p.requires_grad_(train)
         doubles = tuple(x.double() if x.is_floating_point() else x for x in inputs)
-        exact = gradients(own.double(), doubles, targets.double(), views)
+        exact, _ = gradients(own.double(), doubles, targets.double(), views)
         off = torch.cat([a - b for a, b in zip(parts, exact, strict=True)], dim=1).norm(dim=1)
         rounding += off.float()
     return Reference(parts, rounding)
