@@ -73,17 +73,24 @@ def check_mode(module: nn.Module, mode: str) -> None:
             "itself, or use grad_sample_mode='bookkeeping'"
         )
     errors = [
-        error
-        for layer in module.modules()
+        f"layer {name!r}: {error}"
+        for name, layer in module.named_modules()
         if type(layer) in ModuleValidator.VALIDATORS
         and not (mode == "bookkeeping" and type(layer) in RULES)
         and any(p.requires_grad for p in layer.parameters())
         for error in ModuleValidator.VALIDATORS[type(layer)](layer)
     ]
+    errors += [  # Opacus lets it through and fails in the backward pass
+        f"layer {name!r}: nn.RNN has no per-example gradients; use opacus.layers.DPRNN"
+        for name, layer in module.named_modules()
+        if type(layer) is nn.RNN
+        and mode != "bookkeeping"
+        and any(p.requires_grad for p in layer.parameters())
+    ]
     if errors:
         raise ValueError(
             "module cannot be trained privately: "
-            + "; ".join(str(error) for error in errors)
+            + "; ".join(errors)
             + " (opacus.validators.ModuleValidator.fix(model) replaces the layers it knows)"
         )
 

@@ -196,5 +196,10 @@ def refusals(module: nn.Module) -> dict[str, str]:
             found[name] = why
     for name, layer in module.named_modules():
         if layer not in handled and owned(layer, None):
-            found[name or "(the module itself)"] = f"{type(layer).__name__} has no rule"
+            kind = type(layer).__name__
+            found[name or "(the module itself)"] = f"{kind} has no rule" + (
+                f" (in hooks mode opacus.layers.DP{kind} computes the same)"
+                if type(layer) in (nn.RNN, nn.LSTM, nn.GRU)
+                else ""
+            )
     return found
