@@ -40,6 +40,7 @@ def parameter_groups(
         raise ValueError(
             f"clipping={style} with grad_sample_mode='ghost': its second pass has one factor for "
             f"an example's whole gradient, and not one for each of {count} groups; use "
-            "grad_sample_mode='hooks' or 'functorch', or clipping=Flat() or Automatic()"
+            "grad_sample_mode='bookkeeping', 'hooks' or 'functorch', or clipping=Flat() or "
+            "Automatic()"
         )
     return groups

@@ -21,7 +21,7 @@ class Staged:
 
     Attributes:
         indices: examples of the microbatch.
-        ratios: their norm ratios min(‖g_i‖/R, 1).
+        ratios: norms of what they contribute, divided by R; min(‖g_i‖/R, 1) under flat clipping.
         shares: what is released of each clipped gradient, in [0, 1]; 0 where the budget is spent.
     """
 
@@ -69,7 +69,7 @@ class IndividualLedger(ABC):
             step: logical step, from 0; the first one that is not committed.
             part: microbatch of this step; part 0 begins the step anew.
             indices: examples of the microbatch, shape (m,).
-            ratios: min(‖g_i‖/R, 1) now, shape (m,).
+            ratios: now the norms of their clipped gradients, divided by R, shape (m,).
 
         Returns:
             Factors in [0, 1] on the clipped gradients, shape (m,).
