@@ -30,8 +30,8 @@ class SampledLedger(IndividualLedger):
     - not drawn, it is charged C_i. If that does not fit, it is out for good, its budget spent.
 
     With ``personal_clipping=None`` every C_i stays 1. With ``personal_clipping=g`` it starts there,
-    and a draw with norm ratio r (before clipping to C_i) makes it min(1, gr), rounded up, from the next
-    step on. Norms are rounded up to the grid.
+    and a draw with norm ratio r (before clipping to C_i) makes it min(1, gr), rounded up, from
+    the next step on. Norms are rounded up to the grid.
 
     Subclasses say what a step with a certain norm costs: :meth:`_affordable`, :meth:`_charge`,
     :meth:`_exhaust`. A step with norm 0 (bucket 0) must cost nothing, and a larger norm no less

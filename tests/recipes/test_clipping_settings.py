@@ -120,7 +120,7 @@ def test_runs_from_before_there_were_styles_were_clipped_flat():
         del saved[name]
     _check_resumable({"format": FORMAT, "settings": saved}, settings)
     other = dataclasses.replace(settings, clipping={"type": "PerLayer"})
-    with pytest.raises(ValueError, match="clipping.type: the run has 'Flat', now 'PerLayer'"):
+    with pytest.raises(ValueError, match=r"clipping\.type: the run has 'Flat', now 'PerLayer'"):
         _check_resumable({"format": FORMAT, "settings": saved}, other)
 
 
