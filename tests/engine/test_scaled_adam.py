@@ -16,7 +16,7 @@ from dptrain.randomness import split_seed
 from .conftest import everything_every_step, flat
 from .test_resume import through_disk
 
-WITH_GRADIENTS = ["hooks", "functorch"]
+WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
 SIZE, INPUTS, OUTPUTS = 18, 3, 2
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from .conftest import (
+    MODES,
     everything_every_step,
     images,
     make,
@@ -16,6 +17,8 @@ from .conftest import (
     small_net,
     train,
 )
+
+WITHOUT_RULES = [mode for mode in MODES if mode != "bookkeeping"]  # for a layer of any type
 
 
 class TiedByFunction(nn.Module):
@@ -94,6 +97,45 @@ def test_ghost_mode_refuses_uses_of_a_parameter_that_its_norms_miss(kind, name):
         train(private)
 
 
+@pytest.mark.parametrize("micro", [None, 1, 4])
+@pytest.mark.parametrize("kind", [UncalledLayer, LayerInEvalMode, HalfUsedTwice])
+def test_bookkeeping_is_right_about_uses_that_ghost_mode_refuses(kind, micro):
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
+    model = kind()
+    expected = reference_sum(copy.deepcopy(model), data, range(6), 2.0)
+    private = make(
+        model,
+        data,
+        "bookkeeping",
+        scheme=everything_every_step(6, 1),
+        noise_multiplier=0.0,
+        max_grad_norm=2.0,
+        max_physical_batch_size=micro,
+    )
+    train(private)
+    torch.testing.assert_close(released(private, 6), expected, rtol=1e-5, atol=2e-6)
+
+
+def test_bookkeeping_refuses_a_use_outside_the_layer_that_owns_the_parameter():
+    data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
+    scheme = everything_every_step(6, 1)
+    private = make(TiedByFunction(), data, "bookkeeping", scheme=scheme)
+    with pytest.raises(RuntimeError, match=r"'embed\.weight' is used outside the layer"):
+        train(private)
+    assert private.module.embed.weight.grad is None  # and nothing of it is left
+
+
+def test_bookkeeping_refuses_a_penalty_on_weights():
+    private = make(small_net(), images(), "bookkeeping", scheme=everything_every_step(24, 1))
+    x, y = next(iter(private.loader))
+    loss = nn.functional.cross_entropy(private.module(x), y)
+    penalty = 0.1 * sum(p.square().sum() for p in private.module.parameters())
+    with pytest.raises(RuntimeError, match=r"used outside .*penalty on the weights.*weight_decay"):
+        (loss + penalty).backward()
+    assert all(p.grad is None for p in private.module.parameters())
+
+
 class Parts(nn.Module):
     """A parameter of its own beside layers, and a head that only some losses use."""
 
@@ -117,6 +159,7 @@ class WithUnusedHead(nn.Module):
         return self.last(h)
 
 
+@pytest.mark.parametrize("mode", WITHOUT_RULES)
 @pytest.mark.parametrize("micro", [None, 1, 3])
 def test_unusual_modules_are_clipped_to_the_reference(mode, micro):
     torch.manual_seed(0)
@@ -180,6 +223,7 @@ class WithScaled(nn.Module):
         return self.last(self.scaled(x, scale=50.0))
 
 
+@pytest.mark.parametrize("mode", WITHOUT_RULES)
 def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
     """One example, no noise: what is released must not be longer than R."""
     torch.manual_seed(0)
@@ -188,6 +232,17 @@ def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
     private = make(WithScaled(), data, mode, scheme=scheme, noise_multiplier=0.0, max_grad_norm=0.1)
     train(private)
     assert 0.09 < released(private, 1).norm() < 0.1 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"), [(WithScaled, "scaled"), (WithUnusedHead, "parts"), (TiedByLayer, "unembed")]
+)
+def test_bookkeeping_refuses_layers_without_a_rule_by_name(kind, layer):
+    """Before anything is wired; left to itself, the engine takes hooks and says why."""
+    model = kind()
+    with pytest.raises(ValueError, match=f"layer '{layer}'.* has no rule"):
+        make(model, images(), "bookkeeping", scheme=everything_every_step(24, 1))
+    assert all("forward" not in vars(m) for m in model.modules())
 
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])

@@ -13,7 +13,7 @@ from dptrain.clipping import PerExampleClipper
 
 from .conftest import everything_every_step, flat, make, small_net
 
-WITH_GRADIENTS = ["hooks", "functorch"]
+WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
 
 

@@ -77,7 +77,7 @@ def contributions(mode, individual, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("full_consumption", [False, True])
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch", "ghost"])
 def test_no_example_ever_contributes_more_than_its_budget(mode, full_consumption, dtype):
     individual = GDPFilter(
         target_epsilon=4.0, target_delta=1e-3, max_steps=50, full_consumption=full_consumption
