@@ -209,12 +209,12 @@ def tied_embeddings():
     )
 
 
-def architecture(build, *shape):
+def architecture(build, *shape, rows=ROWS):
     torch.manual_seed(3)
     module = build()
     disturb(module)
-    targets = torch.tensor([0.3, -20.0, 4.0, 1.5], dtype=torch.float64)
-    x = torch.randn(ROWS, *shape, dtype=torch.float64)
+    targets = torch.tensor([0.3, -20.0, 4.0, 1.5], dtype=torch.float64)[:rows]
+    x = torch.randn(rows, *shape, dtype=torch.float64)
     return Architecture(module=module.double(), inputs=(x,), targets=targets, views=1)
 
 
@@ -223,15 +223,40 @@ def check(a):
     private = one_batch(a, "bookkeeping", reduction="mean")
     backward(private, a)
     clipper = private.optimizer.clipper
-    sums = clipper.clipped_sum(max_grad_norm=0.5, weights=torch.ones(ROWS), scales=None)
+    sums = clipper.clipped_sum(max_grad_norm=0.5, weights=torch.ones(a.examples), scales=None)
     assert_norms(clipper.norms, wanted, TOLERANCE[a.dtype])
-    factors = flat_factors(wanted.norms, 0.5, torch.ones(ROWS))
+    factors = flat_factors(wanted.norms, 0.5, torch.ones(a.examples))
     assert_sums(sums, wanted, factors, TOLERANCE[a.dtype])
 
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_right(name):
     check(architecture(FEATURES[name], 3))
+
+
+def shared_positions(form, length, rows):
+    ids = torch.arange(length) if form == "flat" else torch.arange(length)[None]
+    return architecture(
+        lambda: Net(lambda m, x: m.f(x) + m.p(ids), f=linear(), p=nn.Embedding(length, 3)),
+        length,
+        3,
+        rows=rows,
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("form", ["flat", "row"])
+def test_positions_that_all_examples_share(form, length, rows, request):
+    if form == "flat" and length == 1 < rows:
+        reason = "the gradient of the one position comes out times the number of rows"
+        request.applymarker(pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason))
+    a = shared_positions(form, length, rows)
+    if form == "flat" and length == rows > 1:  # or an id for every row
+        with pytest.raises(RuntimeError, match="consecutive ids"):
+            check(a)
+    else:
+        check(a)
 
 
 def check_unless_refused(a):
