@@ -18,6 +18,15 @@ from dptrain.clipping.bookkeeping.rules import RULES
 
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
+# What Opacus 1.6 lets through and gets wrong.
+NOT_BY_OPACUS: dict[type[nn.Module], str] = {
+    nn.RNN: "nn.RNN fails in the backward pass; use opacus.layers.DPRNN",
+    nn.EmbeddingBag: (
+        "nn.EmbeddingBag's gradients come out too short, since an id that a bag has twice counts "
+        "once; use nn.Embedding and a sum or mean over the positions"
+    ),
+}
+
 
 def check_module(module: nn.Module) -> None:
     """Refuse modules whose per-example gradients do not exist.
@@ -80,10 +89,10 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and any(p.requires_grad for p in layer.parameters())
         for error in ModuleValidator.VALIDATORS[type(layer)](layer)
     ]
-    errors += [  # Opacus lets it through and fails in the backward pass
-        f"layer {name!r}: nn.RNN has no per-example gradients; use opacus.layers.DPRNN"
+    errors += [
+        f"layer {name!r}: {NOT_BY_OPACUS[type(layer)]}"
         for name, layer in module.named_modules()
-        if type(layer) is nn.RNN
+        if type(layer) in NOT_BY_OPACUS
         and mode != "bookkeeping"
         and any(p.requires_grad for p in layer.parameters())
     ]

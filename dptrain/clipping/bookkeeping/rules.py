@@ -190,12 +190,16 @@ def refusals(module: nn.Module) -> dict[str, str]:
     """Why trainable parameters cannot be handled, by the names of the layers that own them."""
     found: dict[str, str] = {}
     handled: set[nn.Module] = set()
+    elsewhere: set[nn.Parameter] = set()
     for name, (layer, rule) in layers_with_rules(module).items():
         handled.update(layer.modules() if rule.recurses else [layer])
+        elsewhere.update(owned(layer, rule).values())
         if (why := rule.refusal(layer)) is not None:
             found[name] = why
     for name, layer in module.named_modules():
-        if layer not in handled and owned(layer, None):
+        # What belongs to a layer with a rule as well (the bias of BERT's head, say) is used there;
+        # a use that goes past it is refused in the backward pass.
+        if layer not in handled and not elsewhere.issuperset(owned(layer, None).values()):
             kind = type(layer).__name__
             found[name or "(the module itself)"] = f"{kind} has no rule" + (
                 f" (in hooks mode opacus.layers.DP{kind} computes the same)"
