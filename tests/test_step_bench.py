@@ -45,7 +45,7 @@ def test_ratios_are_within_rounds_and_busy_rounds_are_dropped(small_mlp, monkeyp
     rounds = [(0.1, row) for row in seconds[:2]] * 2  # warm-up, then two good ones
     rounds[3:3] = [(1.5, {"ordinary": 1.0, "ghost": 9.0})]
     left = iter(rounds)
-    monkeypatch.setattr(step_measure, "round_of", lambda sides, order: next(left))
+    monkeypatch.setattr(step_measure, "round_of", lambda sides, order, clock: next(left))
     row = step_measure.measure("mlp", ["ordinary", "ghost"], rounds=2, device="cpu", max_load=0.2)
     assert row["ratio"]["ghost"] == {"q1": 1.5, "median": 1.5, "q3": 1.5}
     assert row["seconds"] == {"ordinary": 1.5, "ghost": 2.25}
@@ -97,6 +97,7 @@ def test_peak_memory_is_of_the_steps(small_mlp, monkeypatch):
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--threads", "0"], "--threads 0: at least 1"),
         (["--no-time", "--no-memory"], "nothing to measure"),
+        (["--processor"], "add --threads 1"),
         (["--json", "/nowhere/step.json"], "no folder /nowhere"),
         (["--models", "gpt"], "invalid choice: 'gpt'"),
     ],
@@ -125,6 +126,7 @@ def test_run_from_the_command_line_to_the_plot(tmp_path, monkeypatch, capsys):
         return {
             **row,
             "rounds": 3,
+            "clock": "wall",
             "other_load": 0.5,
             "failures": {"opacus-ghost": "KeyError: x"},
             "seconds": {"ordinary": 0.02, "ghost": 0.025},
@@ -136,7 +138,7 @@ def test_run_from_the_command_line_to_the_plot(tmp_path, monkeypatch, capsys):
     sides = ["--sides", "ordinary", "ghost", "opacus-ghost"]
     step_time.main(["--models", "mlp", "--allocator", "default", "tuned", *sides, *files])
     printed = capsys.readouterr().out
-    assert "tuned allocator, 3 rounds, others 0.50 cores!" in printed
+    assert "tuned allocator, wall time, 3 rounds, others 0.50 cores!" in printed
     ghost = next(line for line in printed.splitlines() if line.startswith("ghost"))
     assert " ".join(ghost.split()) == "ghost 25.0 ms 1.250 (1.20–1.30) 6 MiB (5) 2.00 (2.50)"
     assert "KeyError: x" in printed

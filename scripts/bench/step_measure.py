@@ -16,7 +16,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,14 +32,14 @@ PATIENCE = 3
 Round = tuple[float, dict[str, float]]  # others' load, and seconds by side
 
 
-def once(side: Side) -> float:
+def once(side: Side, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one step."""
     side.prepare()
     _wait(side.device)
-    start = time.perf_counter()
+    start = clock()
     side.step()
     _wait(side.device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _wait(device: str) -> None:
@@ -47,13 +47,15 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def round_of(sides: dict[str, Side], order: Sequence[str]) -> Round:
+def round_of(
+    sides: dict[str, Side], order: Sequence[str], clock: Callable[[], float] = time.perf_counter
+) -> Round:
     """One round: the load of the machine, and every side's seconds."""
     load = OtherLoad()
     seconds = {}
     for name in order:
         once(sides[name])
-        seconds[name] = once(sides[name])
+        seconds[name] = once(sides[name], clock)
         # What a side still holds (2.7 GB of per-example gradients) would add up over the sides.
         sides[name].optimizer.zero_grad()
     return load.read(), seconds
@@ -84,7 +86,13 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def measure(
-    model: str, names: Sequence[str], *, rounds: int, device: str, max_load: float
+    model: str,
+    names: Sequence[str],
+    *,
+    rounds: int,
+    device: str,
+    max_load: float,
+    processor: bool = False,
 ) -> dict[str, Any]:
     """One row of the table, and why sides are missing."""
     sides, failures = {}, {}
@@ -94,13 +102,14 @@ def measure(
         except Exception as error:  # what a library refuses belongs in the table, with its reason
             failures[name] = reason(error)
     done: list[Round] = []
+    clock = time.process_time if processor else time.perf_counter
     if sides:
         generator = random.Random(0)
         order = list(sides)
         bar = tqdm(total=rounds, desc=model, unit="round", leave=False, file=sys.stderr)
         for number in range(PATIENCE * rounds + WARM_UP):
             generator.shuffle(order)
-            found = round_of(sides, order)
+            found = round_of(sides, order, clock)
             if number < WARM_UP:
                 continue
             done.append(found)
@@ -113,6 +122,7 @@ def measure(
     return {
         "model": model,
         "batch": CASES[model].batch,
+        "clock": "processor" if processor else "wall",
         "threads": torch.get_num_threads(),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "failures": failures,
@@ -129,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--max-load", type=float, default=0.2)
+    parser.add_argument("--processor", action="store_true")
     options = parser.parse_args(argv)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -139,6 +150,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rounds=options.rounds,
         device=options.device,
         max_load=options.max_load,
+        processor=options.processor,
     )
     print(json.dumps(row))
 

@@ -2,11 +2,13 @@
 
 The parts are timed within whole steps, which take turns with ordinary ones in one process; medians
 over rounds, and each part as a share of the ordinary step. On a machine that others use,
-``--least`` takes the least of the rounds instead, part by part. What no part covers is under
-"rest". With ``--trace`` also torch's own profile of both, by operator.
+``--least`` takes the least of the rounds instead, part by part, and ``--processor`` the seconds
+that this process had a core (with ``--threads 1``, for threads that wait count as well). What no
+part covers is under "rest". With ``--trace`` also torch's own profile of both, by operator.
 
     PYTHONPATH=. python scripts/bench/step_profile.py [--models vgg bert mlp]
-        [--sides bookkeeping ghost hooks] [--rounds 15] [--threads 2] [--least] [--trace 15]
+        [--sides bookkeeping ghost hooks] [--rounds 15] [--threads 2] [--least] [--processor]
+        [--trace 15]
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ NESTED = {"noise: draw"}  # lies within another part
 class Clock:
     """Adds up the seconds of named parts, and keeps a row of them a step."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, processor: bool = False) -> None:
         self.cuda = device.startswith("cuda")
+        self.read = time.process_time if processor else time.perf_counter
         self.parts: dict[str, float] = collections.defaultdict(float)
         self.rows: list[dict[str, float]] = []
 
@@ -42,7 +45,7 @@ class Clock:
         """Seconds, once the device has done what it was asked to."""
         if self.cuda:
             torch.cuda.synchronize()
-        return time.perf_counter()
+        return self.read()
 
     def wrap(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, with its time added to a part."""
@@ -116,6 +119,8 @@ def profile(
     rounds: int,
     device: str,
     choose: Callable[[list[float]], float] = statistics.median,
+    *,
+    processor: bool = False,
 ) -> dict[str, dict[str, float]]:
     """Seconds by part, for every side that runs and the ordinary one."""
     sides, clocks = {}, {}
@@ -125,7 +130,7 @@ def profile(
         except Exception as error:  # a side that the library refuses is left out, with its reason
             print(f"{model}, {name}: {reason(error)}", file=sys.stderr)
             continue
-        clocks[name] = Clock(device)
+        clocks[name] = Clock(device, processor=processor)
         if name != ORDINARY:
             instrument(sides[name], clocks[name])
     checksum = dptrain.optimizer.checksum
@@ -181,6 +186,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="torch's; as torch chooses if left out")
     parser.add_argument("--least", action="store_true", help="of the rounds, not the median")
+    parser.add_argument("--processor", action="store_true", help="processor time")
     parser.add_argument("--trace", type=int, metavar="ROWS", help="also operators, so many")
     options = parser.parse_args()
     if options.rounds < 1:
@@ -191,7 +197,14 @@ def main() -> None:
     print(f"torch {torch.__version__}, {options.device}, {torch.get_num_threads()} threads")
     for model in options.models:
         choose = min if options.least else statistics.median
-        found = profile(model, options.sides, options.rounds, options.device, choose)
+        found = profile(
+            model,
+            options.sides,
+            options.rounds,
+            options.device,
+            choose,
+            processor=options.processor,
+        )
         show(model, found)
         if options.trace:
             trace(

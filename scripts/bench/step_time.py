@@ -104,7 +104,8 @@ def show(time: Row | None, memory: Sequence[Row], max_load: float) -> None:
     title = f"\n{case.title}, batch {case.batch}, {some['allocator']} allocator"
     if time and "seconds" in time:
         busy = "!" if time["other_load"] > max_load else ""
-        title += f", {time['rounds']} rounds, others {time['other_load']:.2f} cores{busy}"
+        title += f", {time['clock']} time, {time['rounds']} rounds"
+        title += f", others {time['other_load']:.2f} cores{busy}"
     print(title)
     print(f"{'':20}{'step':>12}{'ratio (quartiles)':>22}{'peak memory':>24}{'ratio':>14}")
     peaks = {row["side"]: row for row in memory if "peak_bytes" in row}
@@ -150,6 +151,7 @@ def run(options: argparse.Namespace) -> Row:
                 time, memory = None, []
                 if not options.no_time:
                     arguments = [*common, "--model", model, "--rounds", str(options.rounds)]
+                    arguments += ["--processor"] * options.processor
                     arguments += ["--max-load", str(options.max_load), "--sides", *options.sides]
                     time = child("step_measure.py", arguments, allocator)
                     result["time"].append(time)
@@ -174,6 +176,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="torch's; as torch chooses if left out")
     parser.add_argument("--max-load", type=float, default=0.2, help="cores others may keep busy")
+    parser.add_argument(
+        "--processor",
+        action="store_true",
+        help="processor time instead, for a machine that others use; with --threads 1",
+    )
     parser.add_argument("--no-time", action="store_true", help="memory only")
     parser.add_argument("--no-memory", action="store_true", help="time only")
     parser.add_argument("--json", type=pathlib.Path, help="results, e.g. results/step_time.json")
@@ -185,6 +192,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--rounds {options.rounds}: at least 1")
     if options.threads is not None and options.threads < 1:
         parser.error(f"--threads {options.threads}: at least 1")
+    if options.processor and (options.threads != 1 or options.device != "cpu"):
+        parser.error("--processor counts threads that wait as well: add --threads 1, on a CPU")
     if options.no_time and options.no_memory:
         parser.error("--no-time --no-memory leaves nothing to measure")
     for file in filter(None, (options.json, options.plot)):
