@@ -200,10 +200,14 @@ def refusals(module: nn.Module) -> dict[str, str]:
         # What belongs to a layer with a rule as well (the bias of BERT's head, say) is used there;
         # a use that goes past it is refused in the backward pass.
         if layer not in handled and not elsewhere.issuperset(owned(layer, None).values()):
-            kind = type(layer).__name__
-            found[name or "(the module itself)"] = f"{kind} has no rule" + (
-                f" (in hooks mode opacus.layers.DP{kind} computes the same)"
-                if type(layer) in (nn.RNN, nn.LSTM, nn.GRU)
-                else ""
-            )
+            found[name or "(the module itself)"] = _without_rule(layer)
     return found
+
+
+def _without_rule(layer: nn.Module) -> str:
+    kind = type(layer).__name__
+    if isinstance(layer, nn.RNN | nn.LSTM | nn.GRU):
+        return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
+    if isinstance(layer, nn.ParameterDict | nn.ParameterList):
+        return f"{kind} has no rule, nor can it have one, as it is never called (nor in hooks mode)"
+    return f"{kind} has no rule"
