@@ -90,7 +90,9 @@ def test_biases_alone_keep_no_inputs(name, trained):
 )
 def test_adapters_that_are_no_layers_are_named(config, name):
     """Their parameters are in a dictionary, and used within a layer of peft."""
-    with pytest.raises(ValueError, match=rf"layer '.*{name}' .*ParameterDict has no rule"):
+    with pytest.raises(
+        ValueError, match=rf"layer '.*{name}' .*ParameterDict has no rule, nor can it"
+    ):
         make(adapted("BERT, classes", config()), texts())
 
 
