@@ -9,12 +9,6 @@ from torch import nn
 from .oracle import reference
 from .small_runs import ROWS, backward, case, check, run_of
 
-BACKENDS = [
-    pytest.param("eager"),
-    pytest.param("aot_eager", marks=pytest.mark.slow),
-    pytest.param("inductor", marks=pytest.mark.slow),
-]
-
 
 class Net(nn.Module):
     """Something to be compiled before, between and after the layers."""
@@ -82,8 +76,18 @@ def after_in_place(a, backend):
     return private, None
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("how", [before, in_place, a_part, after, after_in_place])
+WAYS = [before, in_place, a_part, after, after_in_place]
+
+
+@pytest.mark.parametrize(
+    ("how", "backend"),
+    [
+        *((how, "eager") for how in WAYS),
+        *(pytest.param(how, "aot_eager", marks=pytest.mark.slow) for how in WAYS),
+        pytest.param(before, "inductor", marks=pytest.mark.slow),  # minutes of g++ the first time
+        pytest.param(after, "inductor", marks=pytest.mark.slow),
+    ],
+)
 def test_a_compiled_model_releases_the_same(how, backend):
     a = case(Net(), torch.randn(ROWS, 4))
     wanted = reference(copy.deepcopy(a.module), a.inputs, a.targets)
