@@ -71,6 +71,11 @@ def per_example_norms(
         if not isinstance(reduced, torch.Tensor) or reduced.dim():
             raise TypeError(f"loss={reduced!r}: expected a tensor with one number")
         reduced.backward()
+        if book.batch is None:
+            raise RuntimeError(
+                "no layer of the module took part in the loss: compute it from the output of the "
+                "private module, with gradients enabled"
+            )
         return book.unclipped_norms(rows).detach()
 
 
