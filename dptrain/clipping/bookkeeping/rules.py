@@ -190,16 +190,20 @@ def refusals(module: nn.Module) -> dict[str, str]:
     """Why trainable parameters cannot be handled, by the names of the layers that own them."""
     found: dict[str, str] = {}
     handled: set[nn.Module] = set()
-    elsewhere: set[nn.Parameter] = set()
+    used_by: dict[nn.Parameter, set[nn.Module]] = {}
     for name, (layer, rule) in layers_with_rules(module).items():
         handled.update(layer.modules() if rule.recurses else [layer])
-        elsewhere.update(owned(layer, rule).values())
+        for p in owned(layer, rule).values():
+            used_by.setdefault(p, set()).add(layer)
         if (why := rule.refusal(layer)) is not None:
             found[name] = why
     for name, layer in module.named_modules():
-        # What belongs to a layer with a rule as well (the bias of BERT's head, say) is used there;
-        # a use that goes past it is refused in the backward pass.
-        if layer not in handled and not elsewhere.issuperset(owned(layer, None).values()):
+        if layer in handled:
+            continue
+        # What a layer within has too (the bias of BERT's head, say) is used there; a use that goes
+        # past it is refused in the backward pass.
+        within = set(layer.modules())
+        if any(within.isdisjoint(used_by.get(p, ())) for p in owned(layer, None).values()):
             found[name or "(the module itself)"] = _without_rule(layer)
     return found
 
