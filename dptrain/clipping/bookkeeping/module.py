@@ -66,6 +66,12 @@ class BookkeepingModule(AbstractGradSampleModule):
         run: Any = getattr(self, "_compiled", self._module)
         return run(*args, **kwargs)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, and drop what the layers reported of the batch at hand."""
+        super().zero_grad(set_to_none)
+        for tap in self._taps:
+            tap.book.discard()
+
     @contextlib.contextmanager
     def reporting_to(self, book: Book) -> Iterator[None]:
         """Have the layers report to another book meanwhile, of rows that are no part of the run."""

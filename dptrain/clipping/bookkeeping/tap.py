@@ -28,6 +28,9 @@ class Book(Protocol):
     def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
         """Take in uses of parameters by a layer that ran when ``since`` was at hand."""
 
+    def discard(self) -> None:
+        """Forget what was recorded of the batch at hand."""
+
 
 class LayerTap:
     """Stands in for ``layer.forward``: parameters detached, the output's gradient reported.
