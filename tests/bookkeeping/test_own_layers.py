@@ -345,3 +345,24 @@ def test_a_rule_that_observes_more_than_one_output():
     register_layer(Factored, FactoredRule())
     check_layer_rule(Factored(), torch.randn(4, 5, 4))
     assert_trains(Factored(), torch.randn(4, 5, 4))
+
+
+class Head(nn.Module):
+    """Holds the bias of a layer within it, as heads of BERT do."""
+
+    def __init__(self, *, past):
+        super().__init__()
+        self.inner, self.past = nn.Linear(4, 3), past
+        self.bias = self.inner.bias
+
+    def forward(self, x):
+        return self.inner(x) + (self.bias if self.past else 0.0)
+
+
+def test_a_parameter_that_a_layer_within_has_too():
+    x = torch.randn(5, 3, 4)
+    assert_trains(Head(past=False), x)
+    private = make(Head(past=True), TensorDataset(x), "bookkeeping")
+    inputs = next(iter(private.loader))[0]
+    with pytest.raises(RuntimeError, match=r"'(inner\.)?bias' is used outside the layer"):
+        private.module(inputs).sum().backward()
