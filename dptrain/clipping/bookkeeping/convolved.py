@@ -13,7 +13,7 @@ from dptrain.clipping.bookkeeping.convolution import (
     squared_norms,
     weighted_sum,
 )
-from dptrain.clipping.bookkeeping.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses import FEW, Materialised, Use
 
 
 class Convolved(Use):
@@ -46,10 +46,11 @@ class Convolved(Use):
         return Convolved(self.a[index], self.g[index], self.geometry)
 
     def compact(self) -> Use:
-        """The gradients, where forming them is cheaper than ghost norms and they are not large."""
-        kept = self.a[:1].numel() + self.g[:1].numel()
+        """The gradients, where they are few, or cheaper to form than ghost norms and not large."""
+        numbers = self.shape.numel()
+        small = numbers <= 2 * (self.a[:1].numel() + self.g[:1].numel())
         cheaper = costs(self.geometry, tuple(self.a.shape[2:])).cheaper
-        if cheaper == "direct" and self.shape.numel() <= 2 * kept:
+        if self.rows * numbers <= FEW or (small and cheaper == "direct"):
             return Formed(form_gradients(self.a, self.g, self.geometry))
         return self
 

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dptrain.clipping.bookkeeping.attention import AttentionRule
 from dptrain.clipping.bookkeeping.convolution import ConvShape
 from dptrain.clipping.bookkeeping.convolved import Convolved
 from dptrain.clipping.bookkeeping.gathered import Gathered
+from dptrain.clipping.bookkeeping.normalisation import (
+    ChannelNormRule,
+    LayerNormRule,
+    RMSNormRule,
+)
 from dptrain.clipping.bookkeeping.outer import OuterProducts
 from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, register_layer
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
@@ -21,6 +25,11 @@ from dptrain.clipping.bookkeeping.uses import Materialised, Use
 
 def positions(tensor: torch.Tensor) -> torch.Tensor:
     """(rows, features) or (rows, ..., features) as (rows, positions, features)."""
+    if tensor.dim() < 2:
+        raise RuntimeError(
+            f"a layer of shape {tuple(tensor.shape)} for its output's gradient has no dimension "
+            "for the examples: give its input one row per example in the first dimension"
+        )
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
@@ -76,61 +85,6 @@ class EmbeddingRule(LayerRule):
         return {"weight": Gathered(ids, gradient, layer.num_embeddings)}
 
 
-class NormRule(LayerRule):
-    """y = x̂ ⊙ w + b with x̂ normalised within an example.
-
-    Args:
-        channels_first: whether w belongs to dimension 1 (group and instance norms), and not to the
-            last ones.
-    """
-
-    def __init__(self, *, channels_first: bool) -> None:
-        self.channels_first = channels_first
-
-    def keeps_inputs(self, layer: nn.Module) -> bool:
-        """A bias needs none."""
-        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
-
-    def refusal(self, layer: nn.Module) -> str | None:
-        """See :meth:`LayerRule.refusal`."""
-        if getattr(layer, "track_running_stats", False):
-            return "track_running_stats=True keeps statistics of the data without noise"
-        return None
-
-    def uses(
-        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
-    ) -> Mapping[str, Use]:
-        """See :meth:`LayerRule.uses`."""
-        found: dict[str, Use] = {}
-        if inputs:
-            found["weight"] = Materialised(
-                self._total(layer, gradient * normalised(layer, inputs[0]))
-            )
-        bias = getattr(layer, "bias", None)
-        if bias is not None and bias.requires_grad:
-            found["bias"] = Materialised(self._total(layer, gradient))
-        return found
-
-    def _total(self, layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
-        """Sums over all but the rows and the dimensions of the weight."""
-        if self.channels_first:
-            return values.flatten(2).sum(2) if values.dim() > 2 else values
-        kept = len(layer.normalized_shape)  # type: ignore[arg-type]
-        between = range(1, values.dim() - kept)
-        return values.sum(tuple(between)) if between else values
-
-
-def normalised(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """x̂: the layer's output without weight and bias."""
-    if isinstance(layer, nn.LayerNorm):
-        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    if isinstance(layer, nn.RMSNorm):
-        return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)
-    if isinstance(layer, nn.GroupNorm):
-        return F.group_norm(x, layer.num_groups, eps=layer.eps)
-    return F.instance_norm(x, eps=layer.eps)  # type: ignore[arg-type]
-
-
 class ConvRule(LayerRule):
     """Convolutions of one to three dimensions."""
 
@@ -156,10 +110,10 @@ register_layer(nn.MultiheadAttention, AttentionRule())
 register_layer(nn.Embedding, EmbeddingRule())
 for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(kind, ConvRule())
-for kind in (nn.LayerNorm, nn.RMSNorm):
-    register_layer(kind, NormRule(channels_first=False))
+register_layer(nn.LayerNorm, LayerNormRule())
+register_layer(nn.RMSNorm, RMSNormRule())
 for kind in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
-    register_layer(kind, NormRule(channels_first=True))
+    register_layer(kind, ChannelNormRule())
 
 
 def register_imported() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dptrain.clipping.bookkeeping.uses import CHUNK, Materialised, Use
+from dptrain.clipping.bookkeeping.uses import CHUNK, FEW, Materialised, Use
 from dptrain.clipping.linear_norms import outer_norms
 
 
@@ -58,7 +58,9 @@ class OuterProducts(Use):
         )
 
     def compact(self) -> Use:
-        """The gradients, where they are fewer numbers than what they are made of."""
-        if self.positions > 1 and self.shape.numel() < self.positions * sum(self.shape):
+        """The gradients, where they are few, or fewer numbers than what they are made of."""
+        numbers = self.shape.numel()
+        fewer = numbers < self.positions * sum(self.shape)
+        if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
             return Materialised(self.per_example(0, self.rows))
         return self

@@ -29,6 +29,17 @@ class Observe(Protocol):
             uses: as :meth:`LayerRule.uses`.
         """
 
+    def each(self, name: str, rows: int) -> torch.Tensor:
+        """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
+
+        What autograd finds for the rows of a trainable one are its per-example gradients, which are
+        taken in as they are. For operations that cost the same with parameters an example.
+
+        Args:
+            name: of the parameter in the layer.
+            rows: examples.
+        """
+
 
 class LayerRule(abc.ABC):
     """How the gradients of a type of layer follow from its inputs and its output's gradient.

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping.rules import LayerRule, Uses, owned
-from dptrain.clipping.bookkeeping.uses import Use
+from dptrain.clipping.bookkeeping.shared_rows import SharedRows
+from dptrain.clipping.bookkeeping.uses import Materialised, Use
 from dptrain.clipping.rows import summing_dtype
 
 
@@ -51,6 +52,7 @@ class LayerTap:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.parameters = owned(layer, rule)
         self.keeps_inputs = rule.keeps_inputs(layer)
+        self._sharing = SharedRows() if isinstance(layer, nn.Embedding) else None
         self._own = vars(layer).get("forward")  # of this very layer, set by some library
         self._forward: Callable[..., Any] = layer.forward
         self._signature = inspect.signature(self._forward)
@@ -85,11 +87,12 @@ class LayerTap:
             bound.apply_defaults()
             args = bound.args
         with detached(self.layer, recurse=self.rule.recurses):
-            return self.rule.forward(self.layer, self._forward, args, self.observe)
+            return self.rule.forward(self.layer, self._forward, args, _Observer(self))
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
-        """See :class:`~dptrain.clipping.bookkeeping.rules.Observe`."""
-        output = one_row_each(self.layer, inputs, output, self.book.rows())
+        """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.__call__`."""
+        if self._sharing is not None:
+            output = self._sharing.one_row_each(inputs[0], output, self.book.rows())
         if not self.keeps_inputs:
             inputs = ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
@@ -101,6 +104,20 @@ class LayerTap:
             self._report(uses, rest, places, saved, gradient, since)
 
         return _Tap.apply(output, self.anchor, report, *tensors)
+
+    def each(self, name: str, rows: int) -> torch.Tensor:
+        """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.each`."""
+        parameter = getattr(self.layer, name).detach()
+        if name not in self.parameters:
+            return parameter.expand(rows, *parameter.shape)
+        since, p = self.book.at_hand(), self.parameters[name]
+
+        def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            if p.requires_grad:  # it may have been frozen since
+                rows = gradient.to(summing_dtype(gradient))
+                self.book.record({p: Materialised(rows)}, since)
+
+        return _Each.apply(parameter, self.anchor, report, rows)
 
     def _report(
         self,
@@ -116,7 +133,7 @@ class LayerTap:
         gradient = gradient.to(summing_dtype(gradient))
         for k, value in zip(places, saved, strict=True):
             kept = value.to(gradient.dtype) if value.is_floating_point() else value
-            if len(kept) == 1 != len(gradient):  # one row for all, see one_row_each
+            if len(kept) == 1 != len(gradient):  # one row for all, see SharedRows
                 kept = kept.expand(len(gradient), *kept.shape[1:])
             inputs[k] = kept
         with torch.autocast(gradient.device.type, enabled=False):
@@ -128,49 +145,17 @@ class LayerTap:
             self.book.record(here, since)
 
 
-def one_row_each(
-    layer: nn.Module, inputs: Sequence[Any], output: torch.Tensor, rows: int | None
-) -> torch.Tensor:
-    """The output of an embedding with a row for each example, where all share one.
+class _Observer:
+    """What a tap lets a rule do."""
 
-    What follows broadcasts it to the batch, as positions are (``position_ids`` of shape (1, T)):
-    the gradient of the shared row would be the batch's, of no example in particular. What other
-    layers make of a single row stays as it is, and is refused when its gradient is counted: more
-    often than something shared it is the batch, with the examples in the second dimension.
+    def __init__(self, tap: LayerTap) -> None:
+        self._tap = tap
 
-    Args:
-        layer: that made the output.
-        inputs: of the layer.
-        output: the layer's.
-        rows: that the model sees; ``None`` if that is not known.
+    def __call__(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
+        return self._tap.observe(output, inputs, uses)
 
-    Raises:
-        RuntimeError: for ids that may be shared or one an example.
-    """
-    if rows is None or not isinstance(layer, nn.Embedding):
-        return output
-    ids = inputs[0]
-    if ids.dim() == 1:
-        if len(ids) != rows:  # positions (T,), to be added to what has shape (rows, T, width)
-            return output.expand(rows, *output.shape)
-        if rows > 1 and bool((ids.diff() == 1).all()):
-            raise RuntimeError(
-                f"an embedding looks up the {rows} consecutive ids {int(ids[0])} ... "
-                f"{int(ids[-1])} in a batch of {rows} rows: these may be positions that all "
-                "examples share or one id an example; give positions the shape (1, positions) or "
-                "ids the shape (rows, 1)"
-            )
-    if len(output) != 1 or rows == 1:
-        return output
-    steps = ids.flatten().diff()
-    if not bool(((steps == steps[:1]) & (steps >= 0) & (steps <= 1)).all()):
-        raise RuntimeError(
-            f"an embedding looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows: "
-            "they are neither consecutive, as positions are, nor all the same, and may be the "
-            "examples' own; put the examples in the first dimension, and give what they share a "
-            "row for each of them (ids.expand(rows, -1))"
-        )
-    return output.expand(rows, *output.shape[1:])
+    def each(self, name: str, rows: int) -> torch.Tensor:
+        return self._tap.each(name, rows)
 
 
 class _Tap(torch.autograd.Function):
@@ -190,19 +175,43 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True: grad_sample_mode='bookkeeping' does not see what a gradient "
-                "penalty, or another derivative of a gradient, does with the parameters; leave it "
-                "out, or estimate it by a difference of two forward passes"
-            )
         saved = ctx.saved_tensors
-        # torch.autograd.grad by an input (for adversarial examples, say) is not about parameters:
-        # the leaf that stands for them is not asked for then.
-        if torch._C._will_engine_execute_node(ctx.next_functions[1][0]):
-            ctx.report(saved, gradient)
+        _report(ctx, saved, gradient)
         passed = gradient if ctx.needs_input_grad[0] else None
         return (passed, None, None, *[None] * len(saved))
+
+
+class _Each(torch.autograd.Function):
+    """A parameter with a row for each example; the backward pass reports the rows' gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        parameter: torch.Tensor,
+        anchor: torch.Tensor,
+        report: Callable[[tuple[torch.Tensor, ...], torch.Tensor], None],
+        rows: int,
+    ) -> torch.Tensor:
+        ctx.report = report
+        return parameter.expand(rows, *parameter.shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+        _report(ctx, (), gradient)
+        return None, None, None, None
+
+
+def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "create_graph=True: grad_sample_mode='bookkeeping' does not see what a gradient "
+            "penalty, or another derivative of a gradient, does with the parameters; leave it "
+            "out, or estimate it by a difference of two forward passes"
+        )
+    # torch.autograd.grad by an input (for adversarial examples, say) is not about parameters: the
+    # leaf that stands for them is not asked for then.
+    if torch._C._will_engine_execute_node(ctx.next_functions[1][0]):
+        ctx.report(saved, gradient)
 
 
 @contextlib.contextmanager

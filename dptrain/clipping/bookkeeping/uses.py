@@ -11,6 +11,7 @@ import torch
 from dptrain.clipping.rows import row_norms
 
 CHUNK = 2**22  # numbers of per-example gradients that are formed at a time where none are kept
+FEW = 2**20  # numbers of a layer's per-example gradients that are not worth avoiding
 
 
 class Use(abc.ABC):
