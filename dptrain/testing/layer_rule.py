@@ -149,6 +149,9 @@ class _Book:
     def at_hand(self) -> None:
         return None
 
+    def discard(self) -> None:
+        self.uses.clear()
+
     def record(self, uses: Mapping[nn.Parameter, Use], since: Any = None) -> None:
         for p, use in uses.items():
             self.uses.setdefault(p, []).append(use)

@@ -19,7 +19,7 @@ from dptrain.clipping.bookkeeping.normalisation import (
     RMSNormRule,
 )
 from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, WeightRule, register_layer
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
 
 
@@ -33,7 +33,7 @@ def positions(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
-class LinearRule(LayerRule):
+class LinearRule(WeightRule):
     """y = x Wᵀ + b, or y = x W + b for a weight that is stored the other way round.
 
     Args:
@@ -42,10 +42,6 @@ class LinearRule(LayerRule):
 
     def __init__(self, *, transposed: bool = False) -> None:
         self.transposed = transposed
-
-    def keeps_inputs(self, layer: nn.Module) -> bool:
-        """A bias needs none."""
-        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
 
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
@@ -57,7 +53,7 @@ class LinearRule(LayerRule):
             right = positions(inputs[0])
             sides = (right, left) if self.transposed else (left, right)
             found["weight"] = OuterProducts(*sides)
-        if layer.bias is not None and layer.bias.requires_grad:  # type: ignore[union-attr]
+        if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialised(left[:, 0] if left.shape[1] == 1 else left.sum(1))
         return found
 
@@ -85,12 +81,8 @@ class EmbeddingRule(LayerRule):
         return {"weight": Gathered(ids, gradient, layer.num_embeddings)}
 
 
-class ConvRule(LayerRule):
+class ConvRule(WeightRule):
     """Convolutions of one to three dimensions."""
-
-    def keeps_inputs(self, layer: nn.Module) -> bool:
-        """A bias needs none."""
-        return layer.weight.requires_grad  # type: ignore[union-attr, return-value]
 
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
@@ -99,7 +91,7 @@ class ConvRule(LayerRule):
         found: dict[str, Use] = {}
         if inputs:
             found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
-        if layer.bias is not None and layer.bias.requires_grad:  # type: ignore[union-attr]
+        if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialised(gradient.flatten(2).sum(2))
         return found
 
@@ -108,12 +100,12 @@ register_layer(nn.Linear, LinearRule())
 register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
 register_layer(nn.MultiheadAttention, AttentionRule())
 register_layer(nn.Embedding, EmbeddingRule())
-for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-    register_layer(kind, ConvRule())
+for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register_layer(convolution, ConvRule())
 register_layer(nn.LayerNorm, LayerNormRule())
 register_layer(nn.RMSNorm, RMSNormRule())
-for kind in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
-    register_layer(kind, ChannelNormRule())
+for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+    register_layer(norm, ChannelNormRule())
 
 
 def register_imported() -> None:

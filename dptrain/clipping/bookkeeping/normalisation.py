@@ -9,19 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dptrain.clipping.bookkeeping.rules import LayerRule, Observe
+from dptrain.clipping.bookkeeping.rules import LayerRule, Observe, WeightRule
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
 _LONG = 2**13
 
 
-class RMSNormRule(LayerRule):
+class RMSNormRule(WeightRule):
     """w belongs to the last dimensions; x̂ is computed again."""
-
-    def keeps_inputs(self, layer: nn.Module) -> bool:
-        """A bias needs none."""
-        return layer.weight.requires_grad  # type: ignore[return-value]
 
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
@@ -71,10 +67,10 @@ class LayerNormRule(RMSNormRule):
         if len(inputs) < 3:  # only the bias is trained
             return self.uses(layer, inputs, gradient)
         weight, bias = layer.weight, layer.bias
-        has_bias = bias is not None and bias.requires_grad  # type: ignore[union-attr]
+        has_bias = bias is not None and bias.requires_grad
         wanted = [False, True, bool(has_bias)]
         kernel = torch.ops.aten.native_layer_norm_backward
-        shape = list(weight.shape)  # type: ignore[union-attr, arg-type]
+        shape = list(layer.normalized_shape)  # type: ignore[arg-type]
         rows = [
             kernel(g.contiguous(), x, shape, mean, deviation, weight, bias, wanted)
             for g, x, mean, deviation in zip(gradient, *inputs, strict=True)

@@ -105,6 +105,14 @@ class LayerRule(abc.ABC):
         """
 
 
+class WeightRule(LayerRule):
+    """A rule of which only the weight's gradient needs the inputs; a bias needs none."""
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """Whether the weight is trained."""
+        return bool(layer.weight.requires_grad)
+
+
 class GradientRule(LayerRule):
     """A rule that forms the per-example gradients of a layer.
 
