@@ -96,6 +96,17 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and mode != "bookkeeping"
         and any(p.requires_grad for p in layer.parameters())
     ]
+    errors += [
+        f"layer {name!r}: {type(layer).__name__} with padding_mode={layer.padding_mode!r}, which "
+        f"grad_sample_mode={mode!r} takes for zeros: norms are not those of the gradients, and "
+        "nothing bounds them; use padding_mode='zeros', or grad_sample_mode='bookkeeping' or "
+        "'functorch'"
+        for name, layer in module.named_modules()
+        if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        and mode in ("hooks", "ghost")
+        and layer.padding_mode != "zeros"
+        and layer.weight.requires_grad
+    ]
     if errors:
         raise ValueError(
             "module cannot be trained privately: "

@@ -19,11 +19,12 @@ from torch import nn
 
 from dptrain.clipping.graph import parameter_uses
 from dptrain.clipping.linear_norms import linear_norms
+from dptrain.clipping.opacus_layers import OpacusLayers, prepared
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.weights import HALF, check_rows, row_norms
 
 
-class GhostModule(GradSampleModuleFastGradientClipping):
+class GhostModule(OpacusLayers, GradSampleModuleFastGradientClipping):
     """Opacus's ghost-clipping module, with non-finite examples cut out of the second pass.
 
     A zero factor does not remove an example whose activations hold NaN, because the second pass
@@ -72,7 +73,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
             p.grad_sample = None  # Opacus 1.5 deletes the attribute, then looks for it
         loss.backward(retain_graph=True)
         self._refuse(
-            [node.variable for _, node in used if _uncovered(node.variable)],
+            [n.variable for _, n in used if n.variable in self._names and _uncovered(n.variable)],
             "by several layers or calls that ghost norms cannot add up, or by a call that is no "
             "part of the loss",
         )
@@ -174,6 +175,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
         # Calls are added up row by row: one on a row that all examples share would be no one's.
         if not isinstance(module, RNNLinear):
             check_rows(len(forward_output[0]), self._rows)
+        self.refuse_shared_ids(module, self._rows)
         activations: Any = module.activations
         self._kept.setdefault(module, []).append(activations[-1])
         if type(module) in self.NORM_SAMPLERS:
@@ -212,7 +214,8 @@ class GhostModule(GradSampleModuleFastGradientClipping):
     def _sum_finite(self, module: nn.Module, backprops: torch.Tensor, finite: torch.Tensor) -> None:
         # Both passes walk the graph in the same order, so uses of a layer match first to first.
         activations = [_masked(a, finite) for a in self._kept[module].pop(0)]
-        found = self._sampler(module)(module, activations, _masked(backprops, finite))
+        activations, backprops = prepared(module, activations, _masked(backprops, finite))
+        found = self._sampler(module)(module, activations, backprops)
         for p, g in found.items():
             total = g.sum(dim=0)
             self._sums[p] = self._sums[p] + total if p in self._sums else total

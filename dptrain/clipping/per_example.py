@@ -10,6 +10,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
+from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
@@ -17,7 +18,7 @@ from dptrain.clipping.weights import clip_factors, group_norms, total_norms
 from dptrain.sampling import MicroBatch
 
 
-class HookedModule(GradSampleModule):
+class HookedModule(OpacusLayers, GradSampleModule):
     """Opacus's module; refuses a layer's call on anything but one row per example.
 
     Opacus adds up the calls of a layer row by row: a second call on a single shared row would put
@@ -49,6 +50,8 @@ class HookedModule(GradSampleModule):
                 f"backward pass through a {type(module).__name__} in eval mode: per-example "
                 "gradients need module.train(), and evaluation belongs under torch.no_grad()"
             )
+        if self.hooks_enabled and rows is not None:
+            self.refuse_shared_ids(module, rows * self.views)
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
 
 

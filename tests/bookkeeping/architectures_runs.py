@@ -14,23 +14,15 @@ from dptrain.private import PrivateTraining
 from .architectures import Architecture
 from .oracle import reduced
 
-# What Opacus has no rule for, refuses or fails at, and what it computes otherwise than torch does.
-# Its rule for convolutions pads with zeros whatever the layer does and takes every image for one
-# whose channels come first in memory; its rule for embeddings forgets padding_idx; a layer that two
-# modules hold gets two hooks and counts twice. Its hooks make outputs views, which cannot be
-# written to.
+# What a mode refuses; tests/engine/test_older_modes.py holds that it does.
 UNKNOWN = {
     "hooks": frozenset(
         {
             "torch attention",
             "shared row of positions",
             "flat positions",
-            "layer norm without bias",
             "inplace",
             "padding_mode",
-            "channels last",
-            "padding_idx",
-            "one layer in two modules",
         }
     ),
     "bookkeeping": frozenset(),
