@@ -234,6 +234,14 @@ class PrivacyEngine:
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
+        released = shared_ledger(ranks, mechanism, ledger)
+        noise = open_noise(
+            mechanism.strategy,
+            steps=mechanism.steps,
+            like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in parameters],
+            seed=noise_seed,
+        )
+        # After all that may be refused, so that a refusal leaves the user's module as it was.
         wrapped, clipper = wrap_module(
             module,
             criterion,
@@ -250,15 +258,10 @@ class PrivacyEngine:
             mechanism=mechanism,
             max_grad_norm=max_grad_norm,
             loss_reduction=loss_reduction,
-            noise=open_noise(
-                mechanism.strategy,
-                steps=mechanism.steps,
-                like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in parameters],
-                seed=noise_seed,
-            ),
+            noise=noise,
             clipper=clipper,
             loader=loader,
-            ledger=shared_ledger(ranks, mechanism, ledger),
+            ledger=released,
             individual=spending,
             ranks=ranks,
         )
