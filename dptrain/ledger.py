@@ -13,15 +13,25 @@ logger = logging.getLogger(__name__)
 
 
 PERIOD = 2039  # a short row of sums takes up to four times as long, depending on where it lies
+_SMALL = 1 << 18  # bytes of a tensor that is put together with others: calls cost more than copies
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:
     """Hex digest of the bits of ``tensors``, in order, computed where they live in one pass.
 
-    Sums of 64-bit words by tensor and by position modulo 2039, folded with odd weights: they detect
-    any accidental difference (they are not meant to resist an adversary).
+    Sums of 64-bit words by position modulo 2039, for every large tensor and for all small ones
+    together, folded with odd weights: they detect any accidental difference (they are not meant to
+    resist an adversary).
     """
-    sums = [_sums(tensor.detach()).cpu() for tensor in tensors]
+    large: list[torch.Tensor] = []
+    small: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        raw = tensor.detach().contiguous().flatten().view(torch.uint8)
+        if len(raw) < _SMALL:
+            small.setdefault(raw.device, []).append(raw)
+        else:
+            large.append(raw)
+    sums = [_sums(raw).cpu() for raw in (*large, *map(torch.cat, small.values()))]
     if not sums:
         return ""
     table = torch.stack(sums)
@@ -30,12 +40,10 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     return "".join(f"{int(total) & (2**64 - 1):016x}" for total in totals)
 
 
-def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """int64 sums of the tensor's 64-bit words by position modulo PERIOD, shape (PERIOD,)."""
-    tensor = tensor.contiguous()
-    if tensor.storage_offset() * tensor.element_size() % 8:
-        tensor = tensor.clone()  # words have to start at a multiple of their size
-    raw = tensor.flatten().view(torch.uint8)
+def _sums(raw: torch.Tensor) -> torch.Tensor:
+    """int64 sums of 64-bit words of some bytes by position modulo PERIOD, shape (PERIOD,)."""
+    if raw.storage_offset() % 8:
+        raw = raw.clone()  # words have to start at a multiple of their size
     words, rest = raw[: len(raw) // 8 * 8].view(torch.int64), raw[len(raw) // 8 * 8 :]
     whole = len(words) // PERIOD * PERIOD
     sums = words[:whole].view(-1, PERIOD).sum(0)

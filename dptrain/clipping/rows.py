@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 HALF = (torch.float16, torch.bfloat16)
@@ -22,11 +24,20 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
     """
     dtype = summing_dtype(rows)
     while rows.shape[1] > _BLOCK:
-        whole = rows.shape[1] // _BLOCK * _BLOCK
-        blocks = rows[:, :whole].unflatten(1, (-1, _BLOCK))
+        block = _block(rows.shape[1])
+        whole = rows.shape[1] // block * block
+        blocks = rows[:, :whole].unflatten(1, (-1, block))
         norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
-        rows = torch.cat([norms, rows[:, whole:].to(dtype)], dim=1)
+        rest = rows[:, whole:].to(dtype)
+        rows = torch.cat([norms, rest], dim=1) if rest.shape[1] else norms
     return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+
+
+@functools.cache
+def _block(numbers: int) -> int:
+    """A length of blocks that leaves nothing over, if there is one that is not short."""
+    divisors = (length for length in range(_BLOCK, _BLOCK // 4, -1) if numbers % length == 0)
+    return next(divisors, _BLOCK)
 
 
 def summing_dtype(p: torch.Tensor) -> torch.dtype:

@@ -76,7 +76,14 @@ class Gathered(Use):
         )
 
     def compact(self) -> Use:
-        """The gradients, for a table that is smaller than what is looked up in it."""
-        if self.shape[0] <= self.ids.shape[1]:
-            return Materialised(self.per_example(0, self.rows))
-        return self
+        """The gradients, for a table that is smaller than what is looked up in it.
+
+        Products with rows of zeros and ones add up far faster than indexing does.
+        """
+        length = self.shape[0]
+        if length > self.ids.shape[1]:
+            return self
+        table = torch.arange(length, device=self.ids.device)[:, None]
+        picked = (self.ids[:, None, :] == table).to(self.gradients.dtype)
+        # 0 · NaN is NaN in other rows of the table too, which are the same example's.
+        return Materialised(torch.bmm(picked, self.gradients))

@@ -13,7 +13,7 @@ from dptrain.clipping.bookkeeping.rules import LayerRule, Observe, WeightRule
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
-_LONG = 2**13
+_LONG = 2**16
 
 
 class RMSNormRule(WeightRule):

@@ -87,7 +87,8 @@ class LayerRule(abc.ABC):
     ) -> Mapping[str, Use]:
         """The uses, which have to be there: a parameter that is left out would not be trained."""
         found = self.uses(layer, inputs, gradient)
-        if missing := [name for name in owned(layer, self) if name not in found]:
+        own = layer._parameters.items()
+        if missing := [n for n, p in own if p is not None and p.requires_grad and n not in found]:
             raise RuntimeError(f"the rule of {type(layer).__name__} gave no use of {missing}")
         return found
 
