@@ -117,7 +117,7 @@ class ArxivSettings(RunSettings):
         if self.grad_sample_mode == "ghost" and self.model.tied and self.model.head != CATEGORY:
             raise ValueError(
                 "grad_sample_mode='ghost' with model.tied=true: the norm of a weight that is used "
-                "twice is not the sum of two norms; set model.tied=false, or use hooks"
+                "twice is not the sum of two norms; set model.tied=false, or use bookkeeping"
             )
         super().validate()
 

@@ -196,7 +196,7 @@ def _wire(
     if ghost and task.criterion is None:
         raise ValueError(
             "grad_sample_mode='ghost': this recipe's loss is no torch criterion, which ghost mode "
-            "needs; use hooks or functorch"
+            "needs; use bookkeeping, hooks or functorch"
         )
     optimizer = settings.optimizer.build([p for p in task.model.parameters() if p.requires_grad])
     assert settings.steps is not None

@@ -124,7 +124,7 @@ class RunSettings:
     steps: int | None = None
     epochs: float | None = None
     simulate: float | None = None
-    grad_sample_mode: str = "hooks"
+    grad_sample_mode: str = "bookkeeping"
     max_physical_batch_size: int | None = None
     num_workers: int = 0
     device: str = "cpu"

@@ -49,7 +49,7 @@ def bert(
     """The model; its forward takes the columns of the token rows and gives ``.logits``.
 
     It is transformers' model with three changes that leave what it computes alone and make every
-    parameter's per-example gradient right in Opacus:
+    parameter's per-example gradient right in Opacus's modes too:
 
     - the head's second name for the decoder's bias is taken away: Opacus would treat the head as
       one layer because of it;
@@ -57,8 +57,8 @@ def bert(
       Opacus's rules would not. No unmasked position looks at padding, so the row hardly moves;
     - with ``tied=False`` the masked-token head gets a copy of the embedding as its own weight.
 
-    Tied weights (BERT's own form) are right with ``grad_sample_mode`` hooks and functorch, which
-    add up both uses before they take norms. Ghost norms cannot be added up and need ``tied=False``.
+    Tied weights (BERT's own form) are right in all modes but ghost, whose norms of the two uses
+    cannot be added up: it needs ``tied=False``.
 
     Args:
         source: local folder, hub name, or the sizes of a new model.

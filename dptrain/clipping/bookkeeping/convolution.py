@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import contextlib
+from typing import Any, NamedTuple
 
 import torch
 
@@ -124,17 +125,31 @@ def weighted_sum(
         a = a * by_row
     zeros = [0] * len(shape.kernel)
     weight = g.new_empty(()).expand(shape.weight_shape)  # only its shape is looked at
-    _, total, _ = torch.ops.aten.convolution_backward(
-        g,
-        a,
-        weight,
-        None,
-        list(shape.stride),
-        [before for before, _ in shape.padding],
-        list(shape.dilation),
-        False,
-        zeros,
-        shape.groups,
-        [False, True, False],
-    )
+    with _full_float32(g):
+        _, total, _ = torch.ops.aten.convolution_backward(
+            g,
+            a,
+            weight,
+            None,
+            list(shape.stride),
+            [before for before, _ in shape.padding],
+            list(shape.dilation),
+            False,
+            zeros,
+            shape.groups,
+            [False, True, False],
+        )
     return total
+
+
+def _full_float32(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """cuDNN without TensorFloat32, its default: sums would differ from their norms by 5e-4."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=False,
+    )

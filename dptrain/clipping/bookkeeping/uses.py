@@ -34,7 +34,7 @@ class Use(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """Σ_i f_i g_i, shape ``shape``; ``factors`` has shape (rows,)."""
+        """Σ_i f_i g_i, shape ``shape``; ``factors`` has shape (rows,). The use is spent then."""
 
     @abc.abstractmethod
     def select(self, index: torch.Tensor) -> Self:
