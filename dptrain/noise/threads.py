@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-# A smaller row takes 3 ms at most, and waking threads on a busy machine costs as much.
-PARALLEL_FROM = 1 << 19
+# A smaller row takes a few ms at most, and waking threads on a busy machine costs as much.
+PARALLEL_FROM = 1 << 20
 
 _thread = threading.local()
 

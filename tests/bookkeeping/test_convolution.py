@@ -19,6 +19,7 @@ from dptrain.clipping.bookkeeping.convolution import (
     storage_size,
     weighted_sum,
 )
+from dptrain.clipping.bookkeeping.convolution_gram import ROUNDING
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.
@@ -33,6 +34,24 @@ def one_at_a_time(layer: nn.Module, a: torch.Tensor, g: torch.Tensor) -> torch.T
         for i in range(len(a))
     ]
     return torch.stack(rows) if rows else layer.weight.new_zeros(0, *layer.weight.shape)
+
+
+def sum_of_lengths(layer: nn.Module, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """S = Σ_t ‖patch_t‖ ‖g_t‖ over output positions, shape (B,)."""
+    with torch.no_grad():
+        patches = type(layer)(
+            1,
+            1,
+            layer.kernel_size,
+            stride=layer.stride,
+            padding=layer.padding,
+            dilation=layer.dilation,
+            bias=False,
+            padding_mode=layer.padding_mode,
+        ).double()
+        nn.init.ones_(patches.weight)
+        squares = patches(a.square().sum(1, keepdim=True)) * g.square().sum(1, keepdim=True)
+    return squares.sqrt().flatten(1).sum(1)
 
 
 @st.composite
@@ -70,7 +89,7 @@ def cases(draw: st.DrawFn) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(cases(), st.integers(1, 3))
 def test_equals_autograd_one_example_at_a_time(case, at_once):
     layer, a, g = case
@@ -95,8 +114,10 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
     torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
     torch.testing.assert_close(weighted_sum(a, g, factors, shape), total, **near)
-    near["rtol"] = ROUNDED_UP
-    torch.testing.assert_close(squared_norms(a, g, shape).sqrt(), squares.sqrt(), **near)
+    excess = squared_norms(a, g, shape).double() - squares
+    allowance = 2 * ROUNDING * 2.0**-24 * sum_of_lengths(layer, a.double(), g.double()).square()
+    assert bool((excess >= -1e-12 * squares).all()), excess
+    assert bool((excess <= allowance).all()), (excess, allowance)
 
 
 LAYERS = {

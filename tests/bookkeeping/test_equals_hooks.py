@@ -83,7 +83,7 @@ def test_runs_in_float32_agree_with_correlated_noise(a, style):
 
 
 @pytest.mark.slow
-@few(300)
+@few(120)
 @given(
     architectures(without=UNKNOWN["hooks"], views=(1, 2, 3), dtypes=(torch.float64,)),
     st.sampled_from(["mean", "sum"]),

@@ -182,7 +182,7 @@ def test_clipping_by_layer(mode):
 @pytest.mark.slow
 @in_every_mode
 def test_many_architectures(mode):
-    @examples(mode, 600)
+    @examples(mode, 250)
     @given(
         architectures(without=UNKNOWN[mode], views=(1, 1, 1, 2), most_examples=19),
         BOUNDS,
