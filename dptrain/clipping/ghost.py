@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptrain.clipping.clipper import GradientClipper
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.rows import check_rows
 from dptrain.clipping.styles import FLAT, ClippingStyle
-from dptrain.clipping.weights import clip_factors
 from dptrain.sampling import MicroBatch
 
 
@@ -66,7 +66,7 @@ class GhostLoss:
         self._clipper.backward(self.per_example)
 
 
-class GhostClipper:
+class GhostClipper(GradientClipper):
     """Wraps the criterion, runs the two passes, hands the clipped sum to the optimiser.
 
     Args:
@@ -77,19 +77,11 @@ class GhostClipper:
 
     Attributes:
         bounds: returns (R, weights of the rows of the current microbatch); set by the engine.
-        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
-            gradients; ``None``: all 1.
-        norms: ‖g_i‖₂ of the last microbatch, before clipping, shape (rows,), padding included;
-            ``None`` before the first. Private data, for the trainer's eyes.
         at_hand: returns the batch that the user holds; set by ``wrap_module``.
-        batch: the one of the last backward pass.
     """
 
     bounds: Callable[[], tuple[float, torch.Tensor]]
-    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
     at_hand: Callable[[], MicroBatch | None]
-    batch: MicroBatch | None = None
-    norms: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -99,11 +91,9 @@ class GhostClipper:
         *,
         style: ClippingStyle = FLAT,
     ) -> None:
+        super().__init__(parameters, style=style)
         self.module = module
         self.criterion = criterion
-        self.parameters = list(parameters)
-        self.style = style
-        self.nonfinite_examples = 0
         self._ready = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> GhostLoss:
@@ -140,12 +130,7 @@ class GhostClipper:
         norms = self.module.first_pass(self.reduce(losses), len(weights))
         for p in self.parameters:  # what the first pass left is not clipped
             p.grad = None
-        self.norms = norms.detach()
-        weights = weights.to(norms)
-        factors, finite = clip_factors(
-            norms[:, None], max_grad_norm, weights, self.admit, self.style
-        )
-        self.nonfinite_examples += int((~finite & (weights != 0)).sum())
+        factors, finite = self._factors(norms[:, None], max_grad_norm, weights)
         factors = factors[:, 0].to(losses)
         kept = torch.where(finite.to(losses.device), losses, losses.new_zeros(()))
         self.module.second_pass((factors * kept).sum(), finite)

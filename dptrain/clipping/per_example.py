@@ -10,12 +10,12 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
+from dptrain.clipping.clipper import GradientClipper
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
-from dptrain.clipping.weights import clip_factors, group_norms, total_norms
-from dptrain.sampling import MicroBatch
+from dptrain.clipping.weights import group_norms
 
 
 class HookedModule(OpacusLayers, GradSampleModule):
@@ -55,7 +55,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
 
 
-class PerExampleClipper:
+class PerExampleClipper(GradientClipper):
     """Σ_i w_i · clip(s ⊙ g_i, R) from ``p.grad_sample``, the microbatch's per-row gradients.
 
     g_i is the mean over the ``views`` rows of example i, which follow one another. Opacus has a row
@@ -68,18 +68,7 @@ class PerExampleClipper:
         views: K, rows an example has.
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
-
-    Attributes:
-        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
-            gradients; ``None``: all 1.
-        norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
-            included; ``None`` before the first. Private data, for the trainer's eyes.
-        batch: the one that gradients were computed for last; set by the wrapped module.
     """
-
-    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
-    batch: MicroBatch | None = None
-    norms: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -89,11 +78,8 @@ class PerExampleClipper:
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        super().__init__(parameters, style=style, groups=groups)
         self.views = views
-        self.style = style
-        self.groups = [0] * len(self.parameters) if groups is None else list(groups)
-        self.nonfinite_examples = 0
 
     def clipped_sum(
         self,
@@ -130,12 +116,8 @@ class PerExampleClipper:
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
             parts.append(row_norms(rows))
         norms = group_norms(parts, self.groups)
-        self.norms = total_norms(norms)
-        weights = weights.to(norms.device)
-        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
+        factors, finite = self._factors(norms, max_grad_norm, weights)
         whole = bool(finite.all())
-        if not whole:
-            self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         sums: list[torch.Tensor | None] = []
         for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
             if sample is None:

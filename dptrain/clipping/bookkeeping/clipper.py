@@ -10,13 +10,14 @@ from torch import nn
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.convolved import Formed
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
+from dptrain.clipping.clipper import GradientClipper
 from dptrain.clipping.rows import check_rows, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
-from dptrain.clipping.weights import clip_factors, group_norms, total_norms
+from dptrain.clipping.weights import group_norms, total_norms
 from dptrain.sampling import MicroBatch
 
 
-class BookkeepingClipper:
+class BookkeepingClipper(GradientClipper):
     """Σ_i w_i · clip(s ⊙ g_i, R) from the uses of all parameters in one backward pass.
 
     g_i is the gradient of the part of the loss that example i has, as in
@@ -30,17 +31,9 @@ class BookkeepingClipper:
         groups: the number of each parameter's group in that style; ``None``: one for all.
 
     Attributes:
-        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
-            gradients; ``None``: all 1.
-        batch: the one that was reported of last.
-        norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
-            included; ``None`` before the first. Private data, for the trainer's eyes.
         at_hand: returns the batch that the user holds; set by ``wrap_module``.
     """
 
-    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
-    batch: MicroBatch | None = None
-    norms: torch.Tensor | None = None
     at_hand: Callable[[], MicroBatch | None]
 
     def __init__(
@@ -52,12 +45,9 @@ class BookkeepingClipper:
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
     ) -> None:
-        self.parameters = list(parameters)
+        super().__init__(parameters, style=style, groups=groups)
         self.loss_reduction = loss_reduction
         self.views = views
-        self.style = style
-        self.groups = [0] * len(self.parameters) if groups is None else list(groups)
-        self.nonfinite_examples = 0
         self._uses: dict[nn.Parameter, list[Use]] = {}
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
         self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
@@ -131,13 +121,8 @@ class BookkeepingClipper:
         scaling = [None] * len(self.parameters) if scales is None else scales
         unit = self._unit(len(weights))
         norms = self._group_norms(scaling, unit)
-        self.norms = total_norms(norms)
-        weights = weights.to(norms.device)
-        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
-        index = None
-        if not bool(finite.all()):
-            self.nonfinite_examples += int((~finite & (weights != 0)).sum())
-            index = finite.nonzero()[:, 0]
+        factors, finite = self._factors(norms, max_grad_norm, weights)
+        index = None if bool(finite.all()) else finite.nonzero()[:, 0]
         sums: list[torch.Tensor | None] = []
         for p, group, s in zip(self.parameters, self.groups, scaling, strict=True):
             total = self._sum(p, factors[:, group] * unit, index)
