@@ -60,3 +60,21 @@ class GradientClipper:
         factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         return factors, finite
+
+
+def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None:
+    """Refuse a backward pass of which the forward pass saw another batch.
+
+    Args:
+        since: the batch that was at hand in the forward pass.
+        batch: the one at hand now.
+
+    Raises:
+        RuntimeError: saying what to do; the gradients would be released as another batch's.
+    """
+    if since is not batch:
+        raise RuntimeError(
+            "this backward pass is of a forward pass from before the batch at hand was taken from "
+            "the private loader: its gradients would be released as another batch's; for every "
+            "batch, run forward and backward pass, then optimizer.step()"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.clipper import GradientClipper
+from dptrain.clipping.clipper import GradientClipper, check_same_batch
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.rows import check_rows
 from dptrain.clipping.styles import FLAT, ClippingStyle
@@ -126,6 +126,7 @@ class GhostClipper(GradientClipper):
             )
         max_grad_norm, weights = self.bounds()
         self.batch = self.at_hand()
+        check_same_batch(self.module.since, self.batch)
         check_rows(len(losses), len(weights))
         norms = self.module.first_pass(self.reduce(losses), len(weights))
         for p in self.parameters:  # what the first pass left is not clipped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from dptrain.clipping.linear_norms import linear_norms
 from dptrain.clipping.opacus_layers import OpacusLayers, prepared
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.weights import HALF, check_rows, row_norms
+from dptrain.sampling import MicroBatch
 
 
 class GhostModule(OpacusLayers, GradSampleModuleFastGradientClipping):
@@ -43,6 +44,9 @@ class GhostModule(OpacusLayers, GradSampleModuleFastGradientClipping):
     NORM_SAMPLERS: ClassVar[Mapping[type[nn.Module], Any]] = ChainMap(
         {nn.Linear: linear_norms}, GradSampleModuleFastGradientClipping.NORM_SAMPLERS
     )
+
+    at_hand: Callable[[], MicroBatch | None] = staticmethod(lambda: None)
+    since: MicroBatch | None = None  # what was at hand in the forward pass
 
     def __init__(self, m: nn.Module, **kwargs: Any) -> None:
         super().__init__(m, **kwargs)
@@ -134,6 +138,7 @@ class GhostModule(OpacusLayers, GradSampleModuleFastGradientClipping):
         self, module: nn.Module, forward_input: Any, forward_output: Any
     ) -> None:
         """Keep the layer's input, and note where the layer's own parameters enter the graph."""
+        self.since = self.at_hand()
         before = len(getattr(module, "activations", ()))
         try:
             super().capture_activations_hook(module, forward_input, forward_output)

@@ -10,12 +10,13 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
-from dptrain.clipping.clipper import GradientClipper
+from dptrain.clipping.clipper import GradientClipper, check_same_batch
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms
+from dptrain.sampling import MicroBatch
 
 
 class HookedModule(OpacusLayers, GradSampleModule):
@@ -25,23 +26,40 @@ class HookedModule(OpacusLayers, GradSampleModule):
     the gradient of all examples together into row 0, which the clipper takes for one example's.
 
     Attributes:
-        rows: returns the number of examples of the batch at hand, ``None`` if there is none.
+        at_hand: returns the batch at hand, ``None`` if there is none.
         views: rows an example has.
     """
 
+    _since: MicroBatch | None = None  # what was at hand in the forward pass
+
     def __init__(
-        self, m: nn.Module, *, rows: Callable[[], int | None], views: int = 1, **kwargs: Any
+        self,
+        m: nn.Module,
+        *,
+        at_hand: Callable[[], MicroBatch | None],
+        views: int = 1,
+        **kwargs: Any,
     ) -> None:
         super().__init__(m, **kwargs)
-        self.rows = rows
+        self.at_hand = at_hand
         self.views = views
         self.autograd_grad_sample_hooks.extend(refuse_reordered_rows(m))
+
+    def capture_activations_hook(
+        self, module: nn.Module, forward_input: Any, forward_output: Any
+    ) -> None:
+        """Keep the layer's input, and which batch it is of."""
+        self._since = self.at_hand()
+        super().capture_activations_hook(module, forward_input, forward_output)
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
     ) -> None:
         """Per-example gradients of one call of a layer."""
-        rows = self.rows()
+        batch = self.at_hand()
+        rows = None if batch is None else batch.rows
+        if self.hooks_enabled and batch is not None:
+            check_same_batch(self._since, batch)
         # The steps of a packed sequence have fewer rows, in the order of the examples.
         if self.hooks_enabled and rows is not None and not isinstance(module, RNNLinear):
             check_rows(len(forward_output[0]), rows, self.views)

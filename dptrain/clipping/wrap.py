@@ -14,7 +14,7 @@ from dptrain.clipping.ghost import GhostClipper
 from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.styles import ClippingStyle
-from dptrain.sampling import PrivateLoader
+from dptrain.sampling import MicroBatch, PrivateLoader
 
 MODES = ("bookkeeping", "hooks", "functorch", "ghost")
 
@@ -74,7 +74,7 @@ def wrap_module(
     if mode == "ghost":
         ghost = GhostModule(module, loss_reduction=loss_reduction)
         ghost_clipper = GhostClipper(ghost, criterion, parameters, style=style)
-        ghost_clipper.at_hand = lambda: loader.current
+        ghost_clipper.at_hand = ghost.at_hand = lambda: loader.current
         return ghost, ghost_clipper
     if mode == "bookkeeping":
         book = BookkeepingClipper(
@@ -84,13 +84,13 @@ def wrap_module(
         return BookkeepingModule(module, book=book, loss_reduction=loss_reduction), book
     clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups)
 
-    def rows() -> int | None:
+    def at_hand() -> MicroBatch | None:
         clipper.batch = loader.current
-        return None if loader.current is None else loader.current.rows
+        return loader.current
 
     wrapped = HookedModule(
         module,
-        rows=rows,
+        at_hand=at_hand,
         views=views,
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",

@@ -279,3 +279,20 @@ def test_a_forward_pass_for_metrics_gives_a_clear_error_or_no_harm():
         with pytest.raises(RuntimeError, match=r"torch\.no_grad"):
             optimizer.step()
         break
+
+
+def test_a_forward_pass_of_an_earlier_batch_is_refused(mode):
+    """Its examples would be in a part, or a step, that did not draw them."""
+    data = images()
+    scheme = everything_every_step(len(data), 3)
+    private = make(small_net(), data, mode, scheme=scheme, max_physical_batch_size=12)
+    model, optimizer, loader, *rest = private
+    criterion = rest[0] if rest else nn.CrossEntropyLoss()
+    batches = iter(loader)
+    x, y = next(batches)
+    criterion(model(x), y).backward()
+    early = criterion(model(x), y)
+    optimizer.step()  # the first of two parts: no parameter has changed
+    next(batches)
+    with pytest.raises(RuntimeError, match="from before the batch at hand"):
+        early.backward()

@@ -10,7 +10,7 @@ from torch import nn
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.convolved import Formed
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
-from dptrain.clipping.clipper import GradientClipper
+from dptrain.clipping.clipper import GradientClipper, check_same_batch
 from dptrain.clipping.rows import check_rows, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms, total_norms
@@ -71,12 +71,7 @@ class BookkeepingClipper(GradientClipper):
         batch = self.at_hand()
         if batch is None:
             raise RuntimeError("take a batch from the private loader before the backward pass")
-        if since is not batch:
-            raise RuntimeError(
-                "this backward pass is of a forward pass from before the batch at hand was taken "
-                "from the private loader: its gradients would be released as another batch's; for "
-                "every batch, run forward and backward pass, then optimizer.step()"
-            )
+        check_same_batch(since, batch)
         if batch is not self.batch:
             self.discard()
             self.batch = batch
