@@ -58,7 +58,7 @@ def summed(style, rows, bound, dtype, admit=None, scales=None):
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-@settings(deadline=None, max_examples=25)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(gradients(5), st.integers(0, 4), st.floats(1e-3, 1e3))
 def test_neighbouring_batches_have_sums_within_the_bound(style, rows, removed, bound):
     kept = np.delete(rows, removed, axis=0)
@@ -68,7 +68,7 @@ def test_neighbouring_batches_have_sums_within_the_bound(style, rows, removed, b
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
-@settings(deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(gradients(1), st.floats(1e-3, 1e3))
 def test_the_filter_charges_no_less_than_is_contributed(style, row, bound):
     charged = []
@@ -81,11 +81,12 @@ def test_the_filter_charges_no_less_than_is_contributed(style, row, bound):
     assert moved <= 1 + 5e-7  # float32
     if charged[0] < 1:
         assert moved <= charged[0] + UNDERFLOW
-    assert charged[0] <= moved * (1 + 4e-6) + 2e-6 / bound + UNDERFLOW  # nor much more
+    if np.abs(row).max() < 1e34:  # above, a factor may be no normal number, and is 0
+        assert charged[0] <= moved * (1 + 4e-6) + 2e-6 / bound + UNDERFLOW  # nor much more
 
 
 @pytest.mark.parametrize("style", [s for s in STYLES if s != Flat()], ids=str)
-@settings(deadline=None, max_examples=10)
+@settings(derandomize=True, deadline=None, max_examples=10)
 @given(gradients(4), st.integers(0, 3), st.integers(0, 2**32 - 1))
 def test_scaled_gradients_are_clipped_within_the_bound(style, rows, removed, seed):
     """Σ clip(s ⊙ g) is that of gradients which were scaled beforehand."""
