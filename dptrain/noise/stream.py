@@ -48,8 +48,8 @@ class NoiseStream(ABC):
         """A new stream for one of ``world`` equal slices of the flattened parameters.
 
         Its tensors have the full shapes, and are zero outside the slice. State and work are those
-        of the slice, and the sum over all ranks is this stream, bit for bit: every rank must use
-        the same seed.
+        of the slice, and the sum over all ranks is this stream (up to the last bits: some
+        processors round products by position). Every rank must use the same seed.
 
         Raises:
             ValueError: unless 0 ≤ rank < world.
