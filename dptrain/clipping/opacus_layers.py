@@ -11,6 +11,8 @@ from opacus.grad_sample.grad_sample_module import GradSampleHooks
 from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN
 from torch import nn
 
+from dptrain.clipping.bookkeeping.normalisation import over_positions
+
 _HOLDERS = (DPRNN, DPLSTM, DPGRU)  # get no hooks: their parameters are those of layers inside
 
 
@@ -27,17 +29,12 @@ def layer_norm_gradients(
     Returns:
         Shape (rows, *normalized_shape) for each trainable parameter.
     """
-    positions = list(range(1, backprops.dim() - len(layer.normalized_shape)))
-
-    def summed(gradients: torch.Tensor) -> torch.Tensor:
-        return gradients.sum(positions) if positions else gradients  # no dimensions: torch's all
-
     found: dict[nn.Parameter, torch.Tensor] = {}
     if layer.weight.requires_grad:
         normalised = nn.functional.layer_norm(activations[0], layer.normalized_shape, eps=layer.eps)
-        found[layer.weight] = summed(normalised * backprops)
+        found[layer.weight] = over_positions(layer, normalised * backprops)
     if layer.bias is not None and layer.bias.requires_grad:
-        found[layer.bias] = summed(backprops)
+        found[layer.bias] = over_positions(layer, backprops)
     return found
 
 

@@ -79,8 +79,8 @@ class AttentionRule(LayerRule):
         hint = is_causal and key_padding_mask is None and not need_weights
         hidden = _mask(layer, q, k, key_padding_mask, None if hint else attn_mask)
         if layer.bias_k is not None and layer.bias_v is not None:
-            k = torch.cat([k, observe(_rows_of(layer.bias_k, k), (), _position("bias_k"))], dim=1)
-            v = torch.cat([v, observe(_rows_of(layer.bias_v, v), (), _position("bias_v"))], dim=1)
+            k = torch.cat([k, observe.each("bias_k", len(k)).squeeze(1)], dim=1)
+            v = torch.cat([v, observe.each("bias_v", len(v)).squeeze(1)], dim=1)
         if layer.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         q, k, v = (x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
@@ -166,20 +166,6 @@ def _separate(
         part.unflatten(1, shape)
         for part, shape in zip(joint.split(sizes, dim=1), shapes, strict=True)
     )
-
-
-def _rows_of(bias: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A vector as one more position of every row, shape (rows, 1, width)."""
-    return bias.expand(len(like), 1, -1)
-
-
-def _position(name: str) -> Callable[..., Mapping[str, Use]]:
-    """Uses of such a vector."""
-
-    def uses(_: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor) -> Mapping[str, Use]:
-        return {name: Materialised(gradient[:, None])}
-
-    return uses
 
 
 def _mask(

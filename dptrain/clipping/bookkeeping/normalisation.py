@@ -26,10 +26,10 @@ class RMSNormRule(WeightRule):
         found: dict[str, Use] = {}
         if inputs:
             scaled = gradient * self.normalised(layer, inputs[0])
-            found["weight"] = Materialised(_over_positions(layer, scaled))
+            found["weight"] = Materialised(over_positions(layer, scaled))
         bias = getattr(layer, "bias", None)
         if bias is not None and bias.requires_grad:
-            found["bias"] = Materialised(_over_positions(layer, gradient))
+            found["bias"] = Materialised(over_positions(layer, gradient))
         return found
 
     def normalised(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ class ChannelNormRule(LayerRule):
         raise NotImplementedError
 
 
-def _over_positions(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+def over_positions(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
     """Sums over all but the rows and the dimensions of the weight."""
     kept = len(layer.normalized_shape)  # type: ignore[arg-type]
     between = range(1, values.dim() - kept)
