@@ -86,7 +86,7 @@ def test_per_example_gradients_are_those_of_one_example_at_a_time(head, tied, mo
     batch = _batch(head)
     expected = _one_at_a_time(copy.deepcopy(model), head, batch)
     wrapped = HookedModule(
-        model, rows=lambda: ROWS, loss_reduction="mean", force_functorch=mode == "functorch"
+        model, at_hand=lambda: None, loss_reduction="mean", force_functorch=mode == "functorch"
     )
     LOSSES[head]()(forward(wrapped, batch), target(batch)).backward()
     for name, p in model.named_parameters():
