@@ -38,7 +38,7 @@ class Normals(Protocol):
 class FastNormals:
     """One float32 Box-Muller draw each: see :func:`fill_normal`."""
 
-    name = "AES-256-CTR (Philox on CUDA), one draw"
+    name = "AES-256-CTR by chunk (Philox on CUDA), one draw"
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)

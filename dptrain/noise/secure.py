@@ -24,10 +24,10 @@ class SecureNormals:
 
     **Key stream.** Row t of a group has a key of its own: 256 bits of keyed BLAKE2b, the seed being
     the BLAKE2b key, over (group, t) with a domain tag that no other user of the seed has. Under a
-    row's key, block k of the row (entries k·BLOCK and on, ``BLOCK`` = 8192) is AES-256-CTR of
-    zeros from counter k·16,384 on: it takes 2^15 words of 64 bits, two to a counter value, so that
-    it ends exactly where block k + 1 begins. Counters are 128 bits wide and a row would need 2^127
-    entries to wrap. So no two normals share a counter under one key, and two rows share a key only
+    row's key, block k of the row (entries k·BLOCK and on, ``BLOCK`` = 8192) is segment k of the
+    stream (:func:`~dptrain.noise.keystream.key_stream`): counters of 128 bits, the first 96 of them
+    k, of which the 2^15 words of 64 bits take 2^14. A row would need 2^109 entries to run out of
+    segments. So no two normals share a counter under one key, and two rows share a key only
     if 256-bit BLAKE2b collides. Nobody who lacks the seed can tell the words from random ones,
     unless AES or BLAKE2b is broken (a row of D entries is under one key: the advantage that comes
     from AES being a permutation is below (2D)²/2^128).
@@ -65,7 +65,7 @@ class SecureNormals:
         ValueError: if the seed is not such an integer.
     """
 
-    name = "AES-256-CTR, sum of four draws"
+    name = "AES-256-CTR by block, sum of four draws"
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)
@@ -121,7 +121,7 @@ def _fill(out: npt.NDArray[np.float32], key: bytes, start: int) -> None:
 
 def _words(key: bytes, block: int) -> npt.NDArray[np.uint64]:
     """The key stream of a block, shape (8, BLOCK/2): radii in the first four rows, then angles."""
-    return key_stream(key, block * _WORDS, _WORDS).reshape(2 * _DRAWS, _HALF)
+    return key_stream(key, block, _WORDS).reshape(2 * _DRAWS, _HALF)
 
 
 def _normals(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:

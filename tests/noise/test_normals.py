@@ -72,13 +72,15 @@ def test_chunks_differ():
     assert abs((out[:CHUNK] * out[CHUNK:]).mean()) < 6 / np.sqrt(CHUNK)
 
 
-def test_the_number_of_threads_changes_nothing():
+@pytest.mark.parametrize("size", [CHUNK // 3, 2 * CHUNK + 1001, 9 * CHUNK + 7])
+def test_the_number_of_threads_changes_nothing(size):
+    """Torch divides the operations on a chunk among threads, and the pool the chunks of long rows."""
     before = torch.get_num_threads()
     try:
         rows = []
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            rows.append(draw(9 * CHUNK + 7))
+            rows.append(draw(size))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(rows[0], rows[1])
@@ -88,7 +90,7 @@ def test_the_number_of_threads_changes_nothing():
 def test_small_uniforms_reach_the_tail_and_stay_finite():
     # The extreme words: radius at its largest (word 0) and smallest (all ones), angle at ±π.
     words = np.array([0, 2**32 - 1, 0, 2**31], dtype=np.uint32)
-    out = np.empty(4, dtype=np.float32)
+    out = torch.empty(4)
     _box_muller(words.view(np.uint64), out)
     largest = np.sqrt(2 * 33 * np.log(2))
     np.testing.assert_allclose(out, [largest, 0, 0, 0], atol=1e-6)
@@ -104,7 +106,7 @@ def test_against_a_slow_reference(size, chunk):
     length = min(CHUNK, size - chunk * CHUNK)
     half = (length + 1) // 2
     aes = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    first = chunk * CHUNK // 4
+    first = (chunk << 32) + 2
     blocks = (half + 1) // 2
     stream = b"".join(aes.update((first + i).to_bytes(16, "big")) for i in range(blocks))
     words = np.frombuffer(stream[: 8 * half], dtype="<u4")

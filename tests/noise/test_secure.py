@@ -39,7 +39,7 @@ def reference(index, *, seed=SEED, group=0, step=0):
     for draw_number in range(4):
         # Word (row r, column c) of a block is word 4096 r + c of its 32768, two a counter.
         at = [4096 * row + column for row in (draw_number, 4 + draw_number)]
-        u, v = (aes_words(key, 16384 * block + w // 2, 2)[w % 2] >> 11 for w in at)
+        u, v = (aes_words(key, (block << 32) + 2 + w // 2, 2)[w % 2] >> 11 for w in at)
         total += math.sqrt(-2 * math.log((u + 1) / 2**53)) * wave(2 * math.pi * v / 2**53)
     return total / 2
 
@@ -57,8 +57,9 @@ def test_key_stream_is_aes_of_the_counters():
     key = bytes(range(32))
     for block in (0, 1, 2**40):
         words = secure._words(key, block).ravel()
-        assert words[:64].tolist() == aes_words(key, 16384 * block, 64)
-        assert words[-64:].tolist() == aes_words(key, 16384 * (block + 1) - 32, 64)
+        first = (block << 32) + 2
+        assert words[:64].tolist() == aes_words(key, first, 64)
+        assert words[-64:].tolist() == aes_words(key, first + 16384 - 32, 64)
 
 
 def test_known_answer_of_the_standard():
