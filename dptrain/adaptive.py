@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
@@ -138,9 +138,9 @@ def scales_of(
         ValueError: for a scale of another shape or one that is not positive and finite: what is
             multiplied by it could not be divided by it again, or not be clipped.
     """
-    if not isinstance(optimizer, ScalesGradients):
+    if not hasattr(optimizer, "scales"):  # as isinstance of a protocol, in a hundredth of its time
         return None
-    found = optimizer.scales()
+    found = cast(ScalesGradients, optimizer).scales()
     scales = [
         found[p].detach().to(p.device, summing_dtype(p), copy=True) if p in found else None
         for p in params

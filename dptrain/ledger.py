@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import pathlib
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 logger = logging.getLogger(__name__)
@@ -26,7 +29,7 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     large: list[torch.Tensor] = []
     small: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
-        raw = tensor.detach().contiguous().flatten().view(torch.uint8)
+        raw = tensor.detach().reshape(-1).view(torch.uint8)
         if len(raw) < _SMALL:
             small.setdefault(raw.device, []).append(raw)
         else:
@@ -34,10 +37,16 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     sums = [_sums(raw).cpu() for raw in (*large, *map(torch.cat, small.values()))]
     if not sums:
         return ""
-    table = torch.stack(sums)
-    weights = torch.arange(1, 2 * table.numel(), 2).view_as(table) * 0x9E3779B97F4A7C1
-    totals = ((table * weights).sum(), (table ^ (table >> 31)).mul(weights).sum())
+    table = torch.cat(sums).numpy()  # numpy's calls are the shorter ones; both wrap around
+    weights = _weights(len(table))
+    totals = np.dot(table, weights), np.dot(table ^ (table >> 31), weights)
     return "".join(f"{int(total) & (2**64 - 1):016x}" for total in totals)
+
+
+@functools.lru_cache(maxsize=8)
+def _weights(count: int) -> npt.NDArray[np.int64]:
+    """Odd numbers of 64 bits, a different one for every sum."""
+    return np.arange(1, 2 * count, 2) * np.int64(0x9E3779B97F4A7C1)
 
 
 def _sums(raw: torch.Tensor) -> torch.Tensor:
@@ -48,7 +57,8 @@ def _sums(raw: torch.Tensor) -> torch.Tensor:
     whole = len(words) // PERIOD * PERIOD
     sums = words[:whole].view(-1, PERIOD).sum(0)
     sums[: len(words) - whole] += words[whole:]
-    sums[: len(rest)] += rest
+    if len(rest):
+        sums[: len(rest)] += rest
     return sums
 
 

@@ -17,7 +17,7 @@ from dptrain.guarantee import Guarantee, Kind
 from dptrain.individual import IndividualFilter, IndividualLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.optimizer import PrivateOptimizer
-from dptrain.randomness import global_state, restore_global_state
+from dptrain.randomness import global_state, remember_globals, restore_global_state
 from dptrain.sampling import PrivateLoader
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class PrivateTraining:
         if target is not None:
             self._guarantees[target.delta] = target
         # Mid-step checkpoints restart the step, so they need the generators as they were before it.
-        self._boundary_rng = global_state()
+        self._boundary_rng = remember_globals()
         optimizer.attach_boundary_hook(self._remember_rng)
 
     def __iter__(self) -> Iterator[Any]:
@@ -223,7 +223,7 @@ class PrivateTraining:
             "private": {
                 "noise": self.optimizer.noise.state_dict(),
                 "loader": self.loader.state_dict(),
-                "rng": self._boundary_rng if under_way else global_state(),
+                "rng": self._boundary_rng() if under_way else global_state(),
                 "nonfinite_examples": self.nonfinite_examples,
                 **(
                     {}
@@ -291,7 +291,7 @@ class PrivateTraining:
         restore_global_state(private["rng"])
 
     def _remember_rng(self) -> None:
-        self._boundary_rng = global_state()
+        self._boundary_rng = remember_globals()
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

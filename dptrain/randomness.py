@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,32 @@ def seed_globals(seed: int) -> None:
     random.seed(seed)
 
 
+def remember_globals() -> Callable[[], dict[str, Any]]:
+    """:func:`global_state` of this moment, put into plain values when it is asked for."""
+    torch_state = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    _, key, pos, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+
+    def plain() -> dict[str, Any]:
+        return {
+            "torch": torch_state,
+            "cuda": cuda,
+            "numpy": {
+                "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+                "pos": int(pos),
+                "has_gauss": int(has_gauss),
+                "gauss": float(gauss),
+            },
+            "python": python,
+        }
+
+    return plain
+
+
 def global_state() -> dict[str, Any]:
     """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
-    state = np.random.get_state(legacy=False)  # noqa: NPY002
-    assert isinstance(state, dict)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": {
-            "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
-            "pos": int(state["state"]["pos"]),
-            "has_gauss": int(state["has_gauss"]),
-            "gauss": float(state["gauss"]),
-        },
-        "python": random.getstate(),
-    }
+    return remember_globals()()
 
 
 def restore_global_state(state: dict[str, Any]) -> None:

@@ -47,8 +47,10 @@ class GradientClipper:
 
     def _factors(
         self, norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Factors, shape (examples, groups), and which examples are finite, shape (examples,).
+
+        The second is ``None`` where all are: then no row has to be taken out of a sum.
 
         Args:
             norms: of the groups' gradients, shape (examples, groups).
@@ -58,6 +60,8 @@ class GradientClipper:
         self.norms = total_norms(norms)
         weights = weights.to(norms)
         factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
+        if bool(finite.all()):
+            return factors, None
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         return factors, finite
 

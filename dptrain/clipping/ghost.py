@@ -133,6 +133,8 @@ class GhostClipper(GradientClipper):
             p.grad = None
         factors, finite = self._factors(norms[:, None], max_grad_norm, weights)
         factors = factors[:, 0].to(losses)
+        if finite is None:
+            finite = torch.ones(len(weights), dtype=torch.bool)
         kept = torch.where(finite.to(losses.device), losses, losses.new_zeros(()))
         self.module.second_pass((factors * kept).sum(), finite)
         self._ready = True

@@ -59,7 +59,7 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
     """
     rows, positions = left.shape[:2]
     if positions == 1:
-        return row_norms(left[:, 0]) * row_norms(right[:, 0]) * (1 + _ROUNDING * _unit(left))
+        return rank_one_norms(row_norms(left[:, 0]), row_norms(right[:, 0]))
     lengths = (_lengths(left) * _lengths(right)).sum(1)
     step = max(1, most // (2 * positions**2))
     found = []
@@ -71,6 +71,11 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
         found.append(gram.sum(2).sum(1))
     squares = torch.cat(found).clamp(min=0) if found else lengths
     return (squares + rounding(left, lengths)).sqrt()
+
+
+def rank_one_norms(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Norms ‖l rᵀ‖ of every row from ‖l‖ and ‖r‖, all of shape (rows,), rounded up."""
+    return (left * right).mul_(1 + _ROUNDING * _unit(left))
 
 
 def rounding(tensor: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

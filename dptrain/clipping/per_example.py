@@ -135,14 +135,15 @@ class PerExampleClipper(GradientClipper):
             parts.append(row_norms(rows))
         norms = group_norms(parts, self.groups)
         factors, finite = self._factors(norms, max_grad_norm, weights)
-        whole = bool(finite.all())
         sums: list[torch.Tensor | None] = []
         for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
             if sample is None:
                 sums.append(None)
                 continue
             rows = sample.flatten(1).to(summing_dtype(p))
-            if not whole:  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
+            if (
+                finite is not None
+            ):  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
                 rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
             total = (factors[:, group].to(rows) @ rows).view_as(p)
             sums.append(total if s is None else total * s)  # the same s for all examples

@@ -8,7 +8,8 @@ import torch
 
 HALF = (torch.float16, torch.bfloat16)
 
-_BLOCK = 256  # numbers that are summed one after the other
+_BLOCK = 256  # numbers that are summed in one pass where there are many
+_SHORT = 1024  # no more than a row's own: 128 of them at most go into one of the partial sums
 
 
 def row_norms(rows: torch.Tensor) -> torch.Tensor:
@@ -23,7 +24,7 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
         rows: shape (rows, numbers); half precision is summed in float32.
     """
     dtype = summing_dtype(rows)
-    while rows.shape[1] > _BLOCK:
+    while rows.shape[1] > _SHORT:
         block = _block(rows.shape[1])
         whole = rows.shape[1] // block * block
         blocks = rows[:, :whole].unflatten(1, (-1, block))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -44,9 +45,11 @@ def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> 
     for part, group in zip(parts, groups, strict=True):
         if part is not None:
             members[group].append(part.to(device=device, dtype=dtype))
-    absent = torch.zeros(len(present[0]), device=device, dtype=dtype)
-    columns = [row_norms(torch.stack(own, dim=1)) if own else absent for own in members]
-    return torch.stack(columns, dim=1)
+    columns = [
+        row_norms(torch.stack(own, dim=1)) if own else torch.zeros_like(present[0], dtype=dtype)
+        for own in members
+    ]
+    return columns[0][:, None] if len(columns) == 1 else torch.stack(columns, dim=1)
 
 
 def total_norms(norms: torch.Tensor) -> torch.Tensor:
@@ -80,7 +83,7 @@ def clip_factors(
     Returns:
         (factors, finite), of shapes (rows, groups) and (rows,).
     """
-    finite = torch.isfinite(norms).all(dim=1)
+    finite = (norms < math.inf).all(dim=1)  # NaN is not
     factors, contributed = style.clip(norms, max_grad_norm)
     factors = weights[:, None] * factors
     if admit is not None:
@@ -89,4 +92,4 @@ def clip_factors(
     # Below the least normal number factors lose digits: times a gradient of 1e38, one that was
     # rounded up could exceed R.
     kept = finite[:, None] & (factors >= torch.finfo(factors.dtype).tiny)
-    return torch.where(kept, factors, torch.zeros_like(factors)), finite
+    return torch.where(kept, factors, 0.0), finite

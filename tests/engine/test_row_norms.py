@@ -7,7 +7,7 @@ from torch import nn
 from dptrain.clipping import PerExampleClipper
 from dptrain.clipping.weights import row_norms
 
-WIDTHS = [0, 1, 255, 256, 257, 70_001, 3_000_000]
+WIDTHS = [0, 1, 255, 257, 784, 1023, 1024, 1025, 70_001, 3_000_000]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -117,10 +117,11 @@ class BookkeepingClipper(GradientClipper):
         unit = self._unit(len(weights))
         norms = self._group_norms(scaling, unit)
         factors, finite = self._factors(norms, max_grad_norm, weights)
-        index = None if bool(finite.all()) else finite.nonzero()[:, 0]
+        index = None if finite is None else finite.nonzero()[:, 0]
+        by_group = (factors * unit).unbind(1)
         sums: list[torch.Tensor | None] = []
         for p, group, s in zip(self.parameters, self.groups, scaling, strict=True):
-            total = self._sum(p, factors[:, group] * unit, index)
+            total = self._sum(p, by_group[group], index)
             sums.append(total if total is None or s is None else total * s)
         self.discard()
         return sums
@@ -165,8 +166,9 @@ class BookkeepingClipper(GradientClipper):
         if index is not None:
             # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away.
             uses, factors = [use.select(index) for use in uses], factors[index]
+        factors = factors.to(device=p.device, dtype=summing_dtype(p))
         total: torch.Tensor | None = None
         for use in uses:
-            part = use.weighted_sum(factors.to(device=p.device, dtype=summing_dtype(p)))
+            part = use.weighted_sum(factors)
             total = part.view_as(p) if total is None else total.add_(part.view_as(p))
         return total

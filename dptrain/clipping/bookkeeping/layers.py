@@ -21,6 +21,7 @@ from dptrain.clipping.bookkeeping.normalisation import (
 from dptrain.clipping.bookkeeping.outer import OuterProducts
 from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, WeightRule, register_layer
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
+from dptrain.clipping.rows import row_norms
 
 
 def positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -48,13 +49,19 @@ class LinearRule(WeightRule):
     ) -> Mapping[str, Use]:
         """See :meth:`LayerRule.uses`."""
         left = positions(gradient)
+        single = left.shape[1] == 1
+        norms = (
+            row_norms(left[:, 0]) if single else None
+        )  # the bias's own, and half of the weight's
         found: dict[str, Use] = {}
         if inputs:
             right = positions(inputs[0])
-            sides = (right, left) if self.transposed else (left, right)
-            found["weight"] = OuterProducts(*sides)
+            if self.transposed:
+                found["weight"] = OuterProducts(right, left, right_norms=norms)
+            else:
+                found["weight"] = OuterProducts(left, right, left_norms=norms)
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialised(left[:, 0] if left.shape[1] == 1 else left.sum(1))
+            found["bias"] = Materialised(left[:, 0], norms) if single else Materialised(left.sum(1))
         return found
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from dptrain.clipping.bookkeeping.uses import CHUNK, FEW, Materialised, Use
-from dptrain.clipping.linear_norms import outer_norms
+from dptrain.clipping.linear_norms import outer_norms, rank_one_norms
+from dptrain.clipping.rows import row_norms
 
 
 class OuterProducts(Use):
@@ -14,10 +15,20 @@ class OuterProducts(Use):
     Args:
         left: l, shape (rows, positions, m).
         right: r, shape (rows, positions, n).
+        left_norms: ‖l_i‖ for one position, where they are known, shape (rows,).
+        right_norms: likewise.
     """
 
-    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
+    def __init__(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        *,
+        left_norms: torch.Tensor | None = None,
+        right_norms: torch.Tensor | None = None,
+    ) -> None:
         self.left, self.right = left, right
+        self._left_norms, self._right_norms = left_norms, right_norms
         self.rows, self.positions = left.shape[:2]
         self.shape = torch.Size((left.shape[2], right.shape[2]))
 
@@ -27,7 +38,13 @@ class OuterProducts(Use):
 
     def norms(self) -> torch.Tensor:
         """Ghost norms, a few examples at a time, rounded up where positions cancel."""
-        return outer_norms(self.left, self.right, most=CHUNK)
+        if self.positions > 1:
+            return outer_norms(self.left, self.right, most=CHUNK)
+        left, right = self._left_norms, self._right_norms
+        return rank_one_norms(
+            row_norms(self.left[:, 0]) if left is None else left,
+            row_norms(self.right[:, 0]) if right is None else right,
+        )
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """One product over all rows and positions, the smaller side scaled."""
@@ -36,6 +53,8 @@ class OuterProducts(Use):
             left = left * by_row
         else:
             right = right * by_row
+        if self.positions == 1:
+            return left[:, 0].T @ right[:, 0]
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def select(self, index: torch.Tensor) -> OuterProducts:

@@ -53,6 +53,7 @@ class LayerTap:
         self.parameters = owned(layer, rule)
         self.keeps_inputs = rule.keeps_inputs(layer)
         self._sharing = SharedRows() if isinstance(layer, nn.Embedding) else None
+        self._observer = _Observer(self)
         self._own = vars(layer).get("forward")  # of this very layer, set by some library
         self._forward: Callable[..., Any] = layer.forward
         self._signature = inspect.signature(self._forward)
@@ -89,7 +90,7 @@ class LayerTap:
             bound.apply_defaults()
             args = bound.args
         with Detached(self.layer, recurse=self.rule.recurses):
-            return self.rule.forward(self.layer, self._forward, args, _Observer(self))
+            return self.rule.forward(self.layer, self._forward, args, self._observer)
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
         """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.__call__`."""
@@ -227,16 +228,17 @@ class Detached:
     """The layer with its own parameters detached, and with its children's, within the context."""
 
     def __init__(self, layer: nn.Module, *, recurse: bool) -> None:
-        layers = layer.modules() if recurse else [layer]
-        self._kept = [(m, m._parameters) for m in layers]
+        layers = layer.modules() if recurse else (layer,)
+        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
+        # this takes.
+        self._kept = [(vars(m), m._parameters) for m in layers]
 
     def __enter__(self) -> None:
-        for m, parameters in self._kept:
-            own: dict[str, Any] = {}
-            for name, p in parameters.items():
-                own[name] = None if p is None else p.detach()
-            m._parameters = own
+        for attributes, parameters in self._kept:
+            attributes["_parameters"] = {
+                name: None if p is None else p.detach() for name, p in parameters.items()
+            }
 
     def __exit__(self, *_: object) -> None:
-        for m, parameters in self._kept:
-            m._parameters = parameters
+        for attributes, parameters in self._kept:
+            attributes["_parameters"] = parameters

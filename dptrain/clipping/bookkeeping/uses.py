@@ -62,11 +62,13 @@ class Materialised(Use):
 
     Args:
         gradients: shape (rows, *shape).
+        norms: theirs, where they are known, shape (rows,).
     """
 
-    def __init__(self, gradients: torch.Tensor) -> None:
+    def __init__(self, gradients: torch.Tensor, norms: torch.Tensor | None = None) -> None:
         self.gradients = gradients
-        self.rows, self.shape = len(gradients), gradients.shape[1:]
+        self.rows, self.shape = gradients.shape[0], gradients.shape[1:]
+        self._norms = norms
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """See :meth:`Use.per_example`."""
@@ -74,7 +76,7 @@ class Materialised(Use):
 
     def norms(self) -> torch.Tensor:
         """See :meth:`Use.norms`."""
-        return row_norms(self.gradients.flatten(1))
+        return row_norms(self.gradients.flatten(1)) if self._norms is None else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
