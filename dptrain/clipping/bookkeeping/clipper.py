@@ -119,12 +119,19 @@ class BookkeepingClipper(GradientClipper):
         factors, finite = self._factors(norms, max_grad_norm, weights)
         index = None if finite is None else finite.nonzero()[:, 0]
         by_group = (factors * unit).unbind(1)
-        sums: list[torch.Tensor | None] = []
-        for p, group, s in zip(self.parameters, self.groups, scaling, strict=True):
-            total = self._sum(p, by_group[group], index)
-            sums.append(total if total is None or s is None else total * s)
+        ours = {
+            p: (by_group[group], s)
+            for p, group, s in zip(self.parameters, self.groups, scaling, strict=True)
+        }
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        # What the backward pass came to last is still in the processor's cache, and a bias leaves
+        # there what its weight needs.
+        for p in [p for p in reversed(self._uses) if p in ours]:
+            own, scale = ours[p]
+            total = self._sum(p, own, index)
+            sums[p] = total if scale is None else total * scale
         self.discard()
-        return sums
+        return [sums.get(p) for p in self.parameters]
 
     def unclipped_norms(self, examples: int) -> torch.Tensor:
         """‖g_i‖₂ of what was reported, shape (examples,), which stays."""
@@ -158,17 +165,14 @@ class BookkeepingClipper(GradientClipper):
 
     def _sum(
         self, p: nn.Parameter, factors: torch.Tensor, index: torch.Tensor | None
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """Σ_i f_i g_i of one parameter, whose uses are dropped; rows not in ``index`` are none."""
-        uses = self._uses.pop(p, None)
-        if uses is None:
-            return None
+        uses = self._uses.pop(p)
         if index is not None:
             # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away.
             uses, factors = [use.select(index) for use in uses], factors[index]
         factors = factors.to(device=p.device, dtype=summing_dtype(p))
-        total: torch.Tensor | None = None
-        for use in uses:
-            part = use.weighted_sum(factors)
-            total = part.view_as(p) if total is None else total.add_(part.view_as(p))
+        total = uses[0].weighted_sum(factors).view_as(p)
+        for use in uses[1:]:
+            total.add_(use.weighted_sum(factors).view_as(p))
         return total

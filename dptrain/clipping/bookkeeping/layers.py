@@ -44,22 +44,30 @@ class LinearRule(WeightRule):
     def __init__(self, *, transposed: bool = False) -> None:
         self.transposed = transposed
 
+    def kept(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The inputs and, for one position, their norms.
+
+        In the backward pass they would have to be fetched from memory for that.
+        """
+        if inputs[0].dim() != 2 or not self.keeps_inputs(layer):
+            return inputs
+        return inputs[0], row_norms(inputs[0].detach())
+
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
         """See :meth:`LayerRule.uses`."""
         left = positions(gradient)
         single = left.shape[1] == 1
-        norms = (
-            row_norms(left[:, 0]) if single else None
-        )  # the bias's own, and half of the weight's
+        norms = row_norms(left[:, 0]) if single else None  # of the bias, and half of the weight's
         found: dict[str, Use] = {}
         if inputs:
-            right = positions(inputs[0])
-            if self.transposed:
-                found["weight"] = OuterProducts(right, left, right_norms=norms)
-            else:
-                found["weight"] = OuterProducts(left, right, left_norms=norms)
+            right, right_norms = positions(inputs[0]), inputs[1] if len(inputs) > 1 else None
+            found["weight"] = (
+                OuterProducts(right, left, left_norms=right_norms, right_norms=norms)
+                if self.transposed
+                else OuterProducts(left, right, left_norms=norms, right_norms=right_norms)
+            )
         if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialised(left[:, 0], norms) if single else Materialised(left.sum(1))
         return found
