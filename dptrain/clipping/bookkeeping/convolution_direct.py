@@ -123,7 +123,7 @@ class _Products:
         self.remainders = sorted({start % stride for start in starts})
         # Where each tap of the first dimension finds its rows: remainder, first row.
         self.taps = [(self.remainders.index(s % stride), s // stride) for s in starts]
-        self.inner = positions(g.shape[3:])
+        self.inner, self.length = positions(g.shape[3:]), positions(g.shape[2:])
         self.rows = max(first for _, first in self.taps) + g.shape[2]
         self.width = shape.in_channels // shape.groups * positions(shape.kernel[1:])
         self.chunk = min(len(g), chunk_size(g, self._numbers()))
@@ -135,38 +135,41 @@ class _Products:
 
     def into(self, out: torch.Tensor) -> None:
         """Write all gradients."""
-        groups, dtype = self.shape.groups, self.dtype
-        needs_copies = self._needs_copies()
-        if needs_copies:
-            kernel, inner = self.shape.kernel[1:], self.g.shape[3:]
-            workspace = self.g.new_zeros(
-                (
-                    len(self.remainders),
-                    self.chunk,
-                    self.shape.in_channels,
-                    *kernel,
-                    self.rows,
-                    *inner,
-                ),
-                dtype=dtype,
-            )
-            copies = self._copies()
+        groups, ready = self.shape.groups, 0
+        if needs_copies := self._needs_copies():
+            workspace, (places, sources) = self._workspace(), self._copies()
+        results = out.unbind(0)
         for start in range(0, len(self.g), self.chunk):
-            stop = min(len(self.g), start + self.chunk)
-            count = (stop - start) * groups
+            examples = min(self.chunk, len(self.g) - start)
+            part = self.a.narrow(0, start, examples)
             if needs_copies:
-                used, part = workspace[:, : stop - start], self.a[start:stop]
-                for target, source in copies:
-                    used[target].copy_(part[source])
+                if examples != ready:  # else the views are those of the last turn
+                    used, ready = workspace.narrow(1, 0, examples), examples
+                    targets, inputs = [used[place] for place in places], self._by_tap(used)
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(part[source])
             else:
-                used = self.a[None, start:stop].to(dtype)
-            inputs = [x.reshape(count, self.width, self.rows * self.inner) for x in used]
-            outputs = self.g[start:stop].to(dtype).reshape(count, -1, self.g[0, 0].numel())
-            transposed, length = outputs.transpose(1, 2), outputs.shape[2]
-            for tap, (remainder, first) in enumerate(self.taps):
-                where = slice(first * self.inner, first * self.inner + length)
-                into = out[tap, start * groups : stop * groups]
-                torch.bmm(inputs[remainder][:, :, where], transposed, out=into)
+                inputs = self._by_tap(part.to(self.dtype).contiguous()[None])
+            outputs = self.g.narrow(0, start, examples).to(self.dtype)
+            transposed = outputs.reshape(examples * groups, -1, self.length).transpose(1, 2)
+            for result, rows in zip(results, inputs, strict=True):
+                into = result.narrow(0, start * groups, examples * groups)
+                torch.bmm(rows, transposed, out=into)
+
+    def _workspace(self) -> torch.Tensor:
+        """Zeros for the shifted copies of a chunk."""
+        size = (len(self.remainders), self.chunk, self.shape.in_channels)
+        kernel, inner = self.shape.kernel[1:], self.g.shape[3:]
+        return self.g.new_zeros((*size, *kernel, self.rows, *inner), dtype=self.dtype)
+
+    def _by_tap(self, used: torch.Tensor) -> list[torch.Tensor]:
+        """For each tap of the first dimension its part of the workspace."""
+        count = used.shape[1] * self.shape.groups
+        inputs = used.view(len(used), count, self.width, self.rows * self.inner)
+        return [
+            inputs[remainder].narrow(2, first * self.inner, self.length)
+            for remainder, first in self.taps
+        ]
 
     def _needs_copies(self) -> bool:
         """Whether the workspace would be anything but the input itself."""
@@ -180,10 +183,11 @@ class _Products:
             and all(taps == stride == 1 and pads == (0, 0) for taps, stride, pads in inner)
         )
 
-    def _copies(self) -> list[tuple[tuple[int | slice, ...], tuple[slice, ...]]]:
-        """(where in the workspace, where in the input) of everything that is no border."""
+    def _copies(self) -> tuple[list[tuple[int | slice, ...]], list[tuple[slice, ...]]]:
+        """Where in the workspace, and where in the input, is everything that is no border."""
         shape, every = self.shape, slice(None)
-        found: list[tuple[tuple[int | slice, ...], tuple[slice, ...]]] = []
+        places: list[tuple[int | slice, ...]] = []
+        origins: list[tuple[slice, ...]] = []
         before, stride, size = shape.padding[0][0], shape.stride[0], self.a.shape[2]
         for number, remainder in enumerate(self.remainders):
             rows = overlap(remainder - before, stride, size, self.rows)
@@ -197,8 +201,9 @@ class _Products:
                     continue
                 targets = [pair[0] for pair in ranges if pair is not None]
                 sources = [pair[1] for pair in ranges if pair is not None]
-                found.append(((number, every, every, *taps, *targets), (every, every, *sources)))
-        return found
+                places.append((number, every, every, *taps, *targets))
+                origins.append((every, every, *sources))
+        return places, origins
 
 
 def _as_weights(rows: torch.Tensor, shape: ConvShape) -> torch.Tensor:
