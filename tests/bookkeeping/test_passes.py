@@ -78,3 +78,20 @@ def test_a_forward_pass_without_a_backward_pass_is_nothing():
             optimizer.step()
         ends.append(flat(model))
     assert torch.equal(ends[0], ends[1])
+
+
+@pytest.mark.parametrize("trained", ["bias", "weight"])
+def test_a_forward_pass_keeps_inputs_and_their_norms_for_weights_only(trained):
+    data, layer = images(), nn.Linear(16, 3)
+    for name, p in layer.named_parameters():
+        p.requires_grad_(name == trained)
+    options = {"scheme": everything_every_step(len(data), 1)}
+    private = make(nn.Sequential(nn.Flatten(), layer), data, "bookkeeping", **options)
+    x, _ = next(iter(private.loader))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        private.module(x)
+    norms = x.flatten(1).norm(dim=1)
+    for each in (x.flatten(1), norms):
+        held = [t for t in kept if t.shape == each.shape and torch.allclose(t, each)]
+        assert bool(held) == (trained == "weight")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,14 +44,13 @@ class LinearRule(WeightRule):
     def __init__(self, *, transposed: bool = False) -> None:
         self.transposed = transposed
 
-    def kept(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs and, for one position, their norms.
 
         In the backward pass they would have to be fetched from memory for that.
         """
-        if inputs[0].dim() != 2 or not self.keeps_inputs(layer):
-            return inputs
-        return inputs[0], row_norms(inputs[0].detach())
+        (x,) = inputs
+        return (x, row_norms(x.detach())) if x.dim() == 2 else inputs
 
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor

@@ -74,21 +74,21 @@ class LayerRule(abc.ABC):
             observe: to be called with every output of what the parameters are used for. Each is
                 observed with the uses of the parameters that made it, the trainable ones.
         """
-        kept = self.kept(layer, inputs)
         output = forward(*inputs)
         if not isinstance(output, torch.Tensor):
             raise TypeError(
                 f"{type(layer).__name__} returned a {type(output).__name__}: a rule is for layers "
                 "that return one tensor, unless it has its own forward()"
             )
-        return observe(output, kept, self._all_uses)
+        return observe(output, inputs, self._all_uses)
 
-    def kept(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """What :meth:`uses` is given as inputs: them, or also what is made of them at little cost.
 
+        Called in the forward pass, where inputs are kept.
+
         Args:
-            layer: the layer.
-            inputs: all arguments of the call.
+            inputs: as observed.
         """
         return inputs
 

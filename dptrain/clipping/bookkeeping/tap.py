@@ -96,8 +96,7 @@ class LayerTap:
         """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.__call__`."""
         if self._sharing is not None:
             output = self._sharing.one_row_each(inputs[0], output, self.book.rows())
-        if not self.keeps_inputs:
-            inputs = ()
+        inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]
