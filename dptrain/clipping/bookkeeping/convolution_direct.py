@@ -7,13 +7,9 @@ from itertools import product
 
 import torch
 
+from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution_shape import ConvShape, overlap, positions
 from dptrain.clipping.rows import row_norms, summing_dtype
-
-# Bytes of inputs, output gradients and results of the examples that are multiplied at once: what
-# stays in the cache of a core, and what keeps a device busy.
-CACHE = 5 * 2**19
-_DEVICE = 2**28
 
 
 class ConvGradients:
@@ -103,12 +99,6 @@ def form_gradients(
     if examples:
         _Products(a, g, shape, dtype).into(out)
     return ConvGradients(out, shape)
-
-
-def chunk_size(tensor: torch.Tensor, numbers: int) -> int:
-    """How many examples to handle at once, if each needs so many numbers."""
-    budget = CACHE if tensor.device.type == "cpu" else _DEVICE
-    return max(1, budget // max(1, 4 * numbers))
 
 
 class _Products:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dptrain.clipping.bookkeeping.convolution_direct import chunk_size
+from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution_shape import ConvShape, overlap, positions
 from dptrain.clipping.rows import summing_dtype
 

@@ -9,38 +9,44 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.rules import LayerRule, Observe, WeightRule
 from dptrain.clipping.bookkeeping.uses import Materialised, Use
+from dptrain.clipping.rows import HALF
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
 _LONG = 2**16
+_TOUCHED = 3  # arrays of the gradient's size that the passes go over
 
 
 class RMSNormRule(WeightRule):
-    """w belongs to the last dimensions; x̂ is computed again."""
+    """w belongs to the last dimensions; x̂ is computed again, a few examples at a time."""
 
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
         """See :meth:`LayerRule.uses`."""
-        found: dict[str, Use] = {}
-        if inputs:
-            scaled = gradient * self.normalised(layer, inputs[0])
-            found["weight"] = Materialised(over_positions(layer, scaled))
         bias = getattr(layer, "bias", None)
-        if bias is not None and bias.requires_grad:
-            found["bias"] = Materialised(over_positions(layer, gradient))
-        return found
+        weights, biases = [], []
+        for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
+            part = gradient[start:stop]
+            if bias is not None and bias.requires_grad:
+                biases.append(over_positions(layer, part))
+            if inputs:
+                scaled = self.normalised(layer, *(value[start:stop] for value in inputs))
+                weights.append(over_positions(layer, scaled.mul_(part)))
+        found = {"weight": weights, "bias": biases}
+        return {name: Materialised(torch.cat(parts)) for name, parts in found.items() if parts}
 
     def normalised(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """x̂."""
+        """x̂, in memory of its own."""
         return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
 
 
 class LayerNormRule(RMSNormRule):
     """The same with the mean taken away; for long examples torch's own kernel, row by row.
 
-    That reads x and the gradient once, where x̂, its product and the sum are five passes.
+    That reads x and the gradient once, where x̂, its product and the sum are four passes.
     """
 
     def forward(
@@ -54,17 +60,19 @@ class LayerNormRule(RMSNormRule):
         assert isinstance(layer, nn.LayerNorm)
         (x,) = inputs
         shape = list(layer.normalized_shape)
-        plain = x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        if not plain or x.dim() <= len(shape) + 1 or x[:1].numel() < _LONG:
+        # In half precision so are the mean and the deviation that the kernel returns.
+        if torch.is_autocast_enabled(x.device.type) or x.dtype in HALF:
             return super().forward(layer, forward, inputs, observe)
         kept = torch.native_layer_norm(x, shape, layer.weight, layer.bias, layer.eps)
-        return observe(kept[0], (x, *kept[1:]), self._row_by_row)
+        long = x.device.type == "cpu" and x.dim() > len(shape) + 1 and x[:1].numel() >= _LONG
+        uses = self._row_by_row if long else self._all_uses
+        return observe(kept[0], (x, *kept[1:]), uses)
 
     def _row_by_row(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """The uses, from the statistics of the forward pass too."""
-        if len(inputs) < 3:  # only the bias is trained
+        """The uses, by a kernel call for each example."""
+        if not inputs:  # only the bias is trained
             return self.uses(layer, inputs, gradient)
         weight, bias = layer.weight, layer.bias
         has_bias = bias is not None and bias.requires_grad
@@ -80,9 +88,12 @@ class LayerNormRule(RMSNormRule):
             found["bias"] = Materialised(torch.stack([row[2] for row in rows]))
         return found
 
-    def normalised(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        """x̂."""
-        return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
+    def normalised(self, layer: nn.Module, x: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        """x̂, from the mean and the inverse deviation where they are kept."""
+        if not kept:
+            return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
+        mean, inverse = kept
+        return (x - mean).mul_(inverse)
 
 
 class ChannelNormRule(LayerRule):

@@ -1,0 +1,28 @@
+"""How many examples are worked on at a time, so that what they touch stays in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Bytes of inputs, output gradients and results of the examples that are multiplied at once: what
+# stays in the cache of a core, and what keeps a device busy.
+CACHE = 5 * 2**19
+_DEVICE = 2**28
+
+
+def chunk_size(tensor: torch.Tensor, numbers: int) -> int:
+    """How many examples to handle at once, if each needs so many numbers."""
+    budget = CACHE if tensor.device.type == "cpu" else _DEVICE
+    return max(1, budget // max(1, 4 * numbers))
+
+
+def cached(tensor: torch.Tensor, numbers: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of a tensor to handle at once, if each row needs so many numbers.
+
+    There is one at least: of no rows, where there are none.
+    """
+    step = chunk_size(tensor, numbers)
+    for start in range(0, max(1, len(tensor)), step):
+        yield start, min(len(tensor), start + step)
