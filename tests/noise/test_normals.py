@@ -74,7 +74,7 @@ def test_chunks_differ():
 
 @pytest.mark.parametrize("size", [CHUNK // 3, 2 * CHUNK + 1001, 9 * CHUNK + 7])
 def test_the_number_of_threads_changes_nothing(size):
-    """Torch divides the operations on a chunk among threads, and the pool the chunks of long rows."""
+    """Torch divides the work on a chunk among threads, a pool the chunks of long rows."""
     before = torch.get_num_threads()
     try:
         rows = []
