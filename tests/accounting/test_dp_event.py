@@ -37,7 +37,8 @@ def mechanism(scheme, strategy=None, sigma=1.0):
 
 
 def theirs(item, adjacency=Adjacency.ZERO_OUT):
-    accountant = PLDAccountant(neighboring_relation(adjacency))
+    # A grid ten times their own default costs them 1e-3 of ε at most, and a tenth of the time.
+    accountant = PLDAccountant(neighboring_relation(adjacency), value_discretization_interval=1e-3)
     return accountant.compose(to_dp_event(item, adjacency)).get_epsilon(DELTA)
 
 
@@ -61,7 +62,6 @@ def test_same_epsilon(item, name):
 
 def test_truncation_that_shows_is_looser_there():
     item = mechanism(TRUNCATED)
-    assert theirs(item) >= account(item, delta=DELTA).epsilon * (1 - 1e-4)
     assert theirs(item) > account(item, delta=DELTA).epsilon * 1.005
 
 

@@ -32,7 +32,7 @@ def homogeneous(steps, grid):
 @pytest.mark.parametrize(("probability", "sigma", "steps"), [(0.01, 1.0, 3000), (0.3, 5.0, 200)])
 def test_is_never_below_the_pld_and_never_above_the_worst_case(probability, sigma, steps):
     given = {"probability": probability, "noise_multiplier": sigma, "grid": COARSE}
-    counts = histories(40, steps, COARSE, seed=1)
+    counts = histories(15, steps, COARSE, seed=1)
     for delta in (1e-3, 1e-6, 1e-10):
         renyi = IndividualRenyi(**given).epsilon(counts, delta)
         assert np.all(renyi >= IndividualPLD(**given).epsilon(counts, delta))

@@ -29,10 +29,10 @@ def test_integer_moments_are_binomial_sums(probability, order):
 
 
 def dense(shift, probability, tilt, remove, omega):
-    """E_λ[e^{iωL}] and log E[e^{λL}] by a very fine sum."""
+    """E_λ[e^{iωL}] and log E[e^{λL}] by a very fine sum (trapezoids of what is analytic)."""
     power = 1.0 + tilt if remove else -tilt
     far = power * shift
-    x = np.linspace(min(far, 0.0) - 14, max(far, 0.0) + 14, 200_001)
+    x = np.linspace(min(far, 0.0) - 14, max(far, 0.0) + 14, 40_001)
     ratio = log_ratio(x, np.array(shift), probability)
     log_density = power * ratio - 0.5 * x * x - 0.5 * math.log(2 * math.pi)
     top = log_density.max()

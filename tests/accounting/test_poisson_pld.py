@@ -52,7 +52,10 @@ def one_step_delta(epsilon, p, sigma, remove):
 
 
 def two_step_delta(epsilon, p, sigma, remove):
-    """δ of two steps: quadrature over the first step's x of the closed form for the second."""
+    """δ of two steps: trapezoids over the first step's x of the closed form for the second.
+
+    The integrand is smooth and falls like a Gaussian: at a tenth of σ trapezoids have all digits.
+    """
     with mpmath.workdps(25):
 
         def integrand(x):
@@ -74,8 +77,8 @@ def two_step_delta(epsilon, p, sigma, remove):
             mix = (1 - p) * q + p * moved
             return mix - mpmath.exp(e) * q if remove else q - mpmath.exp(e) * mix
 
-        points = [sigma * i / 2 for i in range(-24, 29)]
-        return float(mpmath.quad(integrand, points, maxdegree=5))
+        step = mpmath.mpf(sigma) / 10
+        return float(step * mpmath.fsum(integrand(step * i) for i in range(-120, 141)))
 
 
 @pytest.mark.parametrize(("p", "sigma"), [(0.5, 1.0), (0.01, 0.7), (0.2, 3.0)])

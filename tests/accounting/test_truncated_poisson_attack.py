@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import logsumexp
 
 from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
 from dptrain.accounting.truncated_poisson import truncated_curve
 from dptrain.guarantee import Adjacency
+from tests.oracles.enumeration import log_sum_exp
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])
 
@@ -39,6 +39,8 @@ def sum_law(gradients, p, largest):
     for coins in itertools.product((0, 1), repeat=size):
         drawn = [i for i in range(size) if coins[i]]
         chance = p ** len(drawn) * (1 - p) ** (size - len(drawn))
+        if not chance:
+            continue
         kept = list(itertools.combinations(drawn, min(largest, len(drawn))))
         for subset in kept:
             total = tuple(sum(gradients[i][axis] for i in subset) for axis in range(2))
@@ -48,14 +50,14 @@ def sum_law(gradients, p, largest):
 
 def attained(law, other, sigma, epsilons, planar):
     """∫(P - e^ε Q)_+ of the noisy sums, by a sum over a fine grid; both orders."""
-    step = sigma / 8 if planar else sigma / 400
+    step = sigma / 8 if planar else sigma / 200
     axis = np.arange(-4 - 8 * sigma, 4 + 8 * sigma, step)
     y = np.stack(np.meshgrid(axis, axis), -1) if planar else axis[:, None] * [1.0, 0.0]
 
     def log_density(of):
         means, weights = np.array(list(of)), np.array(list(of.values()))
-        squares = ((y[..., None, :] - means) ** 2).sum(-1)
-        return logsumexp(-squares / (2 * sigma**2), b=weights, axis=-1)
+        squares = (y**2).sum(-1)[..., None] - 2 * (y @ means.T) + (means**2).sum(-1)
+        return log_sum_exp(np.log(weights) - squares / (2 * sigma**2))
 
     log_p, log_q = log_density(law), log_density(other)
     cell = (step / (sigma * math.sqrt(2 * math.pi))) ** (2 if planar else 1)
@@ -79,7 +81,7 @@ def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma, adjacency):
                 blank = sum_law(neighbour(adjacency, rest), p, largest)
                 found = np.array(attained(mine, blank, sigma, EPSILONS, planar=False))
                 # The kinks of the integrand cost the square of the grid's step.
-                assert (found <= claimed + 5e-6).all(), (size, largest, p, others)
+                assert (found <= claimed + 1e-5).all(), (size, largest, p, others)
                 beyond_poisson += int((found > poisson + 1e-4).any())
     # The attack is worth something: Poisson's own numbers would be false.
     assert beyond_poisson > 0

@@ -176,10 +176,4 @@ def random_architectures(mode, number):
 
 @pytest.mark.parametrize("mode", ["functorch", "ghost"])  # hooks: tests/bookkeeping
 def test_random_architectures(mode):
-    assert random_architectures(mode, 40) >= 25
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["functorch", "ghost"])
-def test_many_random_architectures(mode):
-    assert random_architectures(mode, 500) >= 300
+    assert random_architectures(mode, 180) >= 110

@@ -181,7 +181,7 @@ def mixture(name, kind=GDPLedger, full_consumption=False, steps=2, count=320):
     return np.array(excess), most
 
 
-@pytest.mark.parametrize(("steps", "count", "error"), [(2, 400, 1e-4), (3, 100, 2e-3)])
+@pytest.mark.parametrize(("steps", "count", "error"), [(2, 320, 1e-4), (3, 72, 2e-3)])
 @pytest.mark.parametrize("full_consumption", [False, True])
 @pytest.mark.parametrize("name", HIDDEN)
 def test_hidden_coins_never_exceed_the_budget(name, full_consumption, steps, count, error):

@@ -78,7 +78,8 @@ def delta(law: Law, matrix: Array, sigma: float, epsilon: float, *, remove: bool
     total = 0.0
     for part in np.array_split(np.arange(len(points)), 1 + points.shape[0] // CHUNK):
         y = _extend(points[part], last[part])
-        log_q = norm.logpdf(y, scale=sigma).sum(axis=-1)
+        log_q = (y * y).sum(axis=-1) / (-2 * sigma**2)
+        log_q -= law.steps * math.log(sigma * math.sqrt(2 * math.pi))
         ratio = log_ratio(law, matrix, sigma, y)
         if remove:  # Q (P/Q - e^ε)
             inside = np.exp(log_q + ratio) * -np.expm1(np.minimum(epsilon - ratio, 0.0))

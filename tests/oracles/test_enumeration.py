@@ -68,15 +68,14 @@ def test_two_steps_against_a_fine_grid(remove: bool, at: float) -> None:
 
 @pytest.mark.slow
 def test_quadrature_and_monte_carlo_agree_at_three_steps() -> None:
-    """6 standard errors, four comparisons: fails by chance with probability below 1e-8."""
+    """6 standard errors, two comparisons: fails by chance with probability below 1e-8."""
     law = oracle.min_sep_warm(3, 0.4, 2)
     matrix = oracle.toeplitz([1.0, 0.6], 3)
-    for at in (0.2, 0.5):
-        estimates = oracle.monte_carlo_delta(law, matrix, 0.8, at, size=200_000, seed=1)
-        for estimate, remove in zip(estimates, (True, False), strict=True):
-            value = quadrature.delta(law, matrix, 0.8, at, remove=remove)
-            assert estimate.error < 0.1 * estimate.mean
-            assert abs(estimate.mean - value) < 6 * estimate.error
+    estimates = oracle.monte_carlo_delta(law, matrix, 0.8, 0.3, size=200_000, seed=1)
+    for estimate, remove in zip(estimates, (True, False), strict=True):
+        value = quadrature.delta(law, matrix, 0.8, 0.3, remove=remove)
+        assert estimate.error < 0.1 * estimate.mean
+        assert abs(estimate.mean - value) < 6 * estimate.error
 
 
 def test_renyi_moment_by_quadrature() -> None:

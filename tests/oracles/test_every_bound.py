@@ -57,7 +57,8 @@ def compare(subject: Subject, seed: int) -> int:
     for member in members:
         weighted = isinstance(member, MinSepImportance)
         some = epsilons[-1:] if weighted else epsilons
-        check_profile(subject, member, evidence, some)
+        if weighted or seed % 2 == 0:  # the guarantees of every mechanism, every second's profiles
+            check_profile(subject, member, evidence, some)
         targets = TARGETS[seed % 2 :][:1]
         # That of weighted samples takes a second or two.
         if not weighted or seed % 8 == 0:

@@ -18,10 +18,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
 
 from tests.oracles.batch_sequences import RunLaw
-from tests.oracles.enumeration import Law, stationary_bars
+from tests.oracles.enumeration import Law, log_sum_exp, stationary_bars
 
 Array = npt.NDArray[np.float64]
 
@@ -65,7 +64,7 @@ class World:
         for first in range(0, len(y), size):
             part = slice(first, first + size)
             inner = y[part] @ self.means.T - (self.means**2).sum(axis=1) / 2
-            values[part] = logsumexp(inner / sigma**2 + np.log(self.weights), axis=1)
+            values[part] = log_sum_exp(inner / sigma**2 + np.log(self.weights))
         return values
 
     def sample(self, rng: np.random.Generator, sigma: float, size: int) -> Array:
