@@ -29,11 +29,9 @@ class Gathered(Use):
         """For every id of every row: the row, the id, and the sum of its gradients."""
         length = self.shape[0]
         rows = torch.arange(self.rows, device=self.ids.device)[:, None]
-        keys, order = (rows * length + self.ids).flatten().sort()
-        keys, counts = torch.unique_consecutive(keys, return_counts=True)
-        segment = torch.repeat_interleave(counts)
+        keys, segment = torch.unique(rows * length + self.ids, return_inverse=True)
         sums = self.gradients.new_zeros(len(keys), self.shape[1])
-        sums.index_add_(0, segment, self.gradients.flatten(0, 1)[order])
+        sums.index_add_(0, segment.flatten(), self.gradients.flatten(0, 1))
         return keys // length, keys % length, sums
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
