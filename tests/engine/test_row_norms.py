@@ -23,6 +23,21 @@ def test_norms_are_exact_to_less_than_the_pad_on_charges(width, kind):
     torch.testing.assert_close(row_norms(rows).double(), exact, rtol=4e-7, atol=0)
 
 
+@pytest.mark.parametrize("width", [1, 256, 257, 784, 1024, 65_536])
+@pytest.mark.parametrize("layout", ["rows", "columns", "expanded"])
+def test_norms_of_equal_numbers_are_within_the_pad_however_they_lie(width, layout):
+    """Squares of equal numbers are rounded the same way every time: the worst case there is."""
+    generator = torch.Generator().manual_seed(4)
+    first = 0.1 + torch.rand(500, 1, generator=generator)
+    rows = first.expand(-1, width)
+    if layout != "expanded":
+        rows = rows.contiguous()
+    if layout == "columns":
+        rows = rows.T.contiguous().T
+    exact = first[:, 0].double() * width**0.5
+    torch.testing.assert_close(row_norms(rows).double(), exact, rtol=7e-7, atol=0)
+
+
 def test_the_dtype_is_that_of_the_sums():
     for dtype, expected in (
         (torch.bfloat16, torch.float32),
