@@ -15,7 +15,6 @@ from dptrain import validation
 from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.adaptive import ScalesGradients
-from dptrain.clipping import GhostClipper
 from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import summing_dtype
@@ -95,7 +94,7 @@ class PrivacyEngine:
             optimizer: any torch optimiser over exactly the module's trainable parameters. One that
                 scales gradients (:class:`~dptrain.adaptive.ScaledAdam`) has them scaled before
                 they are clipped, in modes hooks and functorch.
-            criterion: the loss; needed by ``grad_sample_mode="ghost"``, checked in every mode.
+            criterion: the loss, to be checked: one that ties examples together is refused.
             data_loader: an existing loader to take over (data set, collate function, workers,
                 pinning); its sampler is replaced. Give this or ``dataset``.
             dataset: a map-style data set with a length.
@@ -115,7 +114,7 @@ class PrivacyEngine:
             epochs: with ``scheme=None`` only, see there.
             steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
             max_physical_batch_size: most examples in memory at once; larger batches come in parts.
-            grad_sample_mode: ``"bookkeeping"``, ``"hooks"``, ``"functorch"`` or ``"ghost"``.
+            grad_sample_mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``.
                 ``None`` is bookkeeping if it knows every trainable layer, and else hooks.
             loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch.
             views: K, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
@@ -145,8 +144,7 @@ class PrivacyEngine:
                 itself, and the guarantees of such runs on the same data add up.
 
         Returns:
-            A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader (and
-            criterion in ghost mode).
+            A :class:`~dptrain.private.PrivateTraining`; unpacks to module, optimizer, loader.
 
         Raises:
             ValueError, TypeError: for contradicting or impossible arguments, with the remedy.
@@ -177,12 +175,11 @@ class PrivacyEngine:
         validation.check_module(module)
         grad_sample_mode = choose_mode(grad_sample_mode, module)
         validation.check_mode(module, grad_sample_mode)
-        validation.check_dtypes(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
-        validation.check_criterion(criterion, grad_sample_mode, loss_reduction)
-        validation.check_before_clipping(optimizer, views, grad_sample_mode)
+        validation.check_criterion(criterion, loss_reduction)
+        validation.check_views(views)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
-        groups = parameter_groups(clipping, module, parameters, grad_sample_mode)
+        groups = parameter_groups(clipping, module, parameters)
         source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
         if scheme is None and mechanism is None:
             scheme, steps_per_epoch = poisson_like(data_loader, epochs, steps_per_epoch)
@@ -244,7 +241,6 @@ class PrivacyEngine:
         # After all that may be refused, so that a refusal leaves the user's module as it was.
         wrapped, clipper = wrap_module(
             module,
-            criterion,
             parameters,
             mode=grad_sample_mode,
             style=clipping,
@@ -265,14 +261,10 @@ class PrivacyEngine:
             individual=spending,
             ranks=ranks,
         )
-        ghost = clipper if isinstance(clipper, GhostClipper) else None
-        if ghost is not None:
-            ghost.bounds = private_optimizer.bounds
         private = PrivateTraining(
             module=wrapped,
             optimizer=private_optimizer,
             loader=loader,
-            criterion=ghost,
             mechanism=mechanism,
             target=target,
             target_delta=target_delta,

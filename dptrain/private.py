@@ -12,7 +12,6 @@ from torch import nn
 
 from dptrain.accounting import Accountant, account
 from dptrain.checkpoint import check_fields, check_guarantee, check_settings
-from dptrain.clipping import GhostClipper
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.individual import IndividualFilter, IndividualLedger
 from dptrain.mechanism import MatrixMechanism
@@ -34,13 +33,12 @@ RESUME_NOTE = (
 
 
 class PrivateTraining:
-    """Unpacks to ``module, optimizer, loader`` (and ``criterion`` in ghost mode).
+    """Unpacks to ``module, optimizer, loader``.
 
     Attributes:
         module: the wrapped module; ``module._module`` is the user's.
         optimizer: see :class:`~dptrain.optimizer.PrivateOptimizer`.
         loader: see :class:`~dptrain.sampling.PrivateLoader`.
-        criterion: the wrapped criterion in ghost mode, else ``None``.
         mechanism: the value that loader, optimiser and accountant share.
         individual_filter: the individual filter that runs, or ``None``.
     """
@@ -51,7 +49,6 @@ class PrivateTraining:
         module: nn.Module,
         optimizer: PrivateOptimizer,
         loader: PrivateLoader,
-        criterion: GhostClipper | None,
         mechanism: MatrixMechanism,
         target: Guarantee | None,
         target_delta: float | None,
@@ -63,7 +60,6 @@ class PrivateTraining:
         self.module = module
         self.optimizer = optimizer
         self.loader = loader
-        self.criterion = criterion
         self.mechanism = mechanism
         self._settings = dict(settings)  # what changes a released step besides the mechanism
         self.individual_filter = individual
@@ -81,8 +77,7 @@ class PrivateTraining:
         optimizer.attach_boundary_hook(self._remember_rng)
 
     def __iter__(self) -> Iterator[Any]:
-        parts = [self.module, self.optimizer, self.loader]
-        return iter(parts if self.criterion is None else [*parts, self.criterion])
+        return iter([self.module, self.optimizer, self.loader])
 
     @property
     def steps_executed(self) -> int:

@@ -12,7 +12,6 @@ from opacus.validators import ModuleValidator
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dptrain.adaptive import ScalesGradients
 from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
 
@@ -103,7 +102,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
         "'functorch'"
         for name, layer in module.named_modules()
         if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        and mode in ("hooks", "ghost")
+        and mode == "hooks"
         and layer.padding_mode != "zeros"
         and layer.weight.requires_grad
     ]
@@ -112,21 +111,6 @@ def check_mode(module: nn.Module, mode: str) -> None:
             "module cannot be trained privately: "
             + "; ".join(errors)
             + " (opacus.validators.ModuleValidator.fix(model) replaces the layers it knows)"
-        )
-
-
-def check_dtypes(module: nn.Module, mode: str) -> None:
-    """Refuse half precision where sums cannot be kept in float32.
-
-    Raises:
-        ValueError: naming the parameters.
-    """
-    half = [n for n, p in module.named_parameters() if p.dtype in (torch.float16, torch.bfloat16)]
-    if mode == "ghost" and half:
-        raise ValueError(
-            f"parameter(s) {half} are in half precision, and grad_sample_mode='ghost' would round "
-            "norms and clipped sums to it, past the bound R; use grad_sample_mode='hooks', or "
-            "float32 parameters"
         )
 
 
@@ -159,63 +143,45 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         )
 
 
-def check_criterion(criterion: Any, mode: str, loss_reduction: str) -> None:
+def check_criterion(criterion: Any, loss_reduction: str) -> None:
     """Refuse a criterion that does not split into per-example losses as the engine needs it.
 
     Raises:
         ValueError: naming what to change.
     """
     if criterion is None:
-        if mode == "ghost":
-            raise ValueError("grad_sample_mode='ghost' needs criterion=, the loss to be wrapped")
         return
     reduction = getattr(criterion, "reduction", None)
-    if mode == "ghost" and reduction is None:
-        raise ValueError("grad_sample_mode='ghost' needs a criterion with a .reduction attribute")
     if reduction is not None and reduction != loss_reduction:
         raise ValueError(
             f"criterion.reduction={reduction!r} but loss_reduction={loss_reduction!r}: make them "
             "equal"
         )
     ignored = getattr(criterion, "ignore_index", -100)
-    if ignored != -100 and reduction == "mean" and mode != "ghost":  # -100 is torch's "not set"
+    if ignored != -100 and reduction == "mean":  # -100 is torch's "not set"
         raise ValueError(
             f"the criterion has ignore_index={ignored} and reduction='mean': it divides by the "
             "number of targets of the whole batch that count, which ties the examples together; "
-            "use reduction='sum' and loss_reduction='sum', or grad_sample_mode='ghost'"
+            "use reduction='sum' and loss_reduction='sum'"
         )
-    if getattr(criterion, "weight", None) is not None and reduction == "mean" and mode != "ghost":
+    if getattr(criterion, "weight", None) is not None and reduction == "mean":
         raise ValueError(
             "the criterion has class weights and reduction='mean': it divides by the weights of "
             "the whole batch, which ties the examples together; use reduction='sum' and "
-            "loss_reduction='sum', or grad_sample_mode='ghost'"
+            "loss_reduction='sum'"
         )
 
 
-def check_before_clipping(optimizer: torch.optim.Optimizer, views: Any, mode: str) -> None:
-    """Refuse what has to be done to per-example gradients where there are none.
+def check_views(views: Any) -> None:
+    """Refuse a number of views that is none.
 
     Raises:
-        TypeError, ValueError: naming the argument and the remedy.
+        TypeError, ValueError: naming the argument.
     """
     if isinstance(views, bool) or not isinstance(views, int):
         raise TypeError(f"views={views!r}: must be an integer, not {type(views).__name__}")
     if views < 1:
         raise ValueError(f"views={views}: at least 1, the number of rows an example has")
-    if mode != "ghost":
-        return
-    remedy = "use grad_sample_mode='hooks' or 'functorch'"
-    if views > 1:
-        raise ValueError(
-            f"views={views} with grad_sample_mode='ghost': the norm of a mean of views is not "
-            f"available without the gradients themselves; {remedy}, or views=1"
-        )
-    if isinstance(optimizer, ScalesGradients):
-        raise ValueError(
-            f"optimizer={type(optimizer).__name__} scales gradients before they are clipped, and "
-            "grad_sample_mode='ghost' only has norms of gradients as they are; "
-            f"{remedy}, or an optimiser that does not scale"
-        )
 
 
 def check_choices(

@@ -21,8 +21,6 @@ from recipes.data.arxiv import ArxivData, arxiv
 from recipes.data.arxiv_tokens import load_tokenizer
 from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert, export
 from recipes.models.bert_heads import (
-    ClassLoss,
-    MaskedTokenLoss,
     MaskTokens,
     class_batch,
     class_metrics,
@@ -114,11 +112,6 @@ class ArxivSettings(RunSettings):
                 "model.head": (self.model.head, tuple(HEADS)),
             }
         )
-        if self.grad_sample_mode == "ghost" and self.model.tied and self.model.head != CATEGORY:
-            raise ValueError(
-                "grad_sample_mode='ghost' with model.tied=true: the norm of a weight that is used "
-                "twice is not the sum of two norms; set model.tied=false, or use bookkeeping"
-            )
         super().validate()
 
 
@@ -170,7 +163,6 @@ def build_task(settings: ArxivSettings) -> Task:
         collate_fn=class_batch if classify else _masking(found),
         graph=found.graph,
         bounded=found.bounded,
-        criterion=ClassLoss() if classify else MaskedTokenLoss(),
         target=target,
         export=Export(
             name=MODEL,

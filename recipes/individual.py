@@ -201,7 +201,6 @@ def multilabel_task(
         forward=lambda module, batch: module(batch[0]),
         metrics=metrics,
         summaries=summaries,
-        criterion=nn.BCEWithLogitsLoss(),
         target=lambda batch: batch[1],
         examples="rows",
         train_groups=data.train_groups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from tqdm import tqdm
@@ -85,7 +85,7 @@ def train(
         save: writes a checkpoint.
         history: looks at what examples have spent after each evaluation; not for release.
     """
-    module, optimizer, loader, *ghost = private
+    module, optimizer, loader = private
     device = next(module.parameters()).device
     steps, saved_at = private.mechanism.steps, private.steps_executed
     if saved_at == steps:
@@ -103,7 +103,7 @@ def train(
             optimizer.zero_grad()
             outputs = task.forward(module, batch)
             values = task.metrics(outputs, batch)
-            _loss(task, ghost, outputs, batch, values).backward()
+            values["loss"].mean().backward()
             optimizer.step()
             scheduler.step()  # ticks once a logical step: it is registered with the run
             weights = torch.from_numpy(part.weights)
@@ -137,13 +137,3 @@ def train(
             if interruption.requested and step < steps:
                 return False
     return True
-
-
-def _loss(
-    task: Task, ghost: list[Any], outputs: Any, batch: Any, values: dict[str, torch.Tensor]
-) -> Any:
-    """The mean loss over the rows; in ghost mode by the engine's own criterion."""
-    if ghost:
-        assert task.target is not None
-        return ghost[0](outputs, task.target(batch))
-    return values["loss"].mean()

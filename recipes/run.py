@@ -192,19 +192,12 @@ def _wire(
     accountant: str | Accountant | None,
 ) -> tuple[PrivateTraining, LambdaLR]:
     """Engine and learning-rate schedule; ``mechanism`` is what make_private is told of it."""
-    ghost = settings.grad_sample_mode == "ghost"
-    if ghost and task.criterion is None:
-        raise ValueError(
-            "grad_sample_mode='ghost': this recipe's loss is no torch criterion, which ghost mode "
-            "needs; use bookkeeping, hooks or functorch"
-        )
     optimizer = settings.optimizer.build([p for p in task.model.parameters() if p.requires_grad])
     assert settings.steps is not None
     scheduler = LambdaLR(optimizer, Schedule(settings.optimizer.schedule, settings.steps))
     private = PrivacyEngine().make_private(
         module=task.model,
         optimizer=optimizer,
-        criterion=task.criterion if ghost else None,
         dataset=task.train,
         target_delta=settings.privacy.delta,
         max_grad_norm=settings.privacy.max_grad_norm,

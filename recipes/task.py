@@ -62,8 +62,7 @@ class Task:
         graph: users of the training examples, ``None`` if there is one example a user.
         bounded: the contribution bounding that made ``graph``, whose statistics are worth seeing.
         views: augmented views of an example in a training batch, in consecutive rows.
-        criterion, target: the loss as a module and its second argument, for ghost mode.
-            ``target`` alone is also what ``summaries`` compares with.
+        target: of a batch, what ``summaries`` compares the outputs with; ``None`` without them.
         export: how the trained model is saved.
         examples: what the test examples are called.
         train_groups, test_groups: groups of training and test examples to compare, by the same
@@ -81,7 +80,6 @@ class Task:
     graph: AttributionGraph | None = None
     bounded: BoundedGraph | None = None
     views: int = 1
-    criterion: nn.Module | None = None
     target: Callable[[Any], torch.Tensor] | None = None
     export: Export = STATE_DICT
     examples: str = "examples"

@@ -147,7 +147,6 @@ def classification_task(split: Split, model: nn.Module, *, views: int = 1) -> Ta
         forward=forward,
         metrics=metrics,
         views=views,
-        criterion=nn.CrossEntropyLoss(),
         target=target,
         examples="images",
     )

@@ -10,7 +10,7 @@ from dptrain.clipping.styles import ClippingStyle
 
 
 def parameter_groups(
-    style: ClippingStyle, module: nn.Module, parameters: Sequence[nn.Parameter], mode: str
+    style: ClippingStyle, module: nn.Module, parameters: Sequence[nn.Parameter]
 ) -> list[int]:
     """The number of each parameter's group, from 0.
 
@@ -18,11 +18,10 @@ def parameter_groups(
         style: how gradients are clipped.
         module: the user's.
         parameters: its trainable ones, in the optimiser's order.
-        mode: the ``grad_sample_mode``.
 
     Raises:
         TypeError: if ``style`` is no clipping style.
-        ValueError: if it does not put each parameter in one group, or the mode cannot clip groups.
+        ValueError: if it does not put each parameter in one group.
     """
     if not isinstance(style, ClippingStyle):
         raise TypeError(
@@ -35,12 +34,5 @@ def parameter_groups(
         raise ValueError(
             f"clipping={style}: its groups() gave {groups} for {len(parameters)} parameters; it "
             "has to give each a number, and to use all numbers from 0 on"
-        )
-    if mode == "ghost" and count > 1:
-        raise ValueError(
-            f"clipping={style} with grad_sample_mode='ghost': its second pass has one factor for "
-            f"an example's whole gradient, and not one for each of {count} groups; use "
-            "grad_sample_mode='bookkeeping', 'hooks' or 'functorch', or clipping=Flat() or "
-            "Automatic()"
         )
     return groups

@@ -12,20 +12,18 @@ from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule
 from dptrain.clipping.bookkeeping.uses import Use
-from dptrain.clipping.ghost import GhostLoss
-from dptrain.clipping.ghost_module import GhostModule
 
 
 def per_example_norms(
     module: nn.Module,
-    loss: GhostLoss | torch.Tensor | Callable[[], torch.Tensor],
+    loss: torch.Tensor | Callable[[], torch.Tensor],
     *,
-    rows: int | None = None,
+    rows: int,
 ) -> torch.Tensor:
     """‖g_i‖₂ of every row's own loss at the module's current parameters, before clipping.
 
-    For rows of any origin, between the steps of a run in mode bookkeeping or ghost, whose gradients
-    and batches stay as they are:
+    For rows of any origin, between the steps of a run in mode bookkeeping, whose gradients and
+    batches stay as they are:
 
     >>> norms = per_example_norms(private.module, loss_fn(private.module(x), y), rows=len(x))
 
@@ -39,31 +37,24 @@ def per_example_norms(
     released depends on them.
 
     Args:
-        module: the run's; in training mode for ghost.
-        loss: of the rows, neither added to another nor scaled. In mode bookkeeping a loss that is
-            reduced over the rows as the run's, or a function that returns it; in mode ghost one
-            from the run's criterion.
-        rows: how many there are; ghost mode knows.
+        module: the run's.
+        loss: of the rows, reduced over them as the run's, neither added to another nor scaled; or
+            a function that returns it.
+        rows: how many there are.
 
     Returns:
         Shape (rows,), detached.
 
     Raises:
-        TypeError: if there are no rows or no such loss in bookkeeping mode, or for a module of
-            another mode.
+        TypeError: for another loss, or a module of another mode.
         RuntimeError: if the norms do not cover all that the loss does with the parameters, as in
             training.
     """
-    if isinstance(module, GhostModule) and isinstance(loss, GhostLoss):
-        return _ghost_norms(module, loss)
     if not isinstance(module, BookkeepingModule):
         raise TypeError(
-            f"module is a {type(module).__name__} and loss a {type(loss).__name__}: pass the "
-            "module of a run with grad_sample_mode='bookkeeping', or that of one with 'ghost' and "
-            "a loss from its private.criterion"
+            f"module is a {type(module).__name__}: pass the module of a run with "
+            "grad_sample_mode='bookkeeping'"
         )
-    if rows is None:
-        raise TypeError("rows=None: state how many rows the loss is of, rows=len(x)")
     parameters = [p for p in module.parameters() if p.requires_grad]
     book = _OtherRows(parameters, loss_reduction=module.loss_reduction, rows=rows)
     with _gradients_kept(module), module.reporting_to(book):
@@ -90,16 +81,6 @@ class _OtherRows(BookkeepingClipper):
     def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
         """The forward pass may have been made before this was asked for."""
         super().record(uses, self.at_hand())
-
-
-def _ghost_norms(module: GhostModule, loss: GhostLoss) -> torch.Tensor:
-    losses = loss.per_example
-    with _gradients_kept(module):
-        try:
-            reduced = losses.mean() if module.loss_reduction == "mean" else losses.sum()
-            return module.first_pass(reduced, len(losses)).detach()
-        finally:
-            module._forget()
 
 
 @contextlib.contextmanager

@@ -43,8 +43,7 @@ class OpacusLayers(GradSampleHooks):
 
     Opacus walks through the tree of modules and gives a layer that two modules hold two hooks, so
     that all its calls count twice. Its rule for convolutions takes images for contiguous, and its
-    rules for embeddings do not know ``padding_idx``; torch's own gradients, of which ghost
-    clipping makes its sums, do, and norms that are not those of the sums bound nothing.
+    rules for embeddings do not know ``padding_idx``, as torch's own gradients do.
     """
 
     GRAD_SAMPLERS: ClassVar[Mapping[type[nn.Module], Callable[..., Any]]] = ChainMap(
@@ -129,29 +128,18 @@ class OpacusLayers(GradSampleHooks):
     def rearrange_grad_samples(
         self, *, module: nn.Module, backprops: torch.Tensor, loss_reduction: str, batch_first: bool
     ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The input of a layer's call and the gradient of its output, as its rule needs them."""
+        """The input of a layer's call and the gradient of its output, as its rule needs them.
+
+        Inputs are made contiguous, and an embedding's padding, which torch does not train, has no
+        gradients. Where output gradients lie in memory is nothing that Opacus's rules depend on.
+        """
         activations, backprops = super().rearrange_grad_samples(
             module=module,
             backprops=backprops,
             loss_reduction=loss_reduction,
             batch_first=batch_first,
         )
-        return prepared(module, activations, backprops)
-
-
-def prepared(
-    module: nn.Module, activations: list[torch.Tensor], backprops: torch.Tensor
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Contiguous inputs, and no gradients of an embedding's padding, which torch does not train.
-
-    Where the output gradients lie in memory is nothing that Opacus's rules depend on.
-
-    Args:
-        module: the layer.
-        activations: its inputs, each of shape (rows, ...).
-        backprops: gradient of the loss by its output, shape (rows, ...).
-    """
-    if type(module) is nn.Embedding and module.padding_idx is not None:
-        padding = activations[0] == module.padding_idx
-        backprops = backprops.masked_fill(padding[..., None], 0)
-    return [a.contiguous() for a in activations], backprops
+        if type(module) is nn.Embedding and module.padding_idx is not None:
+            padding = activations[0] == module.padding_idx
+            backprops = backprops.masked_fill(padding[..., None], 0)
+        return [a.contiguous() for a in activations], backprops

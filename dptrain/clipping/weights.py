@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dptrain.clipping.rows import HALF, check_rows, row_norms, summing_dtype
+from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, STABILITY, ClippingStyle
 
 __all__ = [
-    "HALF",
     "STABILITY",
     "check_rows",
     "clip_factors",

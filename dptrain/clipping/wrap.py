@@ -5,18 +5,15 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
-from dptrain.clipping.ghost import GhostClipper
-from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.styles import ClippingStyle
 from dptrain.sampling import MicroBatch, PrivateLoader
 
-MODES = ("bookkeeping", "hooks", "functorch", "ghost")
+MODES = ("bookkeeping", "hooks", "functorch")
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +24,14 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
     Raises:
         ValueError: for another mode, or bookkeeping of a layer that has no rule.
     """
+    if mode == "ghost":
+        raise ValueError(
+            "grad_sample_mode='ghost' is no mode: it clips by the norms of one backward pass and "
+            "releases the sums of another, which is any gradient that got there, and rounding "
+            "alone takes them past max_grad_norm; use grad_sample_mode='bookkeeping', which is "
+            "faster and forms sums from what it takes norms of, with the loop of every mode "
+            "(module, optimizer, loader, and your own criterion)"
+        )
     if mode is not None and mode not in MODES:
         raise ValueError(f"grad_sample_mode={mode!r}: one of {MODES}, or None for the fastest")
     if mode not in (None, "bookkeeping"):
@@ -46,7 +51,6 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
 
 def wrap_module(
     module: nn.Module,
-    criterion: Any,
     parameters: list[nn.Parameter],
     *,
     mode: str,
@@ -55,12 +59,11 @@ def wrap_module(
     loss_reduction: str,
     loader: PrivateLoader,
     views: int = 1,
-) -> tuple[nn.Module, BookkeepingClipper | GhostClipper | PerExampleClipper]:
+) -> tuple[nn.Module, BookkeepingClipper | PerExampleClipper]:
     """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
 
     Args:
         module: the user's.
-        criterion: the user's loss; used in ghost mode only.
         parameters: those that are trained, in the optimiser's order.
         mode: one of ``MODES``.
         style: how gradients are clipped.
@@ -71,11 +74,6 @@ def wrap_module(
     """
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    if mode == "ghost":
-        ghost = GhostModule(module, loss_reduction=loss_reduction)
-        ghost_clipper = GhostClipper(ghost, criterion, parameters, style=style)
-        ghost_clipper.at_hand = ghost.at_hand = lambda: loader.current
-        return ghost, ghost_clipper
     if mode == "bookkeeping":
         book = BookkeepingClipper(
             parameters, loss_reduction=loss_reduction, views=views, style=style, groups=groups

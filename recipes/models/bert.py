@@ -57,8 +57,7 @@ def bert(
       Opacus's rules would not. No unmasked position looks at padding, so the row hardly moves;
     - with ``tied=False`` the masked-token head gets a copy of the embedding as its own weight.
 
-    Tied weights (BERT's own form) are right in all modes but ghost, whose norms of the two uses
-    cannot be added up: it needs ``tied=False``.
+    Tied weights (BERT's own form) are right in all modes.
 
     Args:
         source: local folder, hub name, or the sizes of a new model.

@@ -5,7 +5,7 @@ bookkeeping of all N examples included, data loading left out. The two sides tak
 process. A filter may do work at some steps only, so besides the median over rounds of the ratio
 within a round the ratio of total times is printed. The noise is chosen so that full norms spend
 their budget half-way: how budgets run out, which is when a filter has most to do, is part of it.
-Ghost mode, the fastest step there is here, shows a filter's share at its largest.
+Mode bookkeeping, the fastest step there is here, shows a filter's share at its largest.
 
     PYTHONPATH=. python scripts/bench/individual_step.py [--device cpu] [--rounds N] [--json FILE]
 """
@@ -93,12 +93,12 @@ class Side:
                 noise_multiplier=noise_for(scheme),
                 max_grad_norm=1.0,
                 max_physical_batch_size=1024,
-                grad_sample_mode="ghost",
-                criterion=nn.CrossEntropyLoss(),
+                grad_sample_mode="bookkeeping",
                 seed=0,
                 individual=None if which is None else FILTERS[which](),
             )
-        self.module, self.optimizer, loader, self.loss = private
+        self.module, self.optimizer, loader = private
+        self.loss = nn.CrossEntropyLoss()
         self.batches = iter(loader)
         self.device = device
 

@@ -14,7 +14,6 @@ COLOURS = {  # ordinary is the line at 1
     "opacus-ghost": "#3182bd",
     "hooks": "#fdd0a2",
     "functorch": "#fdae6b",
-    "ghost": "#e6550d",
     "bookkeeping": "#31a354",
     "bookkeeping-banded": "#a1d99b",
 }

@@ -7,7 +7,7 @@ that this process had a core (with ``--threads 1``, for threads that wait count 
 part covers is under "rest". With ``--trace`` also torch's own profile of both, by operator.
 
     PYTHONPATH=. python scripts/bench/step_profile.py [--models vgg bert mlp]
-        [--sides bookkeeping ghost hooks] [--rounds 15] [--threads 2] [--least] [--processor]
+        [--sides bookkeeping hooks] [--rounds 15] [--threads 2] [--least] [--processor]
         [--trace 15]
 """
 

@@ -29,7 +29,6 @@ SIDES: dict[str, tuple[str, str]] = {
     "opacus-ghost": ("opacus", "ghost"),
     "hooks": ("dptrain", "hooks"),
     "functorch": ("dptrain", "functorch"),
-    "ghost": ("dptrain", "ghost"),
     "bookkeeping": ("dptrain", "bookkeeping"),
     "bookkeeping-banded": ("dptrain", "bookkeeping"),
 }
@@ -53,7 +52,7 @@ class Side:
         self.device = device
         kind, mode = SIDES[name]
         inputs, labels = case.data()
-        if kind == "opacus" or mode in ("hooks", "functorch", "ghost"):
+        if kind == "opacus" or mode in ("hooks", "functorch"):
             inputs = with_position_ids(inputs)
         self.inputs = {key: value.to(device) for key, value in inputs.items()}
         self.labels = labels.to(device)
@@ -109,9 +108,7 @@ class Side:
             max_grad_norm=1.0,
             grad_sample_mode=mode,
         )
-        self.module, self.optimizer, loader, *rest = private
-        if rest:
-            self.loss = rest[0]
+        self.module, self.optimizer, loader = private
         if banded:  # only what the noise costs matters here, not what it would guarantee
             self.optimizer.noise = noise_stream(
                 BandMF(bands=BANDS), steps=1024, like=self.optimizer.params, seed=0

@@ -72,20 +72,21 @@ class NormHistory:
         private = PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=training.learning_rate),
-            criterion=torch.nn.CrossEntropyLoss(),
             dataset=TensorDataset(inputs, labels),
             scheme=Poisson(
                 probability=training.probability, dataset_size=size, steps=training.steps
             ),
             noise_multiplier=training.noise_multiplier,
             max_grad_norm=training.max_grad_norm,
-            grad_sample_mode="ghost",
+            grad_sample_mode="bookkeeping",
             seed=training.seed,
         )
-        module, optimizer, loader, criterion = private
+        module, optimizer, loader = private
+        criterion = torch.nn.CrossEntropyLoss()
         counts = np.zeros((len(chosen), len(grid.values)), np.uint32)
         for x, y in tqdm(loader, desc="DP-SGD on digits", total=training.steps, unit="step"):
-            norms = per_example_norms(module, criterion(module(looked_at[0]), looked_at[1]))
+            loss = criterion(module(looked_at[0]), looked_at[1])
+            norms = per_example_norms(module, loss, rows=len(chosen))
             ratios = norms.double().numpy() / training.max_grad_norm
             counts[np.arange(len(chosen)), grid.bucket(np.minimum(ratios, 1.0))] += 1
             optimizer.zero_grad()

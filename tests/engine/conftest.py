@@ -5,7 +5,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, MinSep, Poisson, PrivacyEngine
 
-MODES = ["bookkeeping", "hooks", "functorch", "ghost"]
+MODES = ["bookkeeping", "hooks", "functorch"]
 
 
 def small_net(dropout=0.0):
@@ -59,8 +59,8 @@ def make(module, data, mode="hooks", lr=0.1, momentum=0.9, **options):
 
 def train(private, batches=None, steps=None, after_step=lambda: None):
     """The user's loop; stops after so many batches, or when so many logical steps have run."""
-    model, optimizer, loader, *rest = private
-    criterion = rest[0] if rest else nn.CrossEntropyLoss(reduction=optimizer.loss_reduction)
+    model, optimizer, loader = private
+    criterion = nn.CrossEntropyLoss(reduction=optimizer.loss_reduction)
     for count, (x, y) in enumerate(loader, start=1):
         optimizer.zero_grad()
         criterion(model(x), y).backward()

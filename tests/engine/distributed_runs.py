@@ -16,7 +16,7 @@ from dptrain.individual import GDPFilter, RenyiFilter
 from .conftest import everything_every_step, flat, images, make, separated, small_net, train
 from .distributed_refusals import error_of, refusals
 
-MODES = ["hooks", "ghost", "bookkeeping"]
+MODES = ["hooks", "functorch", "bookkeeping"]
 STEPS = 5
 FULL = everything_every_step(24, STEPS)
 BUDGET = {"target_delta": 1e-3, "max_steps": STEPS}

@@ -9,8 +9,6 @@ from dptrain.clipping import per_example_norms
 
 from .conftest import everything_every_step, images, make, small_net
 
-MODES = ["bookkeeping", "ghost"]
-
 
 def loop_norms(model, x, y):
     """‖∇ loss_i‖ by one call per row, on the module without hooks."""
@@ -23,10 +21,8 @@ def loop_norms(model, x, y):
 
 
 def look(private, x, y, when="now"):
-    """The norms, in the way that the run's mode has; the loss is of these rows."""
-    module, optimizer, _, *rest = private
-    if rest:
-        return per_example_norms(module, rest[0](module(x), y))
+    """The norms; the loss is of these rows."""
+    module, optimizer, _ = private
     reduction = optimizer.loss_reduction
 
     def loss():
@@ -36,14 +32,13 @@ def look(private, x, y, when="now"):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [40, 24, 1])
-def test_are_those_of_the_rows_alone(mode, reduction, rows):
+def test_are_those_of_the_rows_alone(reduction, rows):
     data, other = images(), images(rows)
     x, y = other.tensors
     expected = loop_norms(small_net(), x, y)
     scheme = everything_every_step(len(data), 1)
-    private = make(small_net(), data, mode, scheme=scheme, loss_reduction=reduction)
+    private = make(small_net(), data, "bookkeeping", scheme=scheme, loss_reduction=reduction)
     found = look(private, x, y)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert not found.requires_grad
@@ -61,14 +56,14 @@ def test_neither_views_nor_styles_of_the_run_are_the_rows(style, views):
     torch.testing.assert_close(look(private, x, y), expected, rtol=1e-5, atol=1e-6)
 
 
-def run(mode, when, how):
+def run(when, how):
     """Parameters after some steps, with looks at norms at these moments."""
     data, model = images(), small_net()
     x, y = images(31).tensors
     scheme = Poisson(probability=0.4, dataset_size=len(data), steps=4)
-    private = make(model, data, mode, scheme=scheme, max_physical_batch_size=6)
-    module, optimizer, loader, *rest = private
-    criterion = rest[0] if rest else nn.CrossEntropyLoss()
+    private = make(model, data, "bookkeeping", scheme=scheme, max_physical_batch_size=6)
+    module, optimizer, loader = private
+    criterion = nn.CrossEntropyLoss()
     observed = []
 
     def looking(moment):
@@ -93,16 +88,12 @@ WHEN = ["before", "between", "between the passes", "after"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "when", "how"),
-    [
-        *(("ghost", (moment,), "now") for moment in WHEN if moment != "between the passes"),
-        *(("bookkeeping", (moment,), how) for moment in WHEN for how in ("now", "inside")),
-        ("bookkeeping", WHEN, "now"),
-    ],
+    ("when", "how"),
+    [*(((moment,), how) for moment in WHEN for how in ("now", "inside")), (WHEN, "now")],
 )
-def test_leave_no_trace_in_the_run(mode, when, how):
-    plain, norms = run(mode, (), how)
-    looked, others = run(mode, when, how)
+def test_leave_no_trace_in_the_run(when, how):
+    plain, norms = run((), how)
+    looked, others = run(when, how)
     assert torch.equal(looked, plain)
     assert torch.equal(others, norms)
 
@@ -142,11 +133,10 @@ class Tied(nn.Module):
         return self.layer(x) + nn.functional.linear(x, self.layer.weight)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_refuse_what_they_do_not_cover(mode):
+def test_refuse_what_they_do_not_cover():
     data = images()
     x, y = data.tensors
-    private = make(Tied(), data, mode, scheme=everything_every_step(len(data), 1))
+    private = make(Tied(), data, "bookkeeping", scheme=everything_every_step(len(data), 1))
     for _ in range(2):  # the refusal leaves nothing behind either
         with pytest.raises(RuntimeError, match=r"layer\.weight"):
             look(private, x, y)
@@ -159,8 +149,6 @@ def test_refuse_what_is_no_loss_of_the_rows():
     scheme = everything_every_step(len(data), 1)
     private = make(small_net(), data, "bookkeeping", scheme=scheme)
     module = private.module
-    with pytest.raises(TypeError, match=r"rows=None: .*rows=len\(x\)"):
-        per_example_norms(module, nn.functional.cross_entropy(module(x), y))
     losses = nn.functional.cross_entropy(module(x), y, reduction="none")
     with pytest.raises(TypeError, match="a tensor with one number"):
         per_example_norms(module, losses, rows=len(x))
@@ -169,5 +157,5 @@ def test_refuse_what_is_no_loss_of_the_rows():
     with pytest.raises(RuntimeError, match="no layer of the module"):
         per_example_norms(module, x.clone().requires_grad_().sum(), rows=len(x))
     hooks = make(small_net(), data, "hooks", scheme=scheme)
-    with pytest.raises(TypeError, match=r"HookedModule.*'bookkeeping'.*'ghost'"):
+    with pytest.raises(TypeError, match=r"HookedModule.*'bookkeeping'"):
         look(hooks, x, y)

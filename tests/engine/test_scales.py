@@ -169,8 +169,3 @@ def test_overflown_second_moments_are_refused():
         state["exp_avg_sq"].fill_(math.inf)
     with pytest.raises(ValueError, match=r"ScaledAdam\.scales"):
         train(private)
-
-
-def test_ghost_mode_cannot_scale():
-    with pytest.raises(ValueError, match=r"ScaledAdam scales .*'hooks' or 'functorch'"):
-        make(linear(), regression(), mode="ghost")

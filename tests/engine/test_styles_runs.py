@@ -22,10 +22,6 @@ STYLES = [*WHOLE, PerLayer(), HALVES]
 LAYERS = [4 * 9 + 4, 4 + 4, 3 * 64 + 3]
 
 
-def runs_in(mode):
-    return WHOLE if mode == "ghost" else STYLES
-
-
 def clipped(style, gradient, bound=BOUND):
     """One example's contribution, from the formulas; its squared norm is what a filter charges."""
     if isinstance(style, Automatic):
@@ -58,7 +54,7 @@ def noiseless(model, data, mode, style, steps=1, **options):
 
 @pytest.mark.parametrize(("reduction", "micro"), [("mean", 5), ("sum", None)])
 def test_the_release_is_the_sum_of_examples_clipped_in_the_style(mode, micro, reduction):
-    for style in runs_in(mode):
+    for style in STYLES:
         model, data = precise(SIZE)
         own = gradients(model, data)
         private = noiseless(
@@ -84,7 +80,7 @@ def test_styles_clip_differently():
 
 
 def test_a_broken_example_is_left_out_of_every_group(mode):
-    for style in runs_in(mode):
+    for style in STYLES:
         model, data = precise(SIZE)
         data.tensors[0][3, 0, 1, 1] = float("nan")
         own = gradients(model, data)
@@ -120,7 +116,7 @@ def test_a_filter_charges_what_is_left_after_clipping(mode):
     """Every example's Σ μ² against its contributions, step by step, until it is left out."""
     sigma = 1.5
     individual = GDPFilter(target_epsilon=3.0, target_delta=1e-3, max_steps=50)
-    for style in runs_in(mode):
+    for style in STYLES:
         model, data = precise(SIZE)
         private = filtered(
             model,
@@ -134,8 +130,8 @@ def test_a_filter_charges_what_is_left_after_clipping(mode):
             clipping=style,
         )
         squares, left_out = np.zeros(SIZE), 0
-        wrapped, optimizer, loader, *rest = private
-        criterion = rest[0] if rest else nn.CrossEntropyLoss()
+        wrapped, optimizer, loader = private
+        criterion = nn.CrossEntropyLoss()
         for x, y in loader:
             if loader.current.part == 0:
                 own = [clipped(style, g) for g in gradients(wrapped._module, data)]
@@ -154,12 +150,6 @@ def test_a_filter_charges_what_is_left_after_clipping(mode):
             np.testing.assert_allclose(charged, squares, rtol=2e-5)
             assert (charged >= squares * (1 - 1e-12)).all()
         assert left_out > SIZE // 2
-
-
-def test_ghost_mode_refuses_groups():
-    for style, count in ((PerLayer(), 3), (HALVES, 2)):
-        with pytest.raises(ValueError, match=rf"clipping=.*'ghost'.*{count} groups.*'hooks'"):
-            noiseless(small_net(), images(), "ghost", style)
 
 
 def test_what_is_no_style_is_refused(mode):

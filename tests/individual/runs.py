@@ -148,8 +148,8 @@ NORM_PAD = 1e-6  # by which charges are above the norms
 
 def run(private, before_step, rows):
     """The user's loop; ``before_step()`` is called at the beginning of every logical step."""
-    model, optimizer, loader, *rest = private
-    criterion = rest[0] if rest else nn.CrossEntropyLoss(reduction=optimizer.loss_reduction)
+    model, optimizer, loader = private
+    criterion = nn.CrossEntropyLoss(reduction=optimizer.loss_reduction)
     for x, y in loader:
         if loader.current.part == 0:
             before_step()

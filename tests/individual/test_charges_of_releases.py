@@ -38,8 +38,8 @@ def charged_and_released(mode, seed, dtype):
 
     private.individual.admit = admitting
     sums = watch(private)
-    model, optimizer, loader, *rest = private
-    criterion = rest[0] if rest else nn.CrossEntropyLoss()
+    model, optimizer, loader = private
+    criterion = nn.CrossEntropyLoss()
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
@@ -51,12 +51,7 @@ def charged_and_released(mode, seed, dtype):
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
-def test_half_precision_inside_the_model_is_charged_or_refused(mode, dtype):
-    """Ghost norms were up to 5e-4 below the release under autocast."""
-    if mode == "ghost" and dtype is not None:
-        with pytest.raises(RuntimeError, match=r"autocast.*grad_sample_mode='hooks'"):
-            charged_and_released(mode, 0, dtype)
-        return
+def test_half_precision_inside_the_model_is_charged(mode, dtype):
     for seed in range(4):
         for charged, released in charged_and_released(mode, seed, dtype):
             assert released <= charged <= released * (1 + 3e-6)
@@ -71,8 +66,8 @@ def test_a_bound_that_is_none_is_refused_before_anything_is_charged(mode, bound,
     private = make(
         small_net(), images(6), mode, scheme=everything_every_step(6, 3), individual=individual
     )
-    model, optimizer, loader, *rest = private
-    criterion = rest[0] if rest else nn.CrossEntropyLoss()
+    model, optimizer, loader = private
+    criterion = nn.CrossEntropyLoss()
     x, y = next(iter(loader))
     optimizer.max_grad_norm = bound
 

@@ -51,7 +51,7 @@ def attempt(error, message, **options):
     }
     if "mechanism" in options:
         del arguments["scheme"], arguments["noise_multiplier"]
-    for mode in ("bookkeeping", "hooks", "functorch", "ghost"):
+    for mode in ("bookkeeping", "hooks", "functorch"):
         with pytest.raises(error, match=message):
             PrivacyEngine().make_private(grad_sample_mode=mode, **arguments)
         assert list(model.modules()) == modules

@@ -10,7 +10,6 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
-from dptrain.clipping.ghost_module import GhostModule
 from dptrain.clipping.per_example import HookedModule
 from dptrain.validation import check_module
 from recipes.data.packages import readable_import_errors
@@ -92,33 +91,6 @@ def test_per_example_gradients_are_those_of_one_example_at_a_time(head, tied, mo
     for name, p in model.named_parameters():
         for row in range(ROWS):
             assert torch.allclose(p.grad_sample[row], expected[row][name], atol=1e-12), name
-
-
-@pytest.mark.parametrize(
-    ("head", "tied"), [form for form in FORMS if form != (MASKED_TOKENS, True)]
-)
-def test_ghost_norms_and_sums_are_those_of_one_example_at_a_time(head, tied):
-    model = _model(head, tied=tied).double()
-    batch = _batch(head)
-    expected = _one_at_a_time(copy.deepcopy(model), head, batch)
-    norms = [torch.stack([g.norm() for g in row.values()]).norm() for row in expected]
-    ghost = GhostModule(model, loss_reduction="mean")
-    losses = LOSSES[head]("none")(forward(ghost, batch), target(batch))
-    found = ghost.first_pass(losses.mean(), ROWS)
-    assert torch.allclose(found, torch.stack(norms), atol=1e-12)
-    model.zero_grad()
-    factors = torch.tensor([0.5, 1.0, 0.0, 2.0], dtype=torch.double)
-    ghost.second_pass((factors * losses).sum(), torch.ones(ROWS, dtype=torch.bool))
-    for name, p in model.named_parameters():
-        total = sum(f * row[name] for f, row in zip(factors, expected, strict=True))
-        assert torch.allclose(p.grad, total, atol=1e-12), name
-
-
-def test_ghost_mode_refuses_tied_weights():
-    batch = _batch(MASKED_TOKENS)
-    ghost = GhostModule(_model(MASKED_TOKENS), loss_reduction="mean")
-    with pytest.raises(RuntimeError, match=r"word_embeddings\.weight"):
-        ghost.first_pass(MaskedTokenLoss()(forward(ghost, batch), target(batch)), ROWS)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -90,7 +90,7 @@ def test_resuming_a_finished_run_only_writes_the_report_again(config, uninterrup
     assert (uninterrupted / "privacy_report.json").read_text() == before
 
 
-@pytest.mark.parametrize("mode", ["bookkeeping", "functorch", "ghost"])
+@pytest.mark.parametrize("mode", ["bookkeeping", "functorch"])
 def test_the_other_modes_learn_the_same(config, uninterrupted, tmp_path, mode):
     parts = ["max_physical_batch_size=16", f"grad_sample_mode={mode}"]
     assert run(config, tmp_path / "run", *PLAIN, *parts) == 0
