@@ -1,0 +1,74 @@
+"""Whatever the package and the recipes import is declared in pyproject.toml."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import sys
+import tomllib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Names of distributions whose modules are called otherwise.
+MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
+OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
+
+
+def imported(folder: str) -> dict[str, str]:
+    """Top-level modules that files in a folder import, each with one file that does."""
+    found: dict[str, str] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            for name in names:
+                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    """Modules of the dependencies, and of some extras."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    names = [re.split(r"[\[<>=!~; ]", line)[0].lower() for line in lines]
+    return {MODULES.get(name, name.replace("-", "_")) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"),
+    [
+        ("dptrain", ("recipes", "fast", "dev")),
+        ("recipes", ("recipes", "vision", "text")),
+        ("scripts", ("recipes", "vision", "text", "dev", "peer", "fast")),
+        ("tests", ("recipes", "vision", "text", "dev", "peer", "fast")),
+    ],
+)
+def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
+    known = declared(*extras) | OUR_OWN | set(sys.stdlib_module_names)
+    assert {name: path for name, path in imported(folder).items() if name not in known} == {}
+
+
+def test_what_is_imported_with_the_package_needs_no_extra() -> None:
+    """Imports at the top of a module run for everybody; those within functions may be extras."""
+    known = declared() | {"dptrain"} | set(sys.stdlib_module_names)
+    found = {}
+    for path in sorted((ROOT / "dptrain").rglob("*.py")):
+        if "testing" in path.parts or path.name == "min_sep_kernel.py":
+            continue  # for pytest suites; what is compiled is only imported where numba is there
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {n.split(".")[0]: path.name for n in names if n.split(".")[0] not in known}
+    assert found == {}
