@@ -97,6 +97,7 @@ class PrivateOptimizer(DPOptimizer):
         self.at_step_boundary = True
         self.interrupted = False
         self._planned = (self.noise_multiplier, self.expected_batch_size)
+        self._trained = self.params  # a fresh list of what is trained at the moment
         self._bound = float(max_grad_norm)
         self._scales: list[torch.Tensor | None] | None = None
         self._bound_since: MicroBatch | None = None
@@ -167,6 +168,39 @@ class PrivateOptimizer(DPOptimizer):
                 "with private.load_state_dict(state)"
             )
 
+    def check_parameters(self) -> None:
+        """Refuse to step with parameters that are not those of the run.
+
+        What the wrapped optimiser finds in ``p.grad`` of a parameter of the run is the release,
+        which replaces whatever was there. In any other it would find a plain gradient, neither
+        clipped nor noised.
+
+        Raises:
+            RuntimeError: naming the remedy.
+        """
+        now, known = self.params, set(self._trained)
+        others = [
+            p
+            for group in self.original_optimizer.param_groups
+            for p in group["params"]
+            if p not in known and (p.requires_grad or p.grad is not None)
+        ]
+        if others:
+            raise RuntimeError(
+                f"the optimizer holds {len(others)} parameter(s) that are no part of the run and "
+                "have a gradient or are to be trained (unfrozen, or added to the optimizer, since "
+                f"make_private), of shape {[tuple(p.shape) for p in others]}: their gradients "
+                "would be neither clipped nor noised; call requires_grad_(False) on them and set "
+                "their .grad to None, or make a new run that trains them"
+            )
+        if len(now) != len(known) or not known.issuperset(now):
+            missing = [tuple(p.shape) for p in self._trained if not any(p is q for q in now)]
+            raise RuntimeError(
+                f"{len(missing)} parameter(s) of the run, of shape {missing}, were frozen or taken "
+                "out of the optimizer since make_private, and the noise is for all of them: call "
+                "requires_grad_(True) on them again, or make a new run that does not train them"
+            )
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients; the clipped sum of a step that is under way stays."""
         self.clipper.discard()
@@ -178,7 +212,8 @@ class PrivateOptimizer(DPOptimizer):
         Raises:
             RuntimeError: if there is no unused batch, the planned steps have all run, the
                 backward pass of this batch cannot be clipped to R (see :mod:`dptrain.clipping`),
-                the noise is not the mechanism's, or an earlier release was interrupted.
+                the noise is not the mechanism's, the parameters are not those of the run, or an
+                earlier release was interrupted.
         """
         self.check_whole()
         if (self.noise_multiplier, self.expected_batch_size) != self._planned:
@@ -191,6 +226,7 @@ class PrivateOptimizer(DPOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.check_parameters()
         batch = self.loader.current
         if batch is None:
             raise RuntimeError(

@@ -56,6 +56,13 @@ def check_module(module: nn.Module) -> None:
                 "rescales the rows that a batch looks up, without noise, which tells who was in "
                 "it; use max_norm=None"
             )
+        trained = any(p.requires_grad for p in layer.parameters(recurse=False))
+        if getattr(layer, "scale_grad_by_freq", False) and trained:
+            raise ValueError(
+                f"layer {name!r} is a {type(layer).__name__} with scale_grad_by_freq=True: it "
+                "divides an example's gradients by counts over the whole batch, so that clipping "
+                "it does not bound what it does to the others'; use scale_grad_by_freq=False"
+            )
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
                 f"layer {name!r} is a {type(layer).__name__}: it mixes the examples of a batch, so "
@@ -105,6 +112,12 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and mode == "hooks"
         and layer.padding_mode != "zeros"
         and layer.weight.requires_grad
+    ]
+    errors += [
+        f"layer {name!r}: {type(layer).__name__} with sparse=True, whose gradients functorch "
+        "cannot form; use sparse=False, or grad_sample_mode='bookkeeping' or 'hooks'"
+        for name, layer in module.named_modules()
+        if mode == "functorch" and getattr(layer, "sparse", False) and layer.weight.requires_grad
     ]
     if errors:
         raise ValueError(
