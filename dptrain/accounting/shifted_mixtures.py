@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -12,7 +13,6 @@ from dptrain.accounting.pld import LossDistribution, connect_the_dots
 from dptrain.accounting.subsampled_gaussian import TAIL, Array, interval_masses
 
 _TABLE = 4096
-_MOST_ITERATIONS = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +76,24 @@ class ShiftedMixtures:
             slope += sign * shift * expit(odds + self._exponent(x, shift))
         return slope / self.sigma**2
 
+    def _rounding(self, x: Array) -> Array:
+        """How far :meth:`loss` may be off at x: no x can be told by its loss any finer."""
+        q, error = self.probability, np.zeros_like(x)
+        odds = math.log(q) - math.log1p(-q) if q < 1.0 else math.inf
+        for shift in (self.right, self.left):
+            exponent = self._exponent(x, shift)
+            parts = (np.abs(shift * x) + 0.5 * shift**2) / self.sigma**2
+            parts += np.where(exponent > 1.0, abs(math.log(q)) + exponent, 0.0)
+            error += expit(odds + exponent) * parts + np.abs(self._log_mean(exponent))
+        return np.asarray(8.0 * np.finfo(float).eps * error)
+
     def where_loss_is(self, losses: Array) -> Array:
-        """The x of the given losses, cut to the ends: Newton's steps within shrinking brackets."""
+        """The x of the given losses, cut to the ends: Newton's steps within shrinking brackets.
+
+        An x is left alone once its loss is as wanted up to rounding: Newton's steps would be
+        rounding over slope from there on, which a flat loss (a large σ) makes as long as you like.
+        Every third step halves the bracket, so that there is an end.
+        """
         table = np.linspace(*self.ends, _TABLE + 1)
         values = self.loss(table)
         wanted = np.clip(losses, values[0], values[-1])
@@ -85,18 +101,23 @@ class ShiftedMixtures:
         low, high = table[cell], table[cell + 1]
         x = 0.5 * (low + high)
         precise = 4.0 * np.finfo(float).eps * (1.0 + abs(self.ends[1]))
-        for _ in range(_MOST_ITERATIONS):
-            gap = self.loss(x) - wanted
-            low, high = np.where(gap <= 0, x, low), np.where(gap >= 0, x, high)
+        left = np.arange(x.size)
+        for step in itertools.count(1):
+            gap = self.loss(x[left]) - wanted[left]
+            apart = (np.abs(gap) > self._rounding(x[left])) & (high[left] - low[left] > precise)
+            left, gap = left[apart], gap[apart]
+            if left.size == 0:
+                break
+            at = x[left]
+            low[left] = np.where(gap <= 0, at, low[left])
+            high[left] = np.where(gap >= 0, at, high[left])
+            below, above = low[left], high[left]
             with np.errstate(divide="ignore", invalid="ignore"):
-                newton = x - gap / self._slope(x)
+                newton = at - gap / self._slope(at)
             # Comparisons with nan are false: the bracket's middle is taken.
-            following = np.where((newton >= low) & (newton <= high), newton, 0.5 * (low + high))
-            moved = float(np.abs(following - x).max())
-            x = following
-            if moved <= precise:
-                return x
-        raise RuntimeError(f"losses of {self} were not inverted in {_MOST_ITERATIONS} steps")
+            inside = (newton >= below) & (newton <= above) & (step % 3 > 0)
+            x[left] = np.where(inside, newton, 0.5 * (below + above))
+        return x
 
     def masses(self, x: Array) -> tuple[Array, Array]:
         """P- and Q-mass between neighbouring x, shape (len(x) - 1,) each."""

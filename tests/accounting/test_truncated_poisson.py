@@ -4,12 +4,14 @@ import itertools
 import math
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 from scipy.special import ndtr
 
+from dptrain.accounting import gaussian
 from dptrain.accounting.pld import Composition
 from dptrain.accounting.poisson_pld import PoissonPLD, SubsampledGaussianCurve
 from dptrain.accounting.public_mixture import public_mixture
@@ -325,6 +327,40 @@ def test_losses_are_inverted(q, sigma, shifts):
     x = law.where_loss_is(losses)
     assert (np.diff(x) >= 0).all()
     np.testing.assert_allclose(law.loss(x), losses, rtol=1e-12, atol=1e-14 * (1 + top))
+
+
+@pytest.mark.parametrize("sigma", [1e-3, 0.05, 21.4, 21.47736842105263, 21.89, 1e3, 1e5, 1e9])
+@pytest.mark.parametrize("q", [1e-9, 0.006092959353453884, 0.01, 0.7, 1.0])
+@pytest.mark.parametrize("shifts", [(2.0, 1.0), (2.0, 0.0), (1.0, -1.0), (1.0, 0.0)])
+def test_inversion_ends_at_every_noise_level_and_probability(q, sigma, shifts):
+    # Where the loss is flat, Newton's steps are rounding over slope and never become small.
+    law = ShiftedMixtures(q, *shifts, sigma)
+    losses = np.linspace(0.0, float(law.loss(np.array(law.ends))[1]), 20_001)
+    found = law.where_loss_is(losses)
+    with mpmath.workdps(60):
+        v, w, s2 = mpmath.mpf(shifts[0]), mpmath.mpf(shifts[1]), mpmath.mpf(sigma) ** 2
+
+        def exact(x):
+            worlds = [mpmath.exp((m * x - m * m / 2) / s2) for m in (v, w)]
+            return mpmath.log((1 - q + q * worlds[0]) / (1 - q + q * worlds[1]))
+
+        for index in range(0, losses.size, 1999):
+            x = mpmath.mpf(float(found[index]))
+            # What 16 digits of x (the ends set its scale), exponents and logarithms can tell.
+            parts = sum(abs(m) * law.ends[1] + m * m for m in (v, w)) / s2
+            finest = 1e-14 * (parts + abs(mpmath.log(q)) * (parts > 1))
+            assert abs(exact(x) - mpmath.mpf(float(losses[index]))) <= finest
+
+
+@pytest.mark.parametrize(
+    ("size", "p", "largest", "sigma"),
+    [(10_000, 0.01, 110, 21.7333), *((100, 0.01, 2, s) for s in (21.4, 21.503, 21.64, 21.89))],
+)
+def test_ordinary_settings_are_answered(size, p, largest, sigma):
+    # With ever more noise ε cannot grow, and it is at most that of the run without sampling.
+    each = [curve(size, p, largest, 1000).epsilon(s, 1e-5) for s in (sigma - 0.5, sigma)]
+    assert each[1] <= each[0] * (1 + 1e-6)
+    assert 0 < each[1] <= gaussian.epsilon(1e-5, math.sqrt(1000) / sigma)
 
 
 def test_shifts_out_of_order_are_refused():
