@@ -61,7 +61,7 @@ def check_guarantee(guarantee: Guarantee, mechanism: MatrixMechanism) -> None:
     about = {
         "mechanism_hash": mechanism.hash,
         "noise_multiplier": mechanism.noise_multiplier,
-        "scheme": mechanism.scheme.to_dict(),
+        "scheme": mechanism.scheme.published(),
         "strategy_hash": mechanism.strategy.coefficient_hash,
         "unit": mechanism.scheme.unit,
         "steps_planned": mechanism.steps,

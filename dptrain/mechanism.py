@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dptrain.guarantee import Adjacency
 from dptrain.registry import digest
 from dptrain.sampling.scheme import Scheme
 from dptrain.strategies.strategy import Strategy
@@ -101,9 +102,19 @@ class MatrixMechanism:
         return cls.from_dict(json.loads(text))
 
     @property
+    def adjacency(self) -> Adjacency:
+        """What its guarantees are about: add-or-remove where N is private, else zero-out."""
+        private = self.scheme.nominal_size is not None
+        return Adjacency.ADD_REMOVE if private else Adjacency.ZERO_OUT
+
+    @property
     def hash(self) -> str:
-        """SHA-256 (hex) of the value: the same in every process and Python version."""
-        return digest(self.to_dict())
+        """SHA-256 (hex) of what may be published: the same in every process and Python version.
+
+        Statements print it, so it says nothing about N where that is private
+        (:meth:`~dptrain.sampling.Scheme.published`).
+        """
+        return digest({**self.to_dict(), "scheme": self.scheme.published()})
 
     def __hash__(self) -> int:
         return int(self.hash[:15], 16)

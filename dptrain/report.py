@@ -35,7 +35,6 @@ _COMMON = (
     "model, and whatever is computed from them.",
     "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
     "of the training batches. They must not be released.",
-    "The number of examples N, the expected batch size and all fields below are public.",
 )
 _IDEAL = (
     "The analysis takes the noise to be exactly Gaussian and all random numbers to be independent."
@@ -49,11 +48,15 @@ _INDIVIDUAL = (
     "still active and how many were at each step are computed from the raw examples: they are not "
     "covered and must not be released."
 )
+_PUBLIC = "The number of examples N, the expected batch size and all fields below are public."
 _ADJACENCY = {
     Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
-    "contribution is replaced by zero.",
-    Adjacency.ADD_REMOVE: "The two data sets differ in size by one.",
-    Adjacency.REPLACE_ONE: "The two data sets have the same size.",
+    f"contribution is replaced by zero. {_PUBLIC}",
+    Adjacency.ADD_REMOVE: "The two data sets differ in size by one, so the number of examples is "
+    "private: this statement neither tells it nor depends on it, and it must not be published. "
+    "Public are the nominal size, which stands for it, and all fields below. The sum of a step was "
+    "divided by the expected batch size of that many examples.",
+    Adjacency.REPLACE_ONE: f"The two data sets have the same size. {_PUBLIC}",
 }
 _MORE = {
     Kind.VERIFIED: "The noise level was tested by simulation against a grid that was fixed "
@@ -111,7 +114,13 @@ def _randomness(generator: str | None) -> str:
 
 
 def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str, Any]:
-    """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``."""
+    """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``.
+
+    Raises:
+        ValueError: if the guarantee is about adding or removing an example and tells how many
+            there are.
+    """
+    _check_size_untold(guarantee)
     value: dict[str, Any] = {
         "format": FORMAT,
         "sentence": str(guarantee),
@@ -156,6 +165,17 @@ def privacy_report(
     as_json.write_text(text + "\n", encoding="utf-8")
     as_text.write_text(_markdown(guarantee, profile, value["software"]), encoding="utf-8")
     return as_json, as_text
+
+
+def _check_size_untold(guarantee: Guarantee) -> None:
+    told = {"dataset_size", "graph"} & set(guarantee.scheme)
+    unnamed = guarantee.scheme.get("nominal_size") is None
+    if guarantee.adjacency is Adjacency.ADD_REMOVE and (told or unnamed):
+        raise ValueError(
+            f"adjacency={guarantee.adjacency.value!r} with the scheme {_inline(guarantee.scheme)}: "
+            "the number of examples is private there, so no statement may tell it and no run may "
+            "divide by it; train with a scheme that has nominal_size="
+        )
 
 
 def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:

@@ -165,6 +165,12 @@ class RunSettings:
         self.build_strategy()
         self.build_clipping()
         check_scheme(self.scheme)
+        if (nominal := self.scheme.get("nominal_size")) is not None:
+            raise ValueError(
+                f"scheme.nominal_size={nominal}: it keeps the number of examples private, which "
+                "the splits of a recipe read and its output tells; leave it out, or train with "
+                "dptrain.PrivacyEngine"
+            )
         self._check_numbers()
         try:
             torch.empty(0, device=self.device)

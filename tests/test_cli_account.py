@@ -203,3 +203,25 @@ def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
     assert "dptrain calibrate: interrupted" in said
     assert str(folder) in said
     assert kept.stat().st_size > 0
+
+
+def test_add_or_remove_needs_no_number_of_examples(tmp_path, capsys):
+    """The nominal size stands for N, in epochs and in p, and nothing else is told or read."""
+    told = []
+    for size in ([], ["--dataset-size", "953"], ["--dataset-size", "954"]):
+        out = tmp_path / "-".join(["found", *size])
+        assert main(
+            ["account", "--scheme", "Poisson", "batch_size=20", "nominal_size=1000",
+             "--strategy", "Identity", "--epochs", "2", "--sigma", "1.1", "--delta", "1e-4",
+             "--profile", "--json", str(out), *size]
+        ) == 0  # fmt: skip
+        value = json.loads(out.read_text())
+        assert value["guarantee"]["adjacency"] == "add_remove"
+        assert value["guarantee"]["steps_planned"] == 2 * 1000 / 20
+        assert value["guarantee"]["scheme"]["probability"] == 0.02
+        printed = capsys.readouterr().out.replace(str(out), "")
+        told.append((printed, out.read_text()))
+    assert told[0] == told[1] == told[2]
+    public = ["account", *FLAGS, *STEPS, "--sigma", "1", "--delta", "1e-5"]
+    assert main([*public, "--adjacency", "add-remove"]) == 2
+    assert "nominal_size=" in capsys.readouterr().err

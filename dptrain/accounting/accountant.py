@@ -65,13 +65,20 @@ class Accountant(ABC):
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
+    def obstacle(self, mechanism: MatrixMechanism) -> str | None:
+        """Why it states nothing about the mechanism: :meth:`refusal`, or whether N is public.
+
+        ``None`` if it does state something.
+        """
+        return size_refusal(self.adjacency, mechanism) or self.refusal(mechanism)
+
     def check_covers(self, mechanism: MatrixMechanism) -> None:
-        """Raise where :meth:`refusal` gives a reason.
+        """Raise where :meth:`obstacle` gives a reason.
 
         Raises:
             ValueError: with the reason.
         """
-        if reason := self.refusal(mechanism):
+        if reason := self.obstacle(mechanism):
             raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
@@ -130,7 +137,7 @@ class Availability:
     @classmethod
     def of(cls, accountant: Accountant, mechanism: MatrixMechanism) -> Availability:
         """Ask the accountant."""
-        if refusal := accountant.refusal(mechanism):
+        if refusal := accountant.obstacle(mechanism):
             return cls(accountant, refusal, None, None, None)
         kind, cost = accountant.kind_of(mechanism), accountant.cost(mechanism)
         return cls(accountant, None, accountant.reserved(mechanism), kind, cost)
@@ -144,6 +151,30 @@ class Availability:
     def reason(self) -> str | None:
         """``None`` if it answers by itself, else why not."""
         return self.refusal or self.reserved
+
+
+def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None:
+    """Why the mechanism does not fit the adjacency's idea of N, or ``None``.
+
+    Zero-out and replace-one compare data sets of one size N, which is public, and dividing by N·p
+    is right. Under add-or-remove N is private, and nothing public may be worked out with it.
+    """
+    scheme = mechanism.scheme
+    if adjacency is not Adjacency.ADD_REMOVE:
+        if scheme.nominal_size is None:
+            return None
+        return (
+            f"nominal_size={scheme.nominal_size} keeps the number of examples private, which is "
+            f"public under {adjacency.value}; leave nominal_size out, or ask for add_remove"
+        )
+    if scheme.nominal_size is not None:
+        return None
+    name = type(scheme).__name__
+    return (
+        f"the number of examples is private under add_remove, but a run with this {name} divides by"
+        f" its expected batch size N·p and prints N; use Poisson, TruncatedPoisson or CyclicPoisson"
+        " with nominal_size=, a public number that is not set from N"
+    )
 
 
 def varying_noise(mechanism: MatrixMechanism) -> str | None:

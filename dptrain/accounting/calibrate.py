@@ -34,7 +34,7 @@ def calibrate(
     epsilon: float,
     delta: float,
     accountant: str | Accountant | None = None,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    adjacency: Adjacency | None = None,
     **options: Any,
 ) -> Calibration:
     """The least σ for which an accountant shows (ε, δ).
@@ -47,7 +47,8 @@ def calibrate(
         epsilon: target ε > 0.
         delta: target δ in (0, 1), below 1 over the number of protected units.
         accountant: an accountant or its name; by default the automatic one.
-        adjacency: the neighbouring relation; most pairs only have theorems for zero-out.
+        adjacency: the neighbouring relation, by default the mechanism's; most pairs only have
+            theorems for zero-out.
         options: passed on to the accountant's ``calibrate``.
 
     Raises:

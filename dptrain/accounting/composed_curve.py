@@ -214,24 +214,3 @@ def _crossing(delta_of: Callable[[Array], Array], delta: float, likely: float) -
     cell = int(np.flatnonzero(values > delta)[-1])
     part = (values[cell] - delta) / (values[cell] - values[cell + 1])
     return float(grid[cell] + math.log1p(part * math.expm1(grid[cell + 1] - grid[cell])))
-
-
-@dataclasses.dataclass(frozen=True)
-class WorstCurve(Curve):
-    """Whichever of several curves is worse: the statement holds for all of them."""
-
-    curves: tuple[Curve, ...]
-
-    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """The greatest of each direction."""
-        found = [curve.delta(sigma, epsilon) for curve in self.curves]
-        remove, add = zip(*found, strict=True)
-        return np.maximum.reduce(remove), np.maximum.reduce(add)
-
-    def epsilon(self, sigma: float, delta: float) -> float:
-        """The greatest."""
-        return max(curve.epsilon(sigma, delta) for curve in self.curves)
-
-    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """Those of the last curve."""
-        return self.curves[-1].notes(sigma, delta)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dptrain.accounting.accountant import Cost
-from dptrain.accounting.composed_curve import AverageCurve, CasesCurve, ComposedCurve, WorstCurve
+from dptrain.accounting.composed_curve import AverageCurve, CasesCurve, ComposedCurve
 from dptrain.accounting.deterministic import Curve, DeterministicAccountant
 from dptrain.accounting.part_sizes import equal_sizes, independent_sizes
 from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
+from dptrain.accounting.truncated_poisson import curve_up_to
 from dptrain.accounting.truncated_step import Branches
 from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -67,30 +68,27 @@ class CyclicPoissonPLD(DeterministicAccountant):
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
         norms = mechanism.strategy.column_norms(scheme.steps)
-        plain = scheme.min_sep == 1 and norms.min() == norms.max() and not _cuts(scheme, 0)
+        plain = scheme.min_sep == 1 and norms.min() == norms.max() and not _cuts(scheme)
         return Kind.EXACT if plain else Kind.UPPER_BOUND
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Truncated parts of several sizes take a composition each."""
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
-        return Cost.SECONDS if _cuts(scheme, 1) else Cost.INSTANT
+        return Cost.SECONDS if _cuts(scheme) else Cost.INSTANT
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve of the largest column norm."""
-        return self._of_size(mechanism, mechanism.scheme.population)
-
-    def _of_size(self, mechanism: MatrixMechanism, size: int) -> Curve:
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
         p, turns = scheme.probability, scheme.max_participations
         norm = float(mechanism.strategy.column_norms(scheme.steps).max())
-        if not _cuts(scheme, size - scheme.dataset_size):
+        if not _cuts(scheme):
             return poisson_curve(self.adjacency, probability=p, steps=turns, sensitivity=norm)
         assert scheme.max_batch_size is not None
         sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
         parts: list[tuple[float, ComposedCurve]] = []
-        for weight, least, most in sizes(size, scheme.cycle):
+        for weight, least, most in sizes(scheme.dataset_size, scheme.cycle):
             cases = Branches.covering(
                 least, most, probability=p, max_batch_size=scheme.max_batch_size
             )
@@ -98,9 +96,9 @@ class CyclicPoissonPLD(DeterministicAccountant):
         return AverageCurve(tuple(parts))
 
 
-def _cuts(scheme: CyclicPoisson, added: int) -> bool:
-    """Whether a draw can exceed the largest batch, with so many examples added."""
-    largest = scheme.part_sizes[-1] + added
+def _cuts(scheme: CyclicPoisson) -> bool:
+    """Whether a draw can exceed the largest batch; under add-remove, with one example more."""
+    largest = scheme.part_sizes[-1] if scheme.nominal_size is None else scheme.nominal_size + 1
     return scheme.max_batch_size is not None and scheme.max_batch_size < largest
 
 
@@ -109,8 +107,13 @@ class CyclicPoissonAddRemove(CyclicPoissonPLD):
 
     There every example picks its part by itself: the others are split alike in both worlds, the
     added one joins part s with probability 1/b, and given s and the split its turns are as under
-    zero-out (with truncation: those of ``TruncatedPoissonAddRemove`` for the size of part s). One
-    removed is N against N - 1, one added N + 1 against N, and with truncation the larger δ counts.
+    zero-out (with truncation: those of ``TruncatedPoissonAddRemove`` for a part s of size m).
+
+    With truncation the statement is for every run on at most M = ``nominal_size`` examples, with
+    one more or one fewer, as N is private. For N ≤ M + 1 examples, m = 1 + Bin(N-1, 1/b). The δ
+    given m is at most that of all sizes up to m at once, F(m) (:func:`curve_up_to`), which grows
+    with m; and m grows, in the stochastic order, with N. So the mean of δ over m is at most the
+    mean of F over 1 + Bin(M, 1/b), whatever N is.
 
     Equal parts read N: with one example fewer, others have to move between parts, and change their
     turns. No theorem covers that.
@@ -132,19 +135,29 @@ class CyclicPoissonAddRemove(CyclicPoissonPLD):
             )
         return None
 
-    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact for one part, nothing to cut with one example more, and the same noise."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, CyclicPoisson)
-        return Kind.UPPER_BOUND if _cuts(scheme, 1) else super().kind_of(mechanism)
-
     def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The worse of N against N - 1 and N + 1 against N."""
+        """The curve of zero-out, or that of all sizes up to one more than the nominal one."""
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
-        sizes = [scheme.dataset_size] + [scheme.dataset_size + 1] * _cuts(scheme, 1)
-        both = WorstCurve(tuple(self._of_size(mechanism, size) for size in sizes))
-        return RemarkedCurve(both, SETTINGS_ARE_PUBLIC)
+        if not _cuts(scheme):
+            return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
+        largest = scheme.max_batch_size
+        assert largest is not None
+        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
+        parts = tuple(
+            (
+                weight,
+                curve_up_to(
+                    most,
+                    probability=scheme.probability,
+                    max_batch_size=largest,
+                    steps=scheme.max_participations,
+                    sensitivity=norm,
+                ),
+            )
+            for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle)
+        )
+        return RemarkedCurve(AverageCurve(parts), SETTINGS_ARE_PUBLIC)
 
 
 class CyclicPoissonReplaceOne(CyclicPoissonPLD):

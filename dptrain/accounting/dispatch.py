@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.accountant import Accountant, Availability, Profile
+from dptrain.accounting.accountant import Accountant, Availability, Profile, size_refusal
 from dptrain.accounting.allocation_pld import AllocationPLD
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
 from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
@@ -71,9 +71,10 @@ ACCOUNTANTS: list[Accountant] = [
 
 
 def accountants_for(
-    mechanism: MatrixMechanism, *, adjacency: Adjacency = Adjacency.ZERO_OUT
+    mechanism: MatrixMechanism, *, adjacency: Adjacency | None = None
 ) -> list[Availability]:
     """Every accountant for the adjacency: whether it answers for the mechanism, and if not, why."""
+    adjacency = adjacency or mechanism.adjacency
     members = [member for member in ACCOUNTANTS if member.adjacency is adjacency]
     return [Availability.of(member, mechanism) for member in members]
 
@@ -82,7 +83,7 @@ def find_accountants(
     mechanism: MatrixMechanism,
     accountant: str | Accountant | None = None,
     *,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    adjacency: Adjacency | None = None,
 ) -> list[Accountant]:
     """The accountant asked for (by name or itself), or the automatic ones for the mechanism.
 
@@ -93,6 +94,7 @@ def find_accountants(
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
             mechanism is not covered; the error gives every accountant's reason.
     """
+    adjacency = adjacency or mechanism.adjacency
     if isinstance(accountant, str):
         named = {member.name: member for member in ACCOUNTANTS}
         if accountant not in named:
@@ -104,7 +106,7 @@ def find_accountants(
                 f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
                 f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
             )
-        if reason := accountant.refusal(mechanism):
+        if reason := accountant.obstacle(mechanism):
             raise ValueError(
                 f"accountant={accountant.name!r} does not cover {_pair(mechanism)}: {reason}"
             )
@@ -112,10 +114,12 @@ def find_accountants(
     table = accountants_for(mechanism, adjacency=adjacency)
     found = [each.accountant for each in table if each.reason is None]
     if not found:
+        nobody = f"no accountant covers {_pair(mechanism)} under adjacency={adjacency.value!r}"
+        if reason := size_refusal(adjacency, mechanism):
+            raise ValueError(f"{nobody}: {reason}")
         reasons = "; ".join(f"{each.name}: {each.reason}" for each in table)
         raise ValueError(
-            f"no accountant covers {_pair(mechanism)} under adjacency={adjacency.value!r}. "
-            f"{reasons}. accountant='gaussian' covers every pair under zero_out, without "
+            f"{nobody}. {reasons}. accountant='gaussian' covers every pair under zero_out, without "
             "amplification; 'dptrain account --support' lists what each scheme is accounted with"
         )
     proven = [member for member in found if isinstance(member, DeterministicAccountant)]
@@ -126,7 +130,7 @@ def find_accountant(
     mechanism: MatrixMechanism,
     accountant: str | Accountant | None = None,
     *,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    adjacency: Adjacency | None = None,
 ) -> Accountant:
     """The one of :func:`find_accountants`, or the best of them in each direction.
 
@@ -149,7 +153,7 @@ def account(
     delta: float | None = None,
     epsilon: float | None = None,
     accountant: str | Accountant | None = None,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    adjacency: Adjacency | None = None,
 ) -> Guarantee:
     """What the mechanism guarantees: the least ε at ``delta``, or the least δ at ``epsilon``.
 
@@ -158,7 +162,8 @@ def account(
         delta: δ in (0, 1); give exactly one of δ and ε.
         epsilon: ε > 0.
         accountant: an accountant or its name; by default the tightest applicable bound.
-        adjacency: the neighbouring relation; most pairs only have theorems for zero-out.
+        adjacency: the neighbouring relation, by default the mechanism's; most pairs only have
+            theorems for zero-out.
 
     Raises:
         ValueError: if both or neither of δ and ε are given or they are out of range, or no
@@ -185,7 +190,7 @@ def profile(
     epsilon: npt.ArrayLike | None = None,
     *,
     accountant: str | Accountant | None = None,
-    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    adjacency: Adjacency | None = None,
 ) -> Profile:
     """δ(ε) in both directions on a grid of ε (default: :func:`default_grid`).
 

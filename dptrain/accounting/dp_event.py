@@ -5,6 +5,7 @@ from __future__ import annotations
 import dp_accounting
 from dp_accounting import dp_event
 
+from dptrain.accounting.accountant import size_refusal
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
@@ -45,8 +46,9 @@ def to_dp_event(
       blocks have the shifts Bern(p)·v and Bern(p)·v'). Adding an example changes equal parts, so
       add-remove needs ``assignment="independent"`` (or one part).
     * ``TruncatedPoisson`` with independent noise: n truncated subsampled Gaussians, all three
-      adjacencies (add-remove for N the size of the larger data set). dp_accounting bounds them
-      looser than :class:`~dptrain.accounting.truncated_poisson.TruncatedPoissonPLD` does.
+      adjacencies (add-remove only where nothing can be cut: the event is about one N, which is
+      private there). dp_accounting bounds them looser than
+      :class:`~dptrain.accounting.truncated_poisson.TruncatedPoissonPLD` does.
     * ``Shuffled`` and ``UserFixed``: one Gaussian of noise σ/sens; zero-out only (without an
       example, or with another's users, the batches would be other batches).
 
@@ -60,6 +62,8 @@ def to_dp_event(
         ValueError: if no event bounds the mechanism under this adjacency, saying why.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
+    if reason := size_refusal(adjacency, mechanism):
+        raise _none(mechanism, adjacency, reason)
     bands, b = strategy.bands, scheme.min_sep
     norm = float(strategy.column_norms(mechanism.steps).max())
     noise = mechanism.noise_multiplier / norm
@@ -86,7 +90,12 @@ def to_dp_event(
             reason = f"bands={bands} let noise of one step depend on others; use Identity()"
             raise _none(mechanism, adjacency, reason)
         event = _sampled(scheme.probability, noise)
-        if isinstance(scheme, TruncatedPoisson) and scheme.max_batch_size < scheme.dataset_size:
+        one_more = scheme.nominal_size is not None
+        largest = scheme.population + one_more
+        if isinstance(scheme, TruncatedPoisson) and scheme.max_batch_size < largest:
+            if one_more:
+                reason = "the event is about one number of examples, which is private"
+                raise _none(mechanism, adjacency, f"{reason}; leave max_batch_size out")
             event = dp_event.TruncatedSubsampledGaussianDpEvent(
                 dataset_size=scheme.dataset_size,
                 sampling_probability=scheme.probability,

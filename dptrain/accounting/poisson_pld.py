@@ -14,9 +14,9 @@ from dptrain.sampling import MinSep, Poisson
 
 # Belongs to every statement of add-remove: what the theorems take for granted.
 SETTINGS_ARE_PUBLIC = (
-    "Added or removed is an example while every setting stays as it is (sampling probability, "
-    "steps, divisor of the sum, largest batch): they must not be set from the exact number of "
-    "examples, nor may that number be published"
+    "Added or removed is an example while every setting stays as it is (nominal size, which "
+    "divides the sum, sampling probability, steps, largest batch): they must not be set from the "
+    "exact number of examples, nor may that number be published"
 )
 
 
@@ -91,7 +91,8 @@ class PoissonAddRemove(PoissonPLD):
 
     Every example tosses its own coins, so the others' draws have the same law with and without it,
     and a step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets
-    of any size. N enters nowhere; p, n and the divisor B̄ are settings that do not change with it.
+    of any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
+    settings that do not change with it.
     """
 
     name = "poisson PLD, add-remove"

@@ -41,7 +41,7 @@ def statement(
         delta=delta,
         unit=mechanism.scheme.unit,
         adjacency=accountant.adjacency,
-        scheme=mechanism.scheme.to_dict(),
+        scheme=mechanism.scheme.published(),
         strategy=mechanism.strategy.to_dict(),
         strategy_hash=mechanism.strategy.coefficient_hash,
         noise_multiplier=mechanism.noise_multiplier,

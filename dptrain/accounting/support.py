@@ -33,6 +33,7 @@ from dptrain.sampling import (
     UserFixed,
     UserMinSep,
 )
+from dptrain.sampling.any_size import AnySizeScheme
 from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Strategy
 
 BEGIN, END = "<!-- support table -->", "<!-- end -->"
@@ -70,8 +71,20 @@ class Row:
     answers: tuple[Answer, ...]
 
 
-def representative_schemes() -> dict[str, Scheme]:
-    """A scheme of every kind, as it is written in the table."""
+def representative_schemes(adjacency: Adjacency = Adjacency.ZERO_OUT) -> dict[str, Scheme]:
+    """A scheme of every kind, as it is written in the table, with N private under add-remove."""
+    found = _schemes()
+    if adjacency is not Adjacency.ADD_REMOVE:
+        return found
+    return {
+        name: dataclasses.replace(scheme, nominal_size=EXAMPLES)
+        if isinstance(scheme, AnySizeScheme)
+        else scheme
+        for name, scheme in found.items()
+    }
+
+
+def _schemes() -> dict[str, Scheme]:
     p = 1.0 / BINS
     everyone: Fields = {"dataset_size": EXAMPLES, "steps": STEPS}
     epochs: Fields = {"epochs": STEPS // BINS, "dataset_size": EXAMPLES}
@@ -127,13 +140,16 @@ def representative_strategies() -> dict[str, Strategy]:
 def support_table() -> tuple[Row, ...]:
     """Every row, all adjacencies, in the order of the schemes; a second or so the first time."""
     strategies = representative_strategies()
+    schemes = {adjacency: representative_schemes(adjacency) for adjacency in Adjacency}
     rows = []
-    for name, scheme in representative_schemes().items():
+    for name, scheme in schemes[Adjacency.ZERO_OUT].items():
         for words, strategy in strategies.items():
-            mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
             if words == "bands ≤ b" and strategy.bands > scheme.min_sep:
                 continue  # b = 1: there is no such strategy but independent noise
             for adjacency in Adjacency:
+                mechanism = MatrixMechanism(
+                    scheme=schemes[adjacency][name], strategy=strategy, noise_multiplier=1.0
+                )
                 answers = _answers(mechanism, adjacency)
                 rows.append(Row(name, words, adjacency, answers))
     return tuple(rows)
@@ -177,7 +193,8 @@ def as_markdown() -> str:
         "",
         f"Asked at {STEPS} steps, {BINS} steps an epoch, b = {SEPARATION} (`BallsInBins`: {BINS}; "
         f"`Poisson` and others without separation: 1), {BANDS} or {MANY_BANDS} bands (Toeplitz); "
-        "b is the separation, the cycle or the number of bins. Of several accountants the least "
+        "b is the separation, the cycle or the number of bins; under add-remove with "
+        f"`nominal_size={EXAMPLES}`. Of several accountants the least "
         'answer counts. Those by name have to be asked for: `accountant="..."`.',
     ]
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dptrain.accounting.accountant import varying_noise
-from dptrain.accounting.composed_curve import CasesCurve, ComposedCurve, WorstCurve
+from dptrain.accounting.composed_curve import CasesCurve, ComposedCurve
 from dptrain.accounting.deterministic import Curve, DeterministicAccountant
 from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
 from dptrain.accounting.truncated_step import Branches
@@ -30,6 +30,18 @@ def truncated_curve(
         dataset_size=dataset_size, probability=probability, max_batch_size=max_batch_size
     )
     return CasesCurve(probability, cases, steps, sensitivity, adjacency)
+
+
+def curve_up_to(
+    largest: int, *, probability: float, max_batch_size: int, steps: int, sensitivity: float
+) -> ComposedCurve:
+    """Composed steps under add-remove for data sets of unknown size, the larger at most this."""
+    if max_batch_size >= largest:
+        return poisson_curve(
+            Adjacency.ADD_REMOVE, probability=probability, steps=steps, sensitivity=sensitivity
+        )
+    cases = Branches.covering(1, largest, probability=probability, max_batch_size=max_batch_size)
+    return CasesCurve(probability, cases, steps, sensitivity, Adjacency.ADD_REMOVE)
 
 
 class TruncatedPoissonPLD(DeterministicAccountant):
@@ -116,25 +128,34 @@ class TruncatedPoissonAddRemove(TruncatedPoissonPLD):
     x - w, of length at most 2, with probability q2 (s ≥ B), where the smaller one adds nothing.
     Both batches are padded to the same B.
 
-    The theorem compares m with m - 1. A run on N examples has neighbours of either size: one
-    removed is m = N, one added m = N + 1. The loss is not known to be monotone in m, so the
-    statement is the larger δ of the two, in both directions each.
+    The theorem compares m with m - 1, and what it says depends on m, which is private: a statement
+    for the N at hand would differ between neighbours. So it is made for every run on at most
+    M = ``nominal_size`` examples at once, with one more or one fewer: all m ≤ M + 1. For each of
+    them the batch is open with probability at least Pr[Bin(M, p) < B], and else q2 ≤ p: the pair
+    2·Bern(p) against 0 dominates that of r = 2 and that of r = 1 (:meth:`Branches.covering`).
     """
 
     name = "truncated Poisson PLD, add-remove"
     adjacency = Adjacency.ADD_REMOVE
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact if no batch can be cut, even with one example more."""
+        """Exact if no batch can be cut, even with one example more than the nominal size."""
         scheme = mechanism.scheme
         assert isinstance(scheme, TruncatedPoisson)
-        return Kind.EXACT if scheme.max_batch_size > scheme.dataset_size else Kind.UPPER_BOUND
+        return Kind.EXACT if scheme.max_batch_size > scheme.population else Kind.UPPER_BOUND
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The worse of N against N - 1 and N + 1 against N."""
-        size = mechanism.scheme.population
-        both = tuple(self._of_size(mechanism, each) for each in (size, size + 1))
-        return RemarkedCurve(WorstCurve(both), SETTINGS_ARE_PUBLIC)
+        """The curve of all sizes up to one more than the nominal one."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, TruncatedPoisson)
+        found = curve_up_to(
+            scheme.population + 1,
+            probability=scheme.probability,
+            max_batch_size=scheme.max_batch_size,
+            steps=scheme.steps,
+            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
+        )
+        return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
 
 
 class TruncatedPoissonReplaceOne(TruncatedPoissonPLD):

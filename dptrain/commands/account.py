@@ -44,8 +44,7 @@ def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
         "--adjacency",
         type=lambda text: text.replace("-", "_"),
         choices=[each.value for each in Adjacency],
-        default=Adjacency.ZERO_OUT.value,
-        help="the neighbouring relation",
+        help="the neighbouring relation (default: zero_out, or add_remove with a nominal_size)",
     )
 
 
@@ -54,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     if options.support:
         print(as_markdown())
         return
-    adjacency = Adjacency(options.adjacency)
+    adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
     asked = options.delta is not None or options.epsilon is not None
     if options.list:
         # σ decides nothing about who answers.
@@ -99,11 +98,9 @@ def run(options: argparse.Namespace) -> None:
     write_json(options.json, value)
 
 
-def listing(mechanism: MatrixMechanism, adjacency: Adjacency) -> str:
+def listing(mechanism: MatrixMechanism, adjacency: Adjacency | None) -> str:
     """Every accountant for the adjacency: kind, cost, and whether it answers."""
     table = accountants_for(mechanism, adjacency=adjacency)
-    if not table:
-        return f"no accountant states {adjacency.value} guarantees"
     chosen: set[str] = set()
     if any(each.reason is None for each in table):
         chosen = {member.name for member in find_accountants(mechanism, adjacency=adjacency)}

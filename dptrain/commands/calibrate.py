@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     check_outputs(options.out, options.json)
     scheme, strategy = read_pair(options)
     check_epsilon(options.epsilon)
-    adjacency = Adjacency(options.adjacency)
+    adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
     who: str | Accountant | None = options.accountant
     if options.certificates is not None:
         pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def keeping_certificates(
-    mechanism: MatrixMechanism, name: str | None, adjacency: Adjacency, folder: pathlib.Path
+    mechanism: MatrixMechanism, name: str | None, adjacency: Adjacency | None, folder: pathlib.Path
 ) -> Accountant:
     """The simulating accountant that answers, with a folder for its certificates.
 

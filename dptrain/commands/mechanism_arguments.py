@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.configuration.scheme import build_scheme, expected_batch_size
+from dptrain.configuration.scheme import build_scheme, expected_batch_size, stated_size
 from dptrain.configuration.strategy import build_strategy
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
@@ -30,7 +30,9 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--scheme", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
     group.add_argument("--strategy", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
-    group.add_argument("--dataset-size", type=int, help="N, number of examples")
+    group.add_argument(
+        "--dataset-size", type=int, help="N, number of examples; default: the scheme's nominal_size"
+    )
     group.add_argument("--steps", type=int, help="n, optimiser steps")
     group.add_argument("--epochs", type=float, help="instead of --steps: n·B̄/N")
 
@@ -82,6 +84,8 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
     strategy = _settings("strategy", options.strategy, stated)
     size = options.dataset_size
     if size is None:
+        size = scheme.get("nominal_size")  # a mechanism to be accounted for needs no other
+    if size is None:
         raise ValueError("--dataset-size is missing: state N, the number of examples")
     steps, epochs = options.steps, options.epochs
     if steps is None and epochs is None:
@@ -89,7 +93,8 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
     if (steps is None) == (epochs is None):
         raise ValueError(f"give exactly one of --epochs and --steps (got {epochs=}, {steps=})")
     if steps is None:
-        steps = max(1, round(epochs * size / expected_batch_size(scheme, size)))
+        batch = expected_batch_size(scheme, size)
+        steps = max(1, round(epochs * stated_size(scheme, size) / batch))
     return (
         build_scheme(scheme, dataset_size=size, steps=steps),
         build_strategy(strategy),

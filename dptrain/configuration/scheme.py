@@ -9,6 +9,7 @@ from typing import Any
 
 from dptrain.configuration.typed import members_of, named_type, stated_fields
 from dptrain.sampling import Scheme
+from dptrain.sampling.fields import public_size
 from dptrain.sampling.graph import AttributionGraph
 
 SIZES = ("batch_size", "epoch_length")  # stated for every scheme; exactly one of them
@@ -16,7 +17,7 @@ _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being 
 
 
 def expected_batch_size(settings: Mapping[str, Any], dataset_size: int) -> float:
-    """B̄, stated as ``batch_size`` or by ``epoch_length`` = N/B̄.
+    """B̄, stated as ``batch_size`` or by ``epoch_length`` = N/B̄ (N: :func:`stated_size`).
 
     Raises:
         ValueError: unless exactly one is given and positive.
@@ -34,7 +35,18 @@ def expected_batch_size(settings: Mapping[str, Any], dataset_size: int) -> float
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and value > 0 and math.isfinite(value)):
         raise ValueError(f"scheme.{name}={value!r}: must be a positive number")
-    return float(value) if name == "batch_size" else dataset_size / value
+    if name == "batch_size":
+        return float(value)
+    return stated_size(settings, dataset_size) / value
+
+
+def stated_size(settings: Mapping[str, Any], dataset_size: int) -> int:
+    """N, or the scheme's ``nominal_size``, which stands for it where it is private.
+
+    Raises:
+        ValueError: if that is no positive integer.
+    """
+    return public_size("scheme", dataset_size, settings.get("nominal_size"))
 
 
 def check_scheme(settings: Mapping[str, Any]) -> None:

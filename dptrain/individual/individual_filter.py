@@ -8,6 +8,7 @@ import numbers
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC
 from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.guarantee import Adjacency, Guarantee, Kind
 from dptrain.individual.ledger import IndividualLedger
@@ -17,6 +18,7 @@ from dptrain.sampling import Poisson, Scheme
 from dptrain.strategies import Identity, Strategy
 
 ADJACENCIES = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE)
+CONDITIONS = (SETTINGS_ARE_PUBLIC,)  # of a plan, which a filter rests on as well
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
             accountant=self.name,
             kind=self.kind,
             certificate=None,
-            notes=(ledger.condition,),
+            notes=(*(note for note in planned.notes if note in CONDITIONS), ledger.condition),
         )
 
     @classmethod

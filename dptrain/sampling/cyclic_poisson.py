@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.any_size import AnySizeScheme
+from dptrain.sampling.scheme import Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 from dptrain.sampling.truncation import (
@@ -22,7 +23,7 @@ ASSIGNMENTS = ("equal", "independent")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CyclicPoisson(ExchangeableScheme):
+class CyclicPoisson(AnySizeScheme):
     """The dataset is split once into b parts; step t draws part t mod b with probability p.
 
     Choquette-Choo et al. 2023 (the sampling of BandMF); Dong & Ganesh 2026, section 4.1. An
@@ -49,6 +50,7 @@ class CyclicPoisson(ExchangeableScheme):
         assignment: ``"equal"`` or ``"independent"``.
         max_batch_size: B ≥ 1: of more than B drawn examples, B are kept, each subset being as
             likely, and every batch is padded to B rows of weight 0. ``None``: neither.
+        nominal_size: see :class:`~dptrain.sampling.any_size.AnySizeScheme`.
 
     Raises:
         ValueError: if a field is of another type or out of range.
@@ -77,6 +79,7 @@ class CyclicPoisson(ExchangeableScheme):
                 f"{self.dataset_size} examples leave parts empty; lower cycle to at most "
                 f"{self.dataset_size}"
             )
+        self._settle_size(self.max_batch_size)
 
     @classmethod
     def for_batch_size(
@@ -88,27 +91,30 @@ class CyclicPoisson(ExchangeableScheme):
         steps: int,
         assignment: str = "equal",
         max_batch_size: int | None = None,
+        nominal_size: int | None = None,
     ) -> Self:
         """The scheme with N·p/b = ``batch_size``: the expected size, *before* any truncation.
 
         Raises:
-            ValueError: if batch_size > N/b; the message gives the largest batch size.
+            ValueError: if batch_size > N/b (for N ``nominal_size``, if given); the message gives
+                the largest batch size.
         """
-        n_examples = fields.integer("CyclicPoisson", "dataset_size", dataset_size)
+        public = fields.public_size("CyclicPoisson", dataset_size, nominal_size)
         b = fields.integer("CyclicPoisson", "cycle", cycle)
         size = fields.expected_batch_size(
             "CyclicPoisson",
             batch_size,
-            largest=n_examples / b,
-            why=f"a part of dataset_size={n_examples} over cycle={b}; lower batch_size or cycle",
+            largest=public / b,
+            why=f"a part of {public} examples over cycle={b}; lower batch_size or cycle",
         )
         return cls(
-            probability=min(1.0, size * b / n_examples),  # at most 1 after rounding too
+            probability=min(1.0, size * b / public),  # at most 1 after rounding too
             cycle=b,
-            dataset_size=n_examples,
+            dataset_size=dataset_size,
             steps=steps,
             assignment=assignment,
             max_batch_size=max_batch_size,
+            nominal_size=nominal_size,
         )
 
     @property

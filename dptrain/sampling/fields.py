@@ -92,12 +92,26 @@ def expected_batch_size(owner: str, value: Any, *, largest: float, why: str) -> 
     return number
 
 
-def batch_of_dataset(owner: str, batch_size: Any, dataset_size: Any) -> tuple[float, int]:
-    """B̄ in (0, N] and N, where nothing but the number of examples limits the batch.
+def public_size(owner: str, dataset_size: Any, nominal_size: Any = None) -> int:
+    """N, or ``nominal_size``, which settings are worked out with where N is private.
 
     Raises:
-        ValueError: as :func:`integer` and :func:`expected_batch_size`.
+        ValueError: as :func:`integer`, for either of them.
     """
     n_examples = integer(owner, "dataset_size", dataset_size)
-    why = f"the dataset has {n_examples} examples"
-    return expected_batch_size(owner, batch_size, largest=n_examples, why=why), n_examples
+    return n_examples if nominal_size is None else integer(owner, "nominal_size", nominal_size)
+
+
+def batch_of_dataset(
+    owner: str, batch_size: Any, dataset_size: Any, nominal_size: Any = None
+) -> tuple[float, int]:
+    """B̄ in (0, N] and N, where nothing but the number of examples limits the batch.
+
+    N is ``nominal_size``, if that is given.
+
+    Raises:
+        ValueError: as :func:`public_size` and :func:`expected_batch_size`.
+    """
+    public = public_size(owner, dataset_size, nominal_size)
+    why = f"the dataset has {public} examples"
+    return expected_batch_size(owner, batch_size, largest=public, why=why), public

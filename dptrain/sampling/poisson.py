@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.any_size import AnySizeScheme
+from dptrain.sampling.scheme import Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Poisson(ExchangeableScheme):
+class Poisson(AnySizeScheme):
     """Each example takes part in each step with probability p, independently of all else.
 
     >>> Poisson.for_batch_size(batch_size=50, dataset_size=1000, steps=10).probability
@@ -25,6 +26,7 @@ class Poisson(ExchangeableScheme):
         probability: p in (0, 1].
         dataset_size: N ≥ 1.
         steps: n ≥ 1.
+        nominal_size: see :class:`~dptrain.sampling.any_size.AnySizeScheme`.
 
     Raises:
         ValueError: if a field is of another type or out of range.
@@ -36,16 +38,29 @@ class Poisson(ExchangeableScheme):
 
     def __post_init__(self) -> None:
         fields.settle(self, integers=("dataset_size", "steps"), probabilities=("probability",))
+        self._settle_size()
 
     @classmethod
-    def for_batch_size(cls, *, batch_size: float, dataset_size: int, steps: int) -> Self:
+    def for_batch_size(
+        cls,
+        *,
+        batch_size: float,
+        dataset_size: int,
+        steps: int,
+        nominal_size: int | None = None,
+    ) -> Self:
         """The scheme with B̄ = ``batch_size``, which need not be an integer.
 
         Raises:
-            ValueError: if the batch size is not in (0, N].
+            ValueError: if the batch size is not in (0, N] (or up to ``nominal_size``, if given).
         """
-        size, n_examples = fields.batch_of_dataset("Poisson", batch_size, dataset_size)
-        return cls(probability=size / n_examples, dataset_size=n_examples, steps=steps)
+        size, public = fields.batch_of_dataset("Poisson", batch_size, dataset_size, nominal_size)
+        return cls(
+            probability=size / public,
+            dataset_size=dataset_size,
+            steps=steps,
+            nominal_size=nominal_size,
+        )
 
     @property
     def rate(self) -> float:

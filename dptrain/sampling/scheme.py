@@ -52,7 +52,13 @@ class Scheme(JsonValue, ABC, family="scheme"):
     their fields on construction with ``ValueError`` naming the field, the value and the remedy.
     They are final: accountants know a scheme by its class, and would state the guarantee of a
     parent for whatever a child draws.
+
+    Attributes:
+        nominal_size: ``None``: N is public. A number: N is private, as add-or-remove has it, and
+            this takes its place (:class:`~dptrain.sampling.any_size.AnySizeScheme`).
     """
+
+    nominal_size: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         for base in cls.__mro__[1:]:
@@ -105,8 +111,12 @@ class Scheme(JsonValue, ABC, family="scheme"):
 
     @property
     def population(self) -> int:
-        """Number of units that are protected: N, or the number of users."""
+        """Number of units that are protected: N, or the number of users; a public number."""
         return self.dataset_size
+
+    def published(self) -> dict[str, Any]:
+        """What statements print of it: :meth:`to_dict`, without N where N is private."""
+        return self.to_dict()
 
     @property
     def max_per_batch(self) -> int:

@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.any_size import AnySizeScheme
+from dptrain.sampling.scheme import Indices
 from dptrain.sampling.skipping import successes
 from dptrain.sampling.stream import SeededStream
 from dptrain.sampling.truncation import inclusion_probability, truncate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedPoisson(ExchangeableScheme):
+class TruncatedPoisson(AnySizeScheme):
     """A Poisson draw, of which a uniformly random subset is kept if it is too large.
 
     Each step draws every example with probability p; of more than B = ``max_batch_size`` drawn
@@ -35,6 +36,7 @@ class TruncatedPoisson(ExchangeableScheme):
         dataset_size: N ≥ 1.
         steps: n ≥ 1.
         max_batch_size: B ≥ 1; with B ≥ N nothing is ever cut and only the padding remains.
+        nominal_size: at least N, see :class:`~dptrain.sampling.any_size.AnySizeScheme`.
 
     Raises:
         ValueError: if a field is of another type or out of range.
@@ -51,24 +53,34 @@ class TruncatedPoisson(ExchangeableScheme):
             integers=("dataset_size", "steps", "max_batch_size"),
             probabilities=("probability",),
         )
+        self._settle_size(self.max_batch_size)
 
     @classmethod
     def for_batch_size(
-        cls, *, batch_size: float, dataset_size: int, steps: int, max_batch_size: int
+        cls,
+        *,
+        batch_size: float,
+        dataset_size: int,
+        steps: int,
+        max_batch_size: int,
+        nominal_size: int | None = None,
     ) -> Self:
         """The scheme with N·p = ``batch_size``: the expected size *before* truncation.
 
         :attr:`expected_batch_size` is smaller, by the examples that are cut.
 
         Raises:
-            ValueError: if the batch size is not in (0, N].
+            ValueError: if the batch size is not in (0, N] (or up to ``nominal_size``, if given).
         """
-        size, n_examples = fields.batch_of_dataset("TruncatedPoisson", batch_size, dataset_size)
+        size, public = fields.batch_of_dataset(
+            "TruncatedPoisson", batch_size, dataset_size, nominal_size
+        )
         return cls(
-            probability=size / n_examples,
-            dataset_size=n_examples,
+            probability=size / public,
+            dataset_size=dataset_size,
             steps=steps,
             max_batch_size=max_batch_size,
+            nominal_size=nominal_size,
         )
 
     @property

@@ -60,7 +60,7 @@ class AccountantContract(ABC):
         assert 0.0 < shown.epsilon < np.inf
         assert shown.delta == self.delta
         assert shown.noise_multiplier == mechanism.noise_multiplier
-        assert shown.scheme == mechanism.scheme.to_dict()
+        assert shown.scheme == mechanism.scheme.published()
         assert shown.strategy == mechanism.strategy.to_dict()
         assert shown.strategy_hash == mechanism.strategy.coefficient_hash
         assert shown.mechanism_hash == mechanism.hash

@@ -1,5 +1,6 @@
 """Cyclic Poisson against quadrature over one example's law, and against plain Poisson."""
 
+import dataclasses
 import itertools
 import math
 
@@ -93,10 +94,11 @@ class TestContractOfAddRemove(TestContract):
         return CyclicPoissonAddRemove()
 
     def mechanism(self):
-        return mechanism(scheme(steps=60, assignment="independent"), BSR(bands=3), sigma=2.0)
+        hidden = scheme(steps=60, assignment="independent", nominal_size=3000)
+        return mechanism(hidden, BSR(bands=3), sigma=2.0)
 
     def refused_mechanism(self):
-        return mechanism(scheme(assignment="equal"), BSR(bands=3))
+        return mechanism(scheme(assignment="equal", nominal_size=3000), BSR(bands=3))
 
 
 class TestContractOfReplaceOne(TestContract):
@@ -239,7 +241,10 @@ def turns(adjacency, size, largest, count, norm=1.0, p=0.3):
 )
 def test_one_truncated_part_is_truncated_poisson(cyclic, plain):
     same = TruncatedPoisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
-    found = cyclic().guarantee(mechanism(cut(1, 40, 15)), delta=1e-6)
+    one_part = cut(1, 40, 15)
+    if cyclic is CyclicPoissonAddRemove:
+        same, one_part = (dataclasses.replace(each, nominal_size=45) for each in (same, one_part))
+    found = cyclic().guarantee(mechanism(one_part), delta=1e-6)
     assert found.epsilon == plain().guarantee(mechanism(same), delta=1e-6).epsilon
     assert any("truncation costs privacy" in note for note in found.notes)
 
@@ -260,10 +265,12 @@ def test_truncated_parts_average_over_their_sizes(assignment, adjacency):
         return  # refused
     size, cycle, largest, sigma = 14, 4, 3, 1.3
     member = {each.adjacency: each for each in EVERY}[adjacency]()
-    law = cut(cycle, size, largest, assignment=assignment)
+    law, sizes = cut(cycle, size, largest, assignment=assignment), (size,)
+    if adjacency is Adjacency.ADD_REMOVE:  # whatever number of examples the run had
+        law, sizes = dataclasses.replace(law, dataset_size=5, nominal_size=size), range(1, size + 2)
     found = member.profile(mechanism(law, sigma=sigma), EPSILONS)
     worst = np.zeros((2, len(EPSILONS)))
-    for whole in (size, size + 1) if adjacency is Adjacency.ADD_REMOVE else (size,):
+    for whole in sizes:
         if assignment == "independent":
             weights = {
                 m: math.comb(whole - 1, m - 1) * 3.0 ** (whole - m) / 4.0 ** (whole - 1)
@@ -281,6 +288,8 @@ def test_truncated_parts_average_over_their_sizes(assignment, adjacency):
     assert (claimed >= worst * (1 - 1e-6)).all()
     # Sizes are gathered into a few intervals, each bounded at once.
     slack = 1.001 if assignment == "equal" else 2.0
+    if adjacency is Adjacency.ADD_REMOVE:
+        slack = 2.5  # one statement for all sizes has q2 ≤ p, here .3 for .225 and less
     assert (claimed.max(axis=0) <= slack * worst.max(axis=0) + 1e-9).all()
     shown = member.guarantee(mechanism(law, sigma=sigma), delta=1e-3)
     back = member.profile(mechanism(law, sigma=sigma), [shown.epsilon * 0.999, shown.epsilon])

@@ -67,7 +67,8 @@ def test_truncation_that_shows_is_looser_there():
 
 def test_poisson_under_the_three_relations():
     item = mechanism(POISSON)
-    zero_out, add_remove = theirs(item), theirs(item, Adjacency.ADD_REMOVE)
+    hidden = mechanism(dataclasses.replace(POISSON, nominal_size=1900))
+    zero_out, add_remove = theirs(item), theirs(hidden, Adjacency.ADD_REMOVE)
     assert zero_out == pytest.approx(add_remove, rel=1e-6)
     # x against -x is a pair of twice the distance.
     assert theirs(item, Adjacency.REPLACE_ONE) > 1.2 * zero_out
@@ -94,13 +95,25 @@ def test_no_noise_is_no_privacy():
         (mechanism(POISSON, BSR(bands=2)), Adjacency.ZERO_OUT, "bands=2"),
         (mechanism(TRUNCATED, BSR(bands=2)), Adjacency.ZERO_OUT, "bands=2"),
         (mechanism(CYCLIC, BSR(bands=6)), Adjacency.ZERO_OUT, "cycle=5"),
-        (mechanism(CYCLIC), Adjacency.ADD_REMOVE, "assignment='independent'"),
+        (
+            mechanism(dataclasses.replace(CYCLIC, nominal_size=2000)),
+            Adjacency.ADD_REMOVE,
+            "assignment='independent'",
+        ),
+        (mechanism(POISSON), Adjacency.ADD_REMOVE, "nominal_size="),
+        (mechanism(dataclasses.replace(POISSON, nominal_size=9)), Adjacency.ZERO_OUT, "add_remove"),
+        (
+            mechanism(dataclasses.replace(TRUNCATED, nominal_size=2000)),
+            Adjacency.ADD_REMOVE,
+            "one number of examples",
+        ),
         (
             mechanism(dataclasses.replace(CYCLIC, max_batch_size=50)),
             Adjacency.ZERO_OUT,
             "no event",
         ),
-        (mechanism(SHUFFLED), Adjacency.ADD_REMOVE, "which examples there are"),
+        (mechanism(SHUFFLED), Adjacency.ADD_REMOVE, "private under add_remove"),
+        (mechanism(SHUFFLED), Adjacency.REPLACE_ONE, "which examples there are"),
         (
             mechanism(BallsInBins(bins=10, epochs=2, dataset_size=2000)),
             Adjacency.ZERO_OUT,
@@ -128,7 +141,8 @@ def test_says_why_there_is_no_event(item, adjacency, why):
 
 
 def test_independent_parts_have_an_event_when_examples_come_and_go():
-    item = mechanism(dataclasses.replace(CYCLIC, assignment="independent"))
+    hidden = dataclasses.replace(CYCLIC, assignment="independent", nominal_size=2000)
+    item = mechanism(hidden)
     event = to_dp_event(item, Adjacency.ADD_REMOVE)
     assert event == dp_event.SelfComposedDpEvent(
         dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.0)), 20

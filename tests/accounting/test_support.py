@@ -43,10 +43,13 @@ def test_every_scheme_and_every_accountant_appears():
 
 
 def test_rows_are_what_the_dispatch_table_answers():
-    schemes, strategies = representative_schemes(), representative_strategies()
+    strategies = representative_strategies()
+    schemes = {adjacency: representative_schemes(adjacency) for adjacency in Adjacency}
     for row in support_table():
         mechanism = MatrixMechanism(
-            scheme=schemes[row.scheme], strategy=strategies[row.strategy], noise_multiplier=2.0
+            scheme=schemes[row.adjacency][row.scheme],
+            strategy=strategies[row.strategy],
+            noise_multiplier=2.0,
         )
         found = accountants_for(mechanism, adjacency=row.adjacency)
         assert {a.accountant for a in row.answers} == {a.name for a in found if a.refusal is None}

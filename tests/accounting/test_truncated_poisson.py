@@ -31,6 +31,7 @@ from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 
 ZERO_OUT, ADD_REMOVE, REPLACE_ONE = Adjacency
+EPSILONS = np.array([0.0, 0.2, 1.0, 3.0])
 
 
 def curve(size, p, largest, steps=1, sensitivity=1.0, adjacency=ZERO_OUT):
@@ -44,8 +45,10 @@ def curve(size, p, largest, steps=1, sensitivity=1.0, adjacency=ZERO_OUT):
     )
 
 
-def mechanism(size, p, largest, steps, sigma, strategy=None):
-    scheme = TruncatedPoisson(probability=p, dataset_size=size, steps=steps, max_batch_size=largest)
+def mechanism(size, p, largest, steps, sigma, strategy=None, nominal=None):
+    scheme = TruncatedPoisson(
+        probability=p, dataset_size=size, steps=steps, max_batch_size=largest, nominal_size=nominal
+    )
     return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
 
 
@@ -65,7 +68,11 @@ class TestContractOfAddRemove(TestContract):
         return TruncatedPoissonAddRemove()
 
     def mechanism(self):
-        return mechanism(200, 0.2, 52, 30, 4.0)  # the added example's loss is bounded by n log 1/q
+        # The added example's loss is bounded by n log 1/q.
+        return mechanism(200, 0.2, 52, 30, 4.0, nominal=200)
+
+    def refused_mechanism(self):
+        return mechanism(200, 0.2, 52, 10, 2.0, BandMF(bands=2), nominal=200)
 
 
 class TestContractOfReplaceOne(TestContract):
@@ -296,20 +303,41 @@ def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
             assert own.epsilon(sigma, delta) <= other.get_epsilon(delta), adjacency
 
 
-def test_add_remove_covers_one_more_and_one_fewer():
-    size, p, largest, sigma = 9, 0.4, 3, 1.0
-    found = TruncatedPoissonAddRemove().guarantee(mechanism(size, p, largest, 4, sigma), delta=1e-4)
-    both = [
-        curve(each, p, largest, 4, adjacency=ADD_REMOVE).epsilon(sigma, 1e-4)
-        for each in (size, size + 1)
-    ]
-    assert found.epsilon == max(both)
-    assert found.adjacency is ADD_REMOVE
-    assert any("every setting" in note for note in found.notes)
-    # At B = N nothing is cut, but with one example more it is.
-    capped = mechanism(size, p, size, 4, sigma)
+def test_add_remove_covers_every_number_of_examples_and_tells_none():
+    most, p, largest, sigma = 9, 0.4, 3, 1.0
+    member = TruncatedPoissonAddRemove()
+    found = member.profile(mechanism(most, p, largest, 4, sigma, nominal=most), EPSILONS)
+    for size in range(1, most + 2):  # of the larger data set
+        single = curve(size, p, largest, 4, adjacency=ADD_REMOVE).delta(sigma, EPSILONS)
+        assert (found.remove >= single[0] * (1 - 1e-6)).all(), size
+        assert (found.add >= single[1] * (1 - 1e-6)).all(), size
+    shown = {
+        member.guarantee(mechanism(n, p, largest, 4, sigma, nominal=most), delta=1e-4)
+        .after(0)
+        .to_json()
+        for n in range(1, most + 1)
+    }
+    assert len(shown) == 1
+    assert "every setting" in shown.pop()
+
+
+def test_add_remove_costs_little_more_than_the_one_size():
+    # Where few batches are cut, q2 of the most examples is close to p.
+    size, p, largest, sigma, steps = 10_000, 0.01, 120, 1.0, 100
+    found = TruncatedPoissonAddRemove().guarantee(
+        mechanism(size, p, largest, steps, sigma, nominal=size), delta=1e-5
+    )
+    single = curve(size + 1, p, largest, steps, adjacency=ADD_REMOVE).epsilon(sigma, 1e-5)
+    assert single <= found.epsilon <= 1.1 * single
+
+
+def test_add_remove_is_exact_where_no_size_is_cut():
+    # At B = M nothing is cut, but with one example more it is.
+    capped = mechanism(9, 0.4, 9, 4, 1.0, nominal=9)
     assert TruncatedPoissonAddRemove().kind_of(capped) is Kind.UPPER_BOUND
-    assert TruncatedPoissonPLD().kind_of(capped) is Kind.EXACT
+    assert TruncatedPoissonPLD().kind_of(mechanism(9, 0.4, 9, 4, 1.0)) is Kind.EXACT
+    roomy = mechanism(9, 0.4, 10, 4, 1.0, nominal=9)
+    assert TruncatedPoissonAddRemove().kind_of(roomy) is Kind.EXACT
 
 
 # --- the pieces --------------------------------------------------------------------------------

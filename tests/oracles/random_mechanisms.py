@@ -29,6 +29,7 @@ from dptrain import (
 )
 from dptrain.guarantee import Adjacency
 from dptrain.sampling import Scheme
+from dptrain.sampling.any_size import AnySizeScheme
 from dptrain.sampling.user_exclusion import Exclusion
 from dptrain.strategies import Strategy
 from tests.oracles import batch_sequences as runs
@@ -210,6 +211,11 @@ def _of_runs(
         vectors = rng.choice([-1.0, 1.0, -1.0, 0.4], size=(others, 1))
         own = np.array([1.0])
     replaced = -own if adjacency is Adjacency.REPLACE_ONE else 0 * own
+
+    if adjacency is Adjacency.ADD_REMOVE:
+        assert isinstance(scheme, AnySizeScheme)
+        # As many as the most that the oracle can enumerate, less the one that may be added.
+        scheme = dataclasses.replace(scheme, nominal_size=size)
 
     def pair() -> TruePair:
         with_own = law(others + 1)

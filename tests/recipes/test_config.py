@@ -212,6 +212,13 @@ def test_impossible_strategies_are_named(overrides, message):
         load_config(VisionSettings, None, ["steps=9", *overrides]).validate()
 
 
+def test_a_private_number_of_examples_is_not_for_recipes():
+    """Their splits read it, and their output tells it."""
+    overrides = ["steps=9", "scheme.type=Poisson", "scheme.nominal_size=1500"]
+    with pytest.raises(ValueError, match=r"scheme\.nominal_size=1500: .*PrivacyEngine"):
+        load_config(VisionSettings, None, [*overrides, "strategy.type=Identity"]).validate()
+
+
 @pytest.mark.parametrize("wrong", ["strategy=BandMF", "strategy=null", "strategy=[1]"])
 def test_a_strategy_is_a_group_too(wrong):
     with pytest.raises(ValueError, match=r"group of fields.*strategy\.type"):
