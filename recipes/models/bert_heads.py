@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from dptrain.losses import IGNORED, token_cross_entropy
+
 Batch = dict[str, torch.Tensor]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-IGNORED = -100  # label of a position that is not to be predicted
 MASKED_SHARE = 0.15
 HIDDEN, RANDOM = 0.8, 0.1  # of the masked positions; the rest keeps its token
 
@@ -58,10 +59,7 @@ class MaskedTokenLoss(RowLoss):
 
     def rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Losses of logits (rows, length, vocabulary), with labels (rows, length)."""
-        tokens = cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-        )
-        return tokens.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+        return token_cross_entropy(logits, labels, reduction="none")
 
 
 class ClassLoss(RowLoss):
