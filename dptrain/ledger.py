@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
+import os
 import pathlib
+import secrets
 from collections.abc import Iterable, Sequence
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +33,12 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     large: list[torch.Tensor] = []
     small: dict[torch.device, list[torch.Tensor]] = {}
     for tensor in tensors:
-        raw = tensor.detach().reshape(-1).view(torch.uint8)
+        if not tensor.numel():
+            continue
+        flat = tensor.detach().reshape(-1)
+        if flat.stride(0) != 1:  # a single number that was expanded
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        raw = flat.view(torch.uint8)
         if len(raw) < _SMALL:
             small.setdefault(raw.device, []).append(raw)
         else:
@@ -70,11 +79,19 @@ class StepLedger:
     anything else the difference of the two releases cancels the noise. So a repeated step must
     come out bit for bit, and is refused before the model is updated otherwise.
 
+    The file is only ever added to, one line a step, which is on the disk before the step is
+    released. What a crash left of a line that it cut off was not released.
+
     Args:
         mechanism_hash: of the run this ledger belongs to.
         path: an append-only JSON-lines file, made if missing; ``None`` keeps it in memory.
         keeper: whether this process reads and writes the file. One of several processes of a run
-            does; the others are told :attr:`digests` and refuse the same repeats.
+            does; the others are told :attr:`run` and :attr:`digests` and refuse the same repeats.
+
+    Attributes:
+        run: drawn when the ledger is begun. A checkpoint that names it knows which ledger has seen
+            all of its run's releases; a file that was deleted and begun anew has another.
+        digests: of the released steps, from 0.
 
     Raises:
         ValueError: if the file belongs to another mechanism or cannot be read.
@@ -85,23 +102,26 @@ class StepLedger:
     ) -> None:
         self.mechanism_hash = mechanism_hash
         self.path = None if path is None else pathlib.Path(path)
+        self.run = secrets.token_hex(16)
         self.digests: list[str] = []
         self._keeper = keeper
-        if not keeper:
+        self._size = 0  # bytes of the file's whole lines
+        self._cut_off = False  # whether the file may go on with a piece of a line
+        if not keeper or self.path is None:
             return
-        if self.path is not None and self.path.is_dir():
+        if self.path.is_dir():
             raise ValueError(f"ledger={self.path} is a folder: name a file")
-        if self.path is not None and self.path.exists():
-            self.digests = self._read(self.path)
-        elif self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"mechanism_hash": mechanism_hash})
+        if self.path.exists():
+            self._read(self.path)
+        else:
+            self._begin(self.path)
 
     def record(self, step: int, digest: str) -> None:
         """Enter the release of ``step`` (from 0).
 
         Raises:
-            RuntimeError: if the step was released before with other bits.
+            RuntimeError: if the step was released before with other bits, or the file is not as
+                this run left it.
         """
         if step < len(self.digests):
             if self.digests[step] != digest:
@@ -114,11 +134,19 @@ class StepLedger:
                 )
             return
         assert step == len(self.digests), "steps are recorded in order"
-        self.digests.append(digest)
         self._append({"step": step, "digest": digest})
+        self.digests.append(digest)
 
-    def check(self, digests: Sequence[str]) -> None:
-        """Refuse a checkpoint whose releases are not the first ones of this ledger.
+    def check(
+        self, digests: Sequence[str], *, run: str, kept: bool, accept_lost: bool = False
+    ) -> None:
+        """Refuse a checkpoint of which this ledger has not seen all releases that it should have.
+
+        Args:
+            digests: of the steps that the checkpoint's run had released by then.
+            run: of the ledger that the checkpoint's run had.
+            kept: whether that was a file.
+            accept_lost: go on without that file, which is then said in the guarantee.
 
         Raises:
             ValueError: with the remedy.
@@ -130,14 +158,29 @@ class StepLedger:
                 + (f" {self.path}" if self.path else "")
                 + ": they come from different runs; use the ledger of the checkpoint's run"
             )
+        if self.path is None or not kept or accept_lost or self.knows(digests, run=run):
+            return
+        if run == self.run:
+            found = f"it was cut off after {len(self.digests)} steps"
+        else:
+            found = f"it is the ledger {self.run[:8]}… and holds {len(self.digests)} steps"
+        raise ValueError(
+            f"ledger {self.path} is not what the checkpoint's run left: {found}, but the run had "
+            f"released {len(digests)} steps under the ledger {run[:8]}…. Without that file nobody "
+            "can see whether a later step was released already, and releasing it in two versions "
+            "cancels its noise: put the file back, or accept the loss, which the guarantee then "
+            "says (accept_lost_ledger=True of load_state_dict, --accept-lost-ledger of a recipe)"
+        )
+
+    def knows(self, digests: Sequence[str], *, run: str) -> bool:
+        """Whether this is the ledger ``run``, and whole at least up to ``digests``."""
+        return run == self.run and len(self.digests) >= len(digests)
 
     def resume(self, digests: Sequence[str]) -> None:
         """Go on from a checkpoint that had released ``digests``; says which steps are repeated.
 
-        Raises:
-            ValueError: as :meth:`check`.
+        Call :meth:`check` before.
         """
-        self.check(digests)
         for step in range(len(self.digests), len(digests)):
             self.record(step, digests[step])
         if len(self.digests) > len(digests):
@@ -148,22 +191,62 @@ class StepLedger:
                 len(self.digests) - 1,
             )
 
-    def _append(self, line: dict[str, object]) -> None:
-        if self.path is not None and self._keeper:
-            with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+    def _begin(self, path: pathlib.Path) -> None:
+        """A file with a head, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = _line({"mechanism_hash": self.mechanism_hash, "run": self.run})
+        temporary = path.with_name(f"{path.name}.{self.run[:8]}.tmp")
+        with temporary.open("wb") as file:
+            _write(file, head)
+        temporary.replace(path)
+        with contextlib.suppress(OSError):  # not every system opens folders
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        self._size = len(head)
 
-    def _read(self, path: pathlib.Path) -> list[str]:
-        text = path.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:  # cut off while being written: that step was never applied or released
-            path.write_text(whole)
-        lines = whole.splitlines()
+    def _append(self, entry: dict[str, object]) -> None:
+        if self.path is None or not self._keeper:
+            return
+        line = _line(entry)
         try:
-            head, *entries = (json.loads(line) for line in lines)
+            file = self.path.open("r+b")
+        except FileNotFoundError:
+            raise self._changed("it is gone") from None
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._size or (size > self._size and not self._cut_off):
+                raise self._changed(f"it has {size} bytes, not {self._size}")
+            self._cut_off = True  # until all of the line is there
+            file.truncate(self._size)
+            file.seek(self._size)
+            _write(file, line)
+        self._size += len(line)
+        self._cut_off = False
+
+    def _changed(self, how: str) -> RuntimeError:
+        return RuntimeError(
+            f"ledger {self.path} was changed while this run was using it ({how}), so it no longer "
+            "shows what was released: put it back as it was, see that no other process uses it, "
+            "and go on from the last checkpoint"
+        )
+
+    def _read(self, path: pathlib.Path) -> None:
+        data = path.read_bytes()
+        end = b"\n" if data.endswith(b"}") else b""  # all but the end: that step may be released
+        data += end
+        self._size = data.rfind(b"\n") + 1
+        rest = data[self._size :]
+        self._cut_off = bool(rest)
+        try:
+            if b"}" in rest:
+                raise ValueError("its last line is damaged")
+            head, *entries = (json.loads(line) for line in data[: self._size].splitlines())
             digests = [entry["digest"] for entry in entries]
             steps = [entry["step"] for entry in entries]
-            owner = head["mechanism_hash"]
+            owner, self.run = head["mechanism_hash"], head["run"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"ledger {path} cannot be read ({error}); restore it") from error
         if owner != self.mechanism_hash:
@@ -173,4 +256,18 @@ class StepLedger:
             )
         if steps != list(range(len(steps))):
             raise ValueError(f"ledger {path} lacks steps; restore it")
-        return digests
+        self.digests = digests
+        if end:
+            with path.open("ab") as file:
+                _write(file, end)
+
+
+def _line(entry: dict[str, object]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def _write(file: BinaryIO, data: bytes) -> None:
+    """Until it is on the disk."""
+    file.write(data)
+    file.flush()
+    os.fsync(file.fileno())

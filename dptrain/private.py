@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, account
-from dptrain.checkpoint import check_fields, check_guarantee, check_settings
+from dptrain.checkpoint import (
+    check_fields,
+    check_guarantee,
+    check_seal,
+    check_settings,
+    seal,
+)
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.individual import IndividualFilter, IndividualLedger
 from dptrain.mechanism import MatrixMechanism
@@ -21,7 +27,7 @@ from dptrain.sampling import PrivateLoader
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
@@ -198,10 +204,8 @@ class PrivateTraining:
         self.optimizer.check_whole()
         batch = self.loader.current
         under_way = batch is not None and batch.step == self.steps_executed
-        spending: dict[str, Any] = {}
-        if self.individual_filter is not None:
-            spending["individual"] = self.individual.state_dict()
-        return {
+        ledger = self.optimizer.ledger
+        state = {
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
             "mechanism_hash": self.mechanism.hash,
@@ -214,7 +218,9 @@ class PrivateTraining:
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "schedulers": [_state_of(s) for s in self._schedulers],
-            "ledger": list(self.optimizer.ledger.digests[: self.steps_executed]),
+            "ledger": list(ledger.digests[: self.steps_executed]),
+            "ledger_run": ledger.run,
+            "ledger_kept": ledger.path is not None,
             "private": {
                 "noise": self.optimizer.noise.state_dict(),
                 "loader": self.loader.state_dict(),
@@ -227,17 +233,32 @@ class PrivateTraining:
                 ),
             },
         }
+        return seal(state)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, accept_lost_ledger: bool = False
+    ) -> None:
         """Continue the run that :meth:`state_dict` was taken from, bit for bit.
 
+        Args:
+            state: what it returned.
+            accept_lost_ledger: go on although the file ``ledger=`` of the checkpoint's run is gone
+                or was cut off; the guarantee then says what it assumes.
+
         Raises:
-            ValueError: if the state is of another mechanism, setting or format; nothing has been
-                changed then.
+            TypeError: if the state is no mapping.
+            ValueError: if the state is damaged, of another mechanism, setting or format, or the
+                ledger has not seen its releases; nothing has been changed then.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"state={state!r:.80}: expected what private.state_dict() returned, for instance "
+                "torch.load(path, weights_only=True)"
+            )
         if state.get("format") != FORMAT:
             raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
         check_fields(state)
+        check_seal(state)
         if state["mechanism_hash"] != self.mechanism.hash:
             saved = MatrixMechanism.from_dict(state["mechanism"])
             raise ValueError(
@@ -258,9 +279,12 @@ class PrivateTraining:
         if self.individual_filter is not None:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
         self.loader.check_state(private["loader"])  # refuses another data set
-        self.optimizer.ledger.check(state["ledger"])
+        ledger, digests, run = self.optimizer.ledger, state["ledger"], state["ledger_run"]
+        kept = state["ledger_kept"]
+        ledger.check(digests, run=run, kept=kept, accept_lost=accept_lost_ledger)
+        seen_all = ledger.knows(digests, run=run)
         self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
-        self.optimizer.ledger.resume(state["ledger"])
+        ledger.resume(digests)
         self.loader.load_state_dict(private["loader"])
         if self.individual_filter is not None:
             self.individual.load_state_dict(private["individual"])
@@ -274,10 +298,11 @@ class PrivateTraining:
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
         self.optimizer.restart_at(state["steps_executed"])
         self._notes = tuple(state["notes"])
-        if self.optimizer.ledger.path is None and self.steps_executed:
+        if not seen_all:
             note = RESUME_NOTE.format(self.steps_executed)
             self._notes = tuple(dict.fromkeys((*self._notes, note)))
-            logger.warning("%s (ledger=PATH in make_private lets the run check it)", note)
+            hint = "" if ledger.path else " (ledger=PATH in make_private lets the run check it)"
+            logger.warning("%s%s", note, hint)
         for guarantee in guarantees:
             # What was simulated is kept; anything else is computed again rather than believed.
             if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:

@@ -77,7 +77,8 @@ def shared_ledger(
 ) -> StepLedger:
     """The record of released steps, whose file is rank 0's; all know what is in it."""
     ledger = StepLedger(mechanism.hash, path, keeper=ranks.rank == 0)
-    ledger.digests = list(ranks.from_first(lambda: ledger.digests))
+    run, digests = ranks.from_first(lambda: (ledger.run, ledger.digests))
+    ledger.run, ledger.digests = run, list(digests)
     return ledger
 
 

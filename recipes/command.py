@@ -30,6 +30,11 @@ def run_recipe(
     parser = argparse.ArgumentParser(prog=f"python -m recipes.{name}", description=description)
     parser.add_argument("--config", required=True, help="YAML file, e.g. configs/*.yaml")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
+    parser.add_argument(
+        "--accept-lost-ledger",
+        action="store_true",
+        help="with --resume: go on although ledger.jsonl is lost, which the statement then says",
+    )
     parser.add_argument("--output", help="run folder (the field output)")
     parser.add_argument(
         "--simulate",
@@ -45,7 +50,12 @@ def run_recipe(
             settings.output = arguments.output
         if arguments.simulate is not None:
             settings.simulate = arguments.simulate
-        current = prepare(settings, build_task, resume=arguments.resume)
+        current = prepare(
+            settings,
+            build_task,
+            resume=arguments.resume,
+            accept_lost_ledger=arguments.accept_lost_ledger,
+        )
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

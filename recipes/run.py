@@ -24,7 +24,7 @@ from recipes.settings import NOISE_DTYPES, RunSettings
 from recipes.simulation import Simulation
 from recipes.task import Task
 
-FORMAT = 2
+FORMAT = 3
 
 S = TypeVar("S", bound=RunSettings)
 
@@ -56,8 +56,20 @@ class Run:
         )
 
 
-def prepare(settings: S, build_task: Callable[[S], Task], *, resume: bool = False) -> Run:
+def prepare(
+    settings: S,
+    build_task: Callable[[S], Task],
+    *,
+    resume: bool = False,
+    accept_lost_ledger: bool = False,
+) -> Run:
     """Data, model, engine and folder of a new run, or of one that goes on from its checkpoint.
+
+    Args:
+        settings: of the recipe.
+        build_task: from them to data and model.
+        resume: go on from the checkpoint.
+        accept_lost_ledger: also without the file of released steps, which the statement then says.
 
     Raises:
         ValueError: for settings that cannot work, a folder that already holds a run, or a resumed
@@ -79,7 +91,7 @@ def prepare(settings: S, build_task: Callable[[S], Task], *, resume: bool = Fals
     plan = _plan(settings, scheme)
     task.model.to(settings.device)
     if checkpoint is not None:
-        return _resumed(settings, task, checkpoint)
+        return _resumed(settings, task, checkpoint, accept_lost_ledger=accept_lost_ledger)
     with RunFolder.claim(settings.output, overwrite=settings.overwrite):
         return _new(settings, task, plan)
 
@@ -116,7 +128,9 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
     return run
 
 
-def _resumed(settings: RunSettings, task: Task, checkpoint: dict[str, Any]) -> Run:
+def _resumed(
+    settings: RunSettings, task: Task, checkpoint: dict[str, Any], *, accept_lost_ledger: bool
+) -> Run:
     """The run of the checkpoint, at its step."""
     _check_resumable(checkpoint, settings)
     mechanism = _saved_mechanism(checkpoint, task)
@@ -126,7 +140,7 @@ def _resumed(settings: RunSettings, task: Task, checkpoint: dict[str, Any]) -> R
         mechanism={"mechanism": mechanism},
         accountant=settings.build_accountant(mechanism),
     )
-    private.load_state_dict(checkpoint["run"])
+    private.load_state_dict(checkpoint["run"], accept_lost_ledger=accept_lost_ledger)
     history = _history(settings, private, task)
     saved = checkpoint.get("private", {}).get("history")
     if history is not None and saved is not None:
@@ -246,8 +260,7 @@ def finish(current: Run) -> None:
 def _check_resumable(checkpoint: dict[str, Any], settings: RunSettings) -> None:
     if checkpoint.get("format") != FORMAT:
         raise ValueError(f"checkpoint format {checkpoint.get('format')!r} is not {FORMAT}")
-    saved = {"clipping": {"type": "Flat"}, **checkpoint["settings"]}  # older ones had no choice
-    changed = differences(saved, dataclasses.asdict(settings))
+    changed = differences(checkpoint["settings"], dataclasses.asdict(settings))
     lines = [
         f"{name}: the run has {old!r}, now {new!r}"
         for name, (old, new) in changed.items()

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from dptrain.checkpoint import check_seal, seal
+
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "config.yaml",
     "metrics.jsonl",
@@ -146,7 +148,7 @@ class RunFolder:
         """Replace checkpoint.pt in one step: a crash leaves the old one or the new one."""
         temporary = self.path / f"{CHECKPOINT}.tmp"
         with temporary.open("wb") as file:
-            torch.save(state, file)
+            torch.save(seal(state), file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / CHECKPOINT)
@@ -191,6 +193,7 @@ def load_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
             f"{file} is damaged ({type(error).__name__}: {reason}): put a copy of it back, or "
             "start anew with overwrite=true"
         ) from error
+    check_seal(state, str(file))
     return state
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism
+from dptrain.checkpoint import seal
 from dptrain.noise.normals import FastNormals
 from dptrain.noise.secure import SecureNormals
 from dptrain.private import SEED_NOTE
@@ -104,7 +105,7 @@ def test_a_secure_stream_refuses_the_state_of_a_fast_one():
         state = through_disk(first.state_dict())
         state["settings"]["secure"] = other
         with pytest.raises(ValueError, match=r"generator.*AES-256-CTR"):
-            second.load_state_dict(state)
+            second.load_state_dict(seal(state))
 
 
 def test_the_guarantee_names_the_generator():

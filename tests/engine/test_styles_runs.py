@@ -190,17 +190,5 @@ def test_another_style_is_refused_on_resume():
         assert private.steps_executed == 0
 
 
-def test_checkpoints_from_before_there_were_styles_are_flat():
-    first = noiseless(small_net(), images(), "hooks", Flat(), steps=3)
-    train(first, steps=1)
-    state = first.state_dict()
-    del state["settings"]["clipping"]
-    noiseless(small_net(), images(), "hooks", Flat(), steps=3).load_state_dict(state)
-    with pytest.raises(
-        ValueError, match=r"clipping={'type': 'Flat'}, this run has clipping=.*Auto"
-    ):
-        noiseless(small_net(), images(), "hooks", Automatic(), steps=3).load_state_dict(state)
-
-
 def as_arguments(style):
     return {name: value for name, value in style.to_dict().items() if name != "type"}

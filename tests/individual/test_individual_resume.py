@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from dptrain.checkpoint import seal
 from dptrain.individual import GDPFilter, GDPOdometer, OdometerLedger
 
 from ..engine.conftest import everything_every_step, flat, images, make, small_net, train
@@ -147,7 +148,7 @@ REFUSED = {
 def tampered(**changes):
     state = saved()
     state["private"]["individual"].update(changes)
-    return state
+    return seal(state)
 
 
 def spending(squares):
@@ -157,7 +158,7 @@ def spending(squares):
 def without_ledger():
     state = saved()
     del state["private"]["individual"]
-    return state
+    return seal(state)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -198,7 +199,7 @@ def test_a_repeated_step_with_another_ledger_is_stopped(tmp_path):
     finish(first)
     state["private"]["individual"]["spending"]["squares"].zero_()
     second = private_run(ledger=path)
-    second.load_state_dict(state)
+    second.load_state_dict(seal(state))
     with pytest.raises(RuntimeError, match="released before"):
         finish(second)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import gaussian
+from dptrain.checkpoint import seal
 from dptrain.guarantee import Kind
 from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter
 from dptrain.report import privacy_report
@@ -189,7 +190,7 @@ def test_a_changed_number_of_rounds_is_refused():
     for rounds in (0, 4):
         state["private"]["individual"]["spending"]["rounds"] = rounds
         with pytest.raises(ValueError, match=f"has {rounds} open rounds"):
-            private.load_state_dict(state)
+            private.load_state_dict(seal(state))
 
 
 def test_other_filters_have_no_rounds():

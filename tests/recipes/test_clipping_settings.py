@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -14,7 +13,6 @@ from dptrain.configuration.clipping import build_clipping
 from dptrain.configuration.typed import members_of
 from recipes.config import load_config, to_yaml
 from recipes.debug_norms import DebugNorms
-from recipes.run import FORMAT, _check_resumable
 from recipes.runfolder import load_checkpoint
 from recipes.vision import VisionSettings
 from tests.recipes.tiny_vision import PLAIN, run
@@ -111,17 +109,6 @@ def test_a_run_keeps_its_style_and_logs_norms_apart(config, tmp_path, capsys):
     assert run(config, debug, "--resume", *PLAIN, *automatic) == 0  # debug_norms may change
     assert run(config, debug, "--resume", *PLAIN) == 2
     assert "clipping.type: the run has 'Automatic', now 'Flat'" in capsys.readouterr().err
-
-
-def test_runs_from_before_there_were_styles_were_clipped_flat():
-    settings = load_config(VisionSettings, None, ["steps=9"])
-    saved = dataclasses.asdict(settings)
-    for name in ("clipping", "debug_norms"):
-        del saved[name]
-    _check_resumable({"format": FORMAT, "settings": saved}, settings)
-    other = dataclasses.replace(settings, clipping={"type": "PerLayer"})
-    with pytest.raises(ValueError, match=r"clipping\.type: the run has 'Flat', now 'PerLayer'"):
-        _check_resumable({"format": FORMAT, "settings": saved}, other)
 
 
 def test_norms_of_a_step_leave_out_padding_and_what_is_not_finite():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -44,15 +45,23 @@ def uninterrupted(config, tmp_path_factory):
     return output
 
 
+def _ledger(output) -> tuple[dict[str, Any], list[str]]:
+    head, *releases = (output / "ledger.jsonl").read_text().splitlines()
+    return json.loads(head), releases
+
+
 def _assert_like(output, uninterrupted) -> None:
     ours, theirs = _final(output), _final(uninterrupted)
     for part in ("module", "optimizer", "schedulers", "ledger"):
         assert _same(ours[part], theirs[part]), part
     for part in ("noise", "loader"):  # the process's generators are of no use to this model
         assert _same(ours["private"][part], theirs["private"][part]), part
-    names = ("metrics.jsonl", "privacy_report.json", "privacy_report.md", "ledger.jsonl")
-    for name in names:
+    for name in ("metrics.jsonl", "privacy_report.json", "privacy_report.md"):
         assert (output / name).read_text() == (uninterrupted / name).read_text(), name
+    heads, releases = zip(*(_ledger(folder) for folder in (output, uninterrupted)), strict=True)
+    assert releases[0] == releases[1]
+    assert heads[0].pop("run") != heads[1].pop("run")  # drawn for every run
+    assert heads[0] == heads[1]
 
 
 def test_ctrl_c_then_resume_ends_in_the_same_model(
