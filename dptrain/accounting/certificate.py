@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from pathlib import Path
@@ -12,8 +13,7 @@ from dptrain.accounting.declaration import Declaration, ceiling_of, request_of
 from dptrain.accounting.estimate_noise import Gather, alone, estimate_noise
 from dptrain.accounting.partial_certificate import PartialCertificate
 from dptrain.accounting.simulation import Simulation, default_threads
-from dptrain.accounting.verification import ESTIMATE, VERIFY, verify_chunks
-from dptrain.accounting.verify import samples_needed
+from dptrain.accounting.verification import verify_chunks
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -39,6 +39,7 @@ def certify_noise(
     progress: bool = True,
     cache: str | os.PathLike[str] | None = None,
     partial: str | os.PathLike[str] | None = None,
+    recheck: bool = False,
 ) -> dict[str, Any]:
     """The least σ of a declared grid that a simulation certifies for (ε, δ), and the evidence.
 
@@ -83,6 +84,8 @@ def certify_noise(
         cache: directory of certificates, made if missing; ``None`` for no cache.
         partial: file that keeps what is done of an unfinished verification (rewritten every half a
             minute and when interrupted, deleted in the end); by default one in ``cache``.
+        recheck: whether to draw the samples of a cached certificate again, see
+            :func:`load_certificate`.
 
     Returns:
         JSON-ready certificate; ``"noise_multiplier"`` is σ.
@@ -96,7 +99,10 @@ def certify_noise(
     directory = None if cache is None else Path(cache)
     place = None if partial is None else Path(partial)
     if directory is not None:
-        if (found := certificate_cache.load(directory, request)) is not None:
+        found = load_certificate(
+            directory, simulation, request, recheck=recheck, threads=threads, progress=progress
+        )
+        if found is not None:
             return found
         place = place or certificate_cache.partial_path(directory, request)
     threads = threads or default_threads()
@@ -176,23 +182,101 @@ def certificate_of(partial: PartialCertificate) -> dict[str, Any]:
         )
     for exponent, row in zip(declared.exponents, rows, strict=True):
         row["exponent"] = exponent
-    proof = samples_needed(declared.request["delta"])
     return {
-        "request": declared.request,
-        "seed": str(declared.seed),
-        "streams": "SFC64 of SeedSequence([seed, purpose], spawn_key=(chunk,)), shared by the "
-        f"directions; purpose {ESTIMATE} estimate (and its round), {VERIFY} verify",
-        "chunks": {"samples": declared.lanes, "count": declared.chunks},
-        "epsilon_slack": declared.slack,
-        "violated": proof.violated,
-        "failure_probability": proof.failure,
-        "delta_proved": proof.delta,
-        "estimate": declared.estimate,
+        **declared.evidence(),
         "grid": rows,
-        "ceiling": {
-            "noise_multiplier": declared.ceiling,
-            "shown_by": "unamplified Gaussian mechanism",
-        },
         "noise_multiplier": certificate_cache.chosen_noise(rows, declared.ceiling),
-        "versions": declared.versions,
     }
+
+
+def load_certificate(
+    directory: Path,
+    simulation: Simulation,
+    request: dict[str, Any],
+    *,
+    recheck: bool = False,
+    threads: int | None = None,
+    progress: bool = True,
+) -> dict[str, Any] | None:
+    """The stored certificate for this request, or ``None`` if there is none.
+
+    A digest shows damage, not intent: whoever edits a file can write a fresh one. So all that
+    request and simulation determine is computed again, given the seed and the estimate around
+    which the grid was declared: the grid, the ceiling, the samples, what they prove. What is left
+    to the file are seed, estimate, means and verdicts; with ``recheck`` the seed's samples are
+    drawn once more, at the cost of the first time, and have to give the same verdicts.
+
+    Raises:
+        ValueError: if the file is corrupt, answers another request, or says something else than
+            what is computed here.
+    """
+    path = certificate_cache.path_of(directory, request)
+    if not path.exists():
+        return None
+    certificate = certificate_cache.read_certificate(path)
+    try:
+        problem = _undeclared(certificate, simulation, request)
+        if recheck and problem is None:
+            problem = _redrawn(certificate, simulation, threads or default_threads(), progress)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
+    return certificate
+
+
+def _declared(
+    certificate: dict[str, Any], simulation: Simulation, request: dict[str, Any]
+) -> Declaration:
+    seed = certificate_cache.whole_number(certificate["seed"])
+    return Declaration.of(simulation, request, seed=seed, estimate=certificate["estimate"])
+
+
+def _undeclared(
+    certificate: dict[str, Any], simulation: Simulation, request: dict[str, Any]
+) -> str | None:
+    """What the file says otherwise than its request and this simulation, or ``None``."""
+    if certificate["request"] != request:
+        return "another request"
+    declared = _declared(certificate, simulation, request)
+    rows = certificate["grid"]
+    if [row["exponent"] for row in rows] != list(declared.exponents):
+        return f"its grid is not that around its estimate, 1.01^{list(declared.exponents)}"
+    # Another machine's last digits are as good; the numbers that are no σ were found by a search
+    # for a flat minimum.
+    numbers = [
+        (f"σ of 1.01^{exponent}", row["noise_multiplier"], sigma, 1e-12)
+        for exponent, row, sigma in zip(declared.exponents, rows, declared.sigmas, strict=True)
+    ]
+    for name, value in declared.evidence().items():
+        said = certificate[name]
+        if name == "ceiling":
+            top = "noise_multiplier"
+            numbers.append(("ceiling", said[top], value[top], 1e-8))
+            if said != {**value, top: said[top]}:
+                return f"its ceiling should be shown by the {value['shown_by']}"
+        elif isinstance(value, float):
+            numbers.append((name, said, value, 1e-6))
+        # The versions are a record of those it was made with.
+        elif name != "versions" and said != value:
+            return f"its {name} should be {value!r}"
+    for name, said, value, tolerance in numbers:
+        if not math.isclose(said, value, rel_tol=tolerance):
+            return f"its {name} is {said} and should be {value}"
+    return None
+
+
+def _redrawn(
+    certificate: dict[str, Any], simulation: Simulation, threads: int, progress: bool
+) -> str | None:
+    """What the seed does not give again, or ``None``."""
+    declared = _declared(certificate, simulation, certificate["request"])
+    if certificate["versions"] != declared.versions:
+        return (
+            f"made with {certificate['versions']}, its samples cannot be drawn again with "
+            f"{declared.versions}"
+        )
+    begun = PartialCertificate(declaration=declared)
+    done = verify_chunks(simulation, begun, begun.missing, threads=threads, progress=progress)
+    again = certificate_of(begun.with_chunks(done))["grid"]
+    return certificate_cache.differing_verdict(certificate["grid"], again, "exponent")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.registry import digest
 
 
@@ -82,19 +84,42 @@ def without_digest(value: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     return stored, None
 
 
-def load(directory: Path, request: dict[str, Any]) -> dict[str, Any] | None:
-    """The stored certificate for this request, or ``None`` if there is none.
+def whole_number(text: Any) -> int:
+    """A seed as certificates write it.
 
     Raises:
-        ValueError: as :func:`read_certificate`, or if the file answers another request.
+        ValueError: if it is something else.
     """
-    path = path_of(directory, request)
-    if not path.exists():
-        return None
-    certificate = read_certificate(path)
-    if certificate["request"] != request:
-        raise ValueError(f"{path}: corrupt certificate (another request); delete the file")
-    return certificate
+    if not (isinstance(text, str) and text.isascii() and text.isdigit()):
+        raise ValueError(f"seed {text!r} is no whole number")
+    return int(text)
+
+
+def differing_verdict(
+    rows: list[dict[str, Any]], again: list[dict[str, Any]], name: str
+) -> str | None:
+    """Where rows drawn once more differ from those of a file, or ``None``; ``name`` of their key.
+
+    Means may differ in the last digits of another machine, decisions may not.
+    """
+    if len(rows) != len(again):
+        return f"its seed gives {len(again)} verdicts, not {len(rows)}"
+    for row, fresh in zip(rows, again, strict=True):
+        pairs = [(row[side], fresh[side]) for side in DIRECTIONS]
+        same = row[name] == fresh[name] and row["accepted"] is fresh["accepted"]
+        if not same or any(_differ(*pair) for pair in pairs):
+            return f"its seed gives other verdicts at {name} = {row[name]}"
+    return None
+
+
+def _differ(side: dict[str, Any] | None, fresh: dict[str, Any] | None) -> bool:
+    if side is None or fresh is None:
+        return side is not fresh
+    if (side["accepted"], side["samples"]) != (fresh["accepted"], fresh["samples"]):
+        return True
+    if side["mean"] is None or fresh["mean"] is None:
+        return side["mean"] is not fresh["mean"]
+    return not math.isclose(side["mean"], fresh["mean"], rel_tol=1e-6, abs_tol=1e-300)
 
 
 def read_certificate(path: Path) -> dict[str, Any]:
@@ -127,6 +152,8 @@ def _problem(certificate: dict[str, Any]) -> str | None:
         for direction in ("remove", "add"):
             if not isinstance(row.get(direction), dict):
                 return f"σ = {row['noise_multiplier']} has no verdict in the {direction} direction"
+        if not isinstance(row["accepted"], bool):
+            return f"σ = {row['noise_multiplier']} is neither accepted nor rejected"
         if row["accepted"]:
             for direction in ("remove", "add"):
                 side = row[direction]

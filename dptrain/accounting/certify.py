@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dptrain.accounting import certificate_cache
-from dptrain.accounting.certificate import certificate_of, declare, fresh_seed
+from dptrain.accounting.certificate import certificate_of, declare, fresh_seed, load_certificate
 from dptrain.accounting.certify_group import Group
 from dptrain.accounting.certify_request import requested_simulation
 from dptrain.accounting.declaration import request_of
@@ -127,7 +127,7 @@ def _start(options: argparse.Namespace) -> _Start:
     """Find the certificate, or what is done of it already."""
     simulation = requested_simulation(options)
     request = request_of(simulation, options.epsilon, options.delta)
-    found = certificate_cache.load(options.out, request)
+    found = load_certificate(options.out, simulation, request)
     main = certificate_cache.partial_path(options.out, request)
     begun, files = None, sorted(options.out.glob(f"{main.stem}*.json"))
     if files and found is None:

@@ -17,6 +17,7 @@ from dptrain.accounting.verify import check_resolution, samples_needed
 
 METHOD = 3  # raise it when the meaning of a certificate changes: it is part of the cache's key
 STEP = 1.01
+ESTIMATE, VERIFY = 0, 1  # purposes of the random streams, never shared
 # Steps of the grid around the estimate; shared noise makes a further σ cheap, and the far ones
 # catch an estimate that came out too low before the unamplified Gaussian has to.
 OFFSETS = (-1, 0, 1, 2, 4, 8, 16)
@@ -157,6 +158,27 @@ class Declaration:
         ):
             if not math.isclose(declared, here, rel_tol=1e-9):
                 raise ValueError(f"{where}the declared σ = {declared} should be {here}")
+
+    def evidence(self) -> dict[str, Any]:
+        """What of a certificate is settled before its first sample, JSON-ready."""
+        proof = samples_needed(self.request["delta"])
+        return {
+            "request": self.request,
+            "seed": str(self.seed),
+            "streams": "SFC64 of SeedSequence([seed, purpose], spawn_key=(chunk,)), shared by the "
+            f"directions; purpose {ESTIMATE} estimate (and its round), {VERIFY} verify",
+            "chunks": {"samples": self.lanes, "count": self.chunks},
+            "epsilon_slack": self.slack,
+            "violated": proof.violated,
+            "failure_probability": proof.failure,
+            "delta_proved": proof.delta,
+            "estimate": self.estimate,
+            "ceiling": {
+                "noise_multiplier": self.ceiling,
+                "shown_by": "unamplified Gaussian mechanism",
+            },
+            "versions": self.versions,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value."""

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from dptrain.accounting.chunk_sums import BITS, exact_sums
+from dptrain.accounting.declaration import ESTIMATE
 from dptrain.accounting.hockey_stick import hockey_stick
 from dptrain.accounting.simulation import DIRECTIONS, Simulation, loss_chunks
-from dptrain.accounting.verification import ESTIMATE
 
 Array = npt.NDArray[np.float64]
 Gather = Callable[[list[list[int]]], list[list[list[int]]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,19 @@ from dptrain.accounting.statement import (
     without_noise,
 )
 from dptrain.accounting.verify import upper_confidence
-from dptrain.accounting.weighted_certificate import chosen_point, load_certificate
-from dptrain.accounting.weighted_verdicts import Rule, estimate_depth, mean_of, verify_points
+from dptrain.accounting.weighted_certificate import (
+    Declared,
+    chosen_point,
+    declared_points,
+    load_certificate,
+)
+from dptrain.accounting.weighted_verdicts import (
+    Point,
+    Rule,
+    estimate_depth,
+    mean_of,
+    verify_points,
+)
 from dptrain.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
@@ -52,6 +63,15 @@ _DEEP = 1e-290
 _Both = dict[str, WeightedTerms]
 
 
+def _below(curve: MinSepRenyiCurve, ceiling: float, epsilon: float) -> Point:
+    """Both directions' terms at σ = ceiling/1.01^point."""
+
+    def terms_at(point: float) -> _Both:
+        return TiltedMinSep(curve, ceiling / STEP**point).both(epsilon)
+
+    return terms_at
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepImportance(SimulatedAccountant):
     """Certifies b-min-sep sampling, bands ≤ min_sep, with few weighted samples.
@@ -61,7 +81,8 @@ class MinSepImportance(SimulatedAccountant):
     ``certify_noise``: a grid is declared, fresh samples verify it from its most private point on,
     and the answer is wrong only if one event of probability q happened.
 
-    In :meth:`calibrate` the chance of failure is a thousandth of δ and part of it.
+    In :meth:`calibrate` the chance of failure is a thousandth of δ and part of it. Where more than
+    ``max_samples`` samples would be needed to better the deterministic bound, that bound stands.
     """
 
     max_samples: int = 10**8
@@ -93,8 +114,8 @@ class MinSepImportance(SimulatedAccountant):
         bounds show (ε, δ_v).
 
         Raises:
-            ValueError: if the mechanism is refused, ε or δ is out of range, or it takes more than
-                ``max_samples``, or a cached certificate is corrupt.
+            ValueError: if the mechanism is refused, ε or δ is out of range, no σ reaches them, or a
+                cached certificate is corrupt.
         """
         check_epsilon(epsilon)
         check_delta(delta, mechanism.scheme)
@@ -106,13 +127,15 @@ class MinSepImportance(SimulatedAccountant):
             "delta": delta,
             "package": package_version(),
         }
-        if self.cache is not None:
-            found = load_certificate(Path(self.cache), request)
-            if found is not None:
-                return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
-        seed, failure = fresh_seed(self.seed), delta / 1000.0
+        failure = delta / 1000.0
         violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
         rule = Rule(violated, failure, self.max_samples)
+        if self.cache is not None:
+            declared = self._declared(curve, rule, epsilon)
+            found = load_certificate(Path(self.cache), request, declared, recheck=self.recheck)
+            if found is not None:
+                return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
+        seed = fresh_seed(self.seed)
         with tqdm(
             desc="deterministic bounds", unit="σ", disable=not self.progress, delay=2.0, leave=False
         ) as bar:
@@ -132,18 +155,13 @@ class MinSepImportance(SimulatedAccountant):
             raise ValueError(
                 f"epsilon={epsilon} at delta={delta} is out of reach even at σ = {LARGEST_SIGMA:g}"
             )
-        certain = top
-
-        def terms_at(exponent: float) -> _Both:
-            return TiltedMinSep(curve, certain / STEP**exponent).both(epsilon)
-
-        rows = self._verified_rows(terms_at, rule, seed, VERIFY)
-        sigma = certain / STEP ** (chosen_point(rows) or 0.0)
+        rows = self._verified_rows(_below(curve, top, epsilon), rule, seed, VERIFY)
+        sigma = top / STEP ** (chosen_point(rows) or 0.0)
         certificate = {
             **self._evidence(curve, rule, seed, rows),
             "request": request,
             "delta_proved": violated + failure * (1.0 - violated),
-            "ceiling": certain,
+            "ceiling": top,
             "noise_multiplier": sigma,
         }
         if self.cache is not None:
@@ -157,8 +175,7 @@ class MinSepImportance(SimulatedAccountant):
         ε and needs no verdict.
 
         Raises:
-            ValueError: if the mechanism is refused, δ not in (0, 1), or it takes more than
-                ``max_samples``.
+            ValueError: if the mechanism is refused or δ not in (0, 1).
         """
         check_delta(delta, mechanism.scheme)
         curve, sigma = self.curve(mechanism), checked_sigma(mechanism)
@@ -184,8 +201,24 @@ class MinSepImportance(SimulatedAccountant):
         epsilon = top if depth_shown is None else epsilon_at(depth_shown)
         return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
 
+    def _declared(self, curve: MinSepRenyiCurve, rule: Rule, epsilon: float) -> Declared:
+        """What a certificate of :meth:`calibrate` can be checked against."""
+
+        def redraw(ceiling: float, points: Sequence[int], seed: int) -> list[dict[str, Any]]:
+            return self._verdicts(points, _below(curve, ceiling, epsilon), rule, seed, VERIFY)
+
+        return Declared(
+            rule=rule,
+            step=STEP,
+            offsets=_OFFSETS,
+            most=_DEEPEST,
+            covers=lambda sigma: curve.epsilon(sigma, rule.violated) <= epsilon,
+            terms_at=lambda ceiling: _below(curve, ceiling, epsilon),
+            redraw=redraw,
+        )
+
     def _verified_rows(
-        self, terms_at: Callable[[float], _Both], rule: Rule, seed: int, purpose: int
+        self, terms_at: Point, rule: Rule, seed: int, purpose: int
     ) -> list[dict[str, Any]]:
         """Estimate where to go, declare a grid up to there, and verify it by fresh samples."""
         depth = estimate_depth(
@@ -196,7 +229,11 @@ class MinSepImportance(SimulatedAccountant):
             threads=self.cores,
             progress=self.progress,
         )
-        points = sorted({depth - offset for offset in _OFFSETS if depth - offset > 0})
+        return self._verdicts(declared_points(depth, _OFFSETS), terms_at, rule, seed, purpose)
+
+    def _verdicts(
+        self, points: Sequence[int], terms_at: Point, rule: Rule, seed: int, purpose: int
+    ) -> list[dict[str, Any]]:
         return verify_points(
             points,
             terms_at,

@@ -104,6 +104,7 @@ class MonteCarloAccountant(SimulatedAccountant):
             threads=self.threads,
             progress=self.progress,
             cache=self.cache,
+            recheck=self.recheck,
         )
         return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
 

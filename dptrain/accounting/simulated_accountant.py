@@ -25,7 +25,10 @@ class SimulatedAccountant(Accountant):
         max_samples: refuse jobs with more samples a direction than this.
         threads: threads; by default all cores. The results do not depend on it.
         cache: directory of certificates for :meth:`calibrate`: one is made once and reused,
-            whatever ``seed`` says, as another attempt would add its chance of failure.
+            whatever ``seed`` says, as another attempt would add its chance of failure. A file is
+            checked against all that its request determines; its means and verdicts are trusted.
+        recheck: whether not to trust them: the samples of a cached certificate are drawn again
+            from its seed, at the cost of the first time.
         progress: whether to show progress bars (after two seconds).
 
     Raises:
@@ -37,6 +40,7 @@ class SimulatedAccountant(Accountant):
     max_samples: int = 10**9
     threads: int | None = None
     cache: str | os.PathLike[str] | None = None
+    recheck: bool = False
     progress: bool = True
 
     kind = Kind.CONFIDENCE

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from tqdm.auto import tqdm
 
 from dptrain.accounting.chunk_sums import Sums, exact_sums, sums_of
+from dptrain.accounting.declaration import VERIFY
 from dptrain.accounting.hockey_stick import hockey_stick
 from dptrain.accounting.partial_certificate import PartialCertificate, ranges_of
 from dptrain.accounting.simulation import Simulation, loss_chunks
 
-ESTIMATE, VERIFY = 0, 1  # purposes of the random streams, never shared
 KEEP_SECONDS = 30.0  # how much work a crash may cost
 
 

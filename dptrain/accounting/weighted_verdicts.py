@@ -30,22 +30,19 @@ class Rule(NamedTuple):
     failure: float
     most: int
 
-    def samples(self, ceiling: float) -> int:
-        """Enough for a threshold near .9 δ_v, or what ``most`` or 65,536 samples allow.
+    def span(self, ceiling: float) -> tuple[int, int]:
+        """The least samples that pay, and enough for a threshold near .9 δ_v (or 65,536).
 
         With fewer than about 4 log(1/q) M/δ_v the threshold falls below half of δ_v.
-
-        Raises:
-            ValueError: if that takes more than ``most``.
         """
         scale = -math.log(self.failure) * ceiling / self.violated
         least = math.ceil(5.0 * scale) + 1
-        if least > self.most:
-            raise ValueError(
-                f"delta={self.violated:g}: {least:.3g} samples a direction are needed, above "
-                f"max_samples={self.most}; raise max_samples, or use a larger δ"
-            )
-        return min(max(least, min(math.ceil(200.0 * scale), 65_536)), self.most)
+        return least, max(least, min(math.ceil(200.0 * scale), 65_536))
+
+    def samples(self, ceiling: float) -> int | None:
+        """How many to draw, or ``None`` where ``most`` is too few for sampling to pay."""
+        least, enough = self.span(ceiling)
+        return None if least > self.most else min(enough, self.most)
 
     def threshold(self, ceiling: float, samples: int) -> float:
         """The largest mean of that many terms in [0, ceiling] that is accepted."""
@@ -63,12 +60,15 @@ def judge(
 ) -> dict[str, Any]:
     """One direction's verdict, as a JSON-ready row; stops early where it can only be a rejection.
 
-    A ceiling of at most δ_v needs no samples.
+    A ceiling of at most δ_v needs no samples; one that would take more samples than the rule allows
+    is a rejection, as nothing shows the direction.
     """
     row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
     if terms.ceiling <= rule.violated:
         return {**row, "threshold": rule.violated, "accepted": True}
     wanted = samples or rule.samples(terms.ceiling)
+    if wanted is None:
+        return {**row, "threshold": None, "accepted": False}
     threshold = rule.threshold(terms.ceiling, wanted)
     total, used = 0.0, 0
     for block in chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=wanted, threads=threads):
@@ -145,6 +145,8 @@ def estimate_depth(
             if terms.ceiling <= rule.violated:
                 continue
             planned = rule.samples(terms.ceiling)
+            if planned is None:
+                return False
             rough = min(planned, _ROUGH_SAMPLES)
             mean = mean_of(terms, rough, seed=[*seed, depth, side], threads=threads)
             if mean > rule.threshold(terms.ceiling, planned):

@@ -30,6 +30,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--certificates", type=pathlib.Path, help="folder that keeps certificates of simulations"
     )
+    parser.add_argument(
+        "--recheck", action="store_true", help="draw the samples of a certificate found there again"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="write the mechanism to this JSON file")
     parser.add_argument("--json", type=pathlib.Path, help="write the guarantee to this file")
     parser.set_defaults(run=run)
@@ -45,6 +48,9 @@ def run(options: argparse.Namespace) -> None:
     if options.certificates is not None:
         pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
         who = keeping_certificates(pair, options.accountant, adjacency, options.certificates)
+        who = dataclasses.replace(who, recheck=options.recheck)
+    elif options.recheck:
+        raise ValueError("--recheck: there is nothing to check again without --certificates")
     found = calibrate(
         scheme=scheme,
         strategy=strategy,
@@ -63,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
 
 def keeping_certificates(
     mechanism: MatrixMechanism, name: str | None, adjacency: Adjacency | None, folder: pathlib.Path
-) -> Accountant:
+) -> SimulatedAccountant:
     """The simulating accountant that answers, with a folder for its certificates.
 
     Raises:

@@ -16,6 +16,8 @@ from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import MinSepLosses
 from dptrain.accounting.simulation import DIRECTIONS
 from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
+from dptrain.registry import digest
+from tests.oracles.edited_json import edited, leaves, others
 from tests.oracles.verdict_rows import verify_grid
 
 # One step, always taken: N(1, σ²) against N(0, σ²), whose δ is known in closed form.
@@ -111,7 +113,7 @@ def test_certificate_is_json_and_independent_of_threads() -> None:
 
 
 def test_the_estimate_and_the_verification_share_no_stream() -> None:
-    from dptrain.accounting import verification as module
+    from dptrain.accounting import declaration as module
 
     assert module.ESTIMATE != module.VERIFY
     states = {
@@ -173,3 +175,84 @@ def test_a_lowered_ceiling_is_an_error(tmp_path: pathlib.Path) -> None:
     path.write_text(json.dumps({**kept, **lower, "grid": []}))
     with pytest.raises(ValueError, match=r"corrupt certificate.*digest"):
         certify(cache=tmp_path)
+
+
+def _forged(path: pathlib.Path, value: dict) -> None:
+    """A file with a digest that matches, as whoever edits it can write."""
+    value = {key: item for key, item in value.items() if key != "digest"}
+    path.write_text(json.dumps({**value, "digest": digest(value)}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ceiling": {"noise_multiplier": 0.009, "shown_by": "unamplified Gaussian mechanism"}},
+        {"ceiling": {"noise_multiplier": 0.009, "shown_by": "unamplified Gaussian mechanism"},
+         "violated": 0.9},
+        {"estimate": 0.009},
+    ],
+)  # fmt: skip
+def test_a_fresh_digest_does_not_lower_the_ceiling(tmp_path: pathlib.Path, changes: dict) -> None:
+    certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    _forged(path, {**kept, **changes, "grid": [], "noise_multiplier": 0.009})
+    with pytest.raises(ValueError, match="corrupt certificate"):
+        certify(cache=tmp_path)
+
+
+def test_a_fresh_digest_moves_no_point_of_the_grid(tmp_path: pathlib.Path) -> None:
+    certificate = certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    for rename in (False, True):
+        forged = json.loads(json.dumps(certificate))
+        row = forged["grid"][-1]
+        row["noise_multiplier"] = forged["noise_multiplier"] = 0.009
+        if rename:
+            row["exponent"] = round(math.log(0.009) / math.log(STEP))
+        forged["grid"] = [row]
+        _forged(path, forged)
+        with pytest.raises(ValueError, match="corrupt certificate"):
+            certify(cache=tmp_path)
+
+
+# What only the samples can tell, and what is a record.
+TRUSTED = {"mean", "versions", "seed", "digest", "estimate"}
+
+
+def test_every_edit_of_what_can_be_computed_again_is_noticed(tmp_path: pathlib.Path) -> None:
+    certificate = certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    tried = 0
+    for place, leaf in leaves(certificate):
+        row = certificate["grid"][place[1]] if place[0] == "grid" else None
+        verdict = row is not None and (place[-1] == "mean" or not row["accepted"])
+        if TRUSTED & set(place) or (verdict and place[-1] not in ("exponent", "noise_multiplier")):
+            continue
+        for other in others(leaf):
+            if other == leaf and type(other) is type(leaf):
+                continue
+            _forged(path, edited(certificate, place, other))
+            with pytest.raises(ValueError, match="corrupt certificate"):
+                certify(cache=tmp_path)
+            tried += 1
+    assert tried > 100
+
+
+def test_recheck_draws_the_verdicts_again(tmp_path: pathlib.Path) -> None:
+    certificate = certify(cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert certify(cache=tmp_path, recheck=True) == certificate
+    # A forger's verdict: the first rejected σ passes. Only its samples tell.
+    forged = json.loads(json.dumps(certificate))
+    row = next(row for row in reversed(forged["grid"]) if not row["accepted"])
+    row["accepted"], forged["noise_multiplier"] = True, row["noise_multiplier"]
+    passed = {"mean": 1e-3, "samples": forged["request"]["samples"], "accepted": True}
+    row["remove"] = row["add"] = passed
+    _forged(path, forged)
+    assert certify(cache=tmp_path)["noise_multiplier"] < certificate["noise_multiplier"]
+    with pytest.raises(ValueError, match="its seed gives other verdicts at exponent"):
+        certify(cache=tmp_path, recheck=True)
+    _forged(path, {**certificate, "versions": {"numpy": "0.1", "torch": "0.2"}})
+    with pytest.raises(ValueError, match="cannot be drawn again"):
+        certify(cache=tmp_path, recheck=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.min_sep_importance import MinSepImportance
+from dptrain.accounting.min_sep_importance import STEP, MinSepImportance
 from dptrain.accounting.min_sep_jensen import availability, best_linear_loss, linear_loss
 from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import log_ratio
@@ -19,10 +20,12 @@ from dptrain.accounting.min_sep_replicas import Replicas, largest_order
 from dptrain.accounting.min_sep_tilted import TiltedMinSep
 from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
+from dptrain.registry import digest
 from dptrain.sampling import MinSep, Poisson
 from dptrain.strategies import BSR, Identity
 from dptrain.testing import AccountantContract
 from tests.oracles import enumeration
+from tests.oracles.edited_json import edited, leaves, others
 
 
 def law_of(c, p, b, n, warm) -> MinSepLaw:
@@ -229,8 +232,6 @@ def test_bad_options() -> None:
     for option in ({"max_samples": 0}, {"threads": 0}, {"failure_probability": 1.0}, {"seed": -1}):
         with pytest.raises(ValueError, match=next(iter(option))):
             MinSepImportance(**option)
-    with pytest.raises(ValueError, match="max_samples=10"):
-        MinSepImportance(max_samples=10, seed=1).guarantee(mechanism(), delta=1e-6)
     linear = best_linear_loss(AS_MIN_SEP, 1.2, 1.0)
     assert linear.xi > 0
 
@@ -256,3 +257,75 @@ def test_a_certificate_is_made_once_and_checked_when_read(tmp_path) -> None:
     path.write_text("{")
     with pytest.raises(ValueError, match="corrupt certificate"):
         again.calibrate(mechanism(), epsilon=1.0, delta=1e-5)
+
+
+def _forged(path, value) -> None:
+    """A file with a digest that matches, as whoever edits it can write."""
+    value = {key: item for key, item in value.items() if key != "digest"}
+    path.write_text(json.dumps({**value, "digest": digest(value)}))
+
+
+def test_a_fresh_digest_forges_no_weighted_certificate(tmp_path) -> None:
+    accountant = MinSepImportance(seed=1, progress=False, threads=1, cache=tmp_path)
+    scheme = MinSep(probability=0.2, min_sep=2, dataset_size=100, steps=6)
+    small = MatrixMechanism(scheme=scheme, strategy=BSR(bands=2), noise_multiplier=1.0)
+
+    def read(**options):
+        who = dataclasses.replace(accountant, **options)
+        return who.calibrate(small, epsilon=1.0, delta=1e-4)
+
+    found = read()
+    assert read(recheck=True) == found
+    (path,) = tmp_path.iterdir()
+    kept = json.loads(path.read_text())
+    last = [float(row["point"]) for row in kept["grid"] if row["accepted"]][-1]
+    unsampled = {"ceiling": 1e-9, "samples": 0, "mean": None, "threshold": 1e-5, "accepted": True}
+    row = {"point": 1000, "accepted": True, "remove": unsampled, "add": unsampled}
+    deep = [{**row, "point": depth} for depth in (996, 998, 999, 1000)]
+    for change in (
+        {"step": 1.1, "noise_multiplier": kept["ceiling"] / 1.1**last},
+        {"grid": [], "ceiling": 0.009, "noise_multiplier": 0.009},
+        {"grid": [{**row, "point": 1000}], "noise_multiplier": kept["ceiling"] / STEP**1000.0},
+        {"grid": deep, "noise_multiplier": kept["ceiling"] / STEP**1000.0},
+    ):
+        _forged(path, {**kept, **change})
+        with pytest.raises(ValueError, match="corrupt certificate"):
+            read()
+    tried = 0
+    for place, leaf in leaves({key: kept[key] for key in kept if key != "digest"}):
+        if place[0] == "grid" and place[1] not in (0, len(kept["grid"]) - 1):
+            continue  # as the others: each reading computes its bounds anew
+        # Only the samples can tell a mean.
+        row = kept["grid"][place[1]] if place[0] == "grid" else {"accepted": True}
+        if place == ("seed",) or (place[-1] == "mean" and leaf) or not row["accepted"]:
+            continue
+        for other in others(leaf):
+            if place[-1] == "samples" and isinstance(other, int) and abs(other - leaf) == 1:
+                continue  # another max_samples, and the same threshold but for its last digits
+            if place[0] != "grid" and other == leaf:
+                continue  # 1 for true, where nothing but a comparison reads it
+            _forged(path, edited(kept, place, other))
+            with pytest.raises(ValueError, match="corrupt certificate"):
+                read()
+            tried += 1
+    assert tried > 60
+    _forged(path, {**kept, "seed": "2"})
+    assert read() != found  # the seed is a record, but not where it is asked for
+    with pytest.raises(ValueError, match="its seed gives other verdicts"):
+        read(recheck=True)
+
+
+def test_where_sampling_does_not_pay_the_deterministic_bound_stands() -> None:
+    """Seven steps at δ = 1e-8: plain terms would take 1.3e8 samples at some probes."""
+    scheme = MinSep(probability=0.5, min_sep=2, dataset_size=100, steps=7)
+    for sigma in (0.3, 1.0, 3.0):
+        few = MatrixMechanism(scheme=scheme, strategy=BSR(bands=2), noise_multiplier=sigma)
+        proven = MinSepRenyi().guarantee(few, delta=1e-8).epsilon
+        found = MinSepImportance(seed=1, progress=False).guarantee(few, delta=1e-8)
+        assert 0.0 < found.epsilon <= proven
+    none = MinSepImportance(max_samples=10, seed=1, progress=False)
+    assert none.guarantee(few, delta=1e-8).epsilon == proven
+    needed = MinSepRenyi().calibrate(few, epsilon=1.0, delta=1e-8).noise_multiplier
+    found = none.calibrate(few, epsilon=1.0, delta=1e-8)
+    # The top of the grid shows less than δ, to a relative 1e-3 in σ.
+    assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
