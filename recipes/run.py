@@ -76,6 +76,7 @@ def prepare(
             run whose settings or data differ from the checkpoint's.
     """
     settings.validate()
+    RunFolder.recover(settings.output)
     checkpoint = load_checkpoint(settings.output) if resume else None
     if not resume:
         RunFolder.refuse(settings.output, overwrite=settings.overwrite)

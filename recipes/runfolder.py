@@ -28,6 +28,9 @@ INDIVIDUAL = "individual_NOT_FOR_RELEASE"  # what each example has spent, when a
 WEIGHTS, MODEL = "model.pt", "model"  # the trained model: a file or a folder, by recipe
 SUMMARY = "summary.txt"  # written last: the run is finished
 NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
+REPLACED, DISCARDED = "replaced-", "discarded-"  # folders of what makes way for a new run
+MOVED = "moved"  # in the former: all of the old run is in there
+ANEW = "start anew with overwrite=true (steps that were released count on top)"
 OURS = (
     CONFIG,
     METRICS,
@@ -81,12 +84,12 @@ class RunFolder:
         if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
             what = "cannot be written to" if above.is_dir() else "is a file"
             raise ValueError(f"output={path}: {above} {what}; name another folder")
-        present = [path / name for name in OURS if (path / name).exists()]
+        present = _present(path)
         if present and not overwrite:
-            raise ValueError(
-                f"{path} already holds a run; continue it with --resume, start anew with "
-                "overwrite=true, or write elsewhere with --output DIR"
-            )
+            how = "continue it with --resume, start anew with overwrite=true"
+            if not (path / CHECKPOINT).exists():
+                how = f"but no {CHECKPOINT}, so it cannot go on; {ANEW}"
+            raise ValueError(f"{path} already holds a run; {how}, or write elsewhere with --output")
         return present
 
     @staticmethod
@@ -94,7 +97,9 @@ class RunFolder:
     def claim(path: str | pathlib.Path, *, overwrite: bool) -> Iterator[None]:
         """Make way for a new run in ``path``; should it fail to start, the old one comes back.
 
-        Only what a run wrote is touched: the folder may hold other things.
+        Only what a run wrote is touched: the folder may hold other things. The new run has started
+        when its checkpoint is there. Who is killed before leaves the old run in a folder
+        ``replaced-…``, from which :meth:`recover` takes it.
 
         Raises:
             ValueError: as :meth:`refuse`.
@@ -104,25 +109,43 @@ class RunFolder:
         existed = path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            aside = pathlib.Path(tempfile.mkdtemp(dir=path, prefix="replaced-"))
+            aside = pathlib.Path(tempfile.mkdtemp(dir=path, prefix=REPLACED))
         except OSError as error:
             raise ValueError(
                 f"output={path} cannot be written ({error.strerror}); name another folder"
             ) from error
         for old in present:
             old.rename(aside / old.name)
+        (aside / MOVED).touch()
         try:
             yield
         except BaseException:
-            for name in OURS:
-                remove(path / name)
-            for old in aside.iterdir():
-                old.rename(path / old.name)
-            aside.rmdir()
+            _put_back(path, aside)
             if not existed:
                 path.rmdir()
             raise
-        shutil.rmtree(aside)
+        _discard(aside)
+
+    @staticmethod
+    def recover(path: str | pathlib.Path) -> None:
+        """Finish or undo what a killed :meth:`claim` left: the new run if it started, or the old.
+
+        Raises:
+            ValueError: if that cannot be told.
+        """
+        path = pathlib.Path(path)
+        if not path.is_dir():
+            return
+        for half_written in (CHECKPOINT, METRICS, LEDGER):
+            for left in path.glob(f"{half_written}*.tmp"):
+                left.unlink()
+        for aside in _asides(path, DISCARDED):
+            shutil.rmtree(aside)
+        for aside in _asides(path, REPLACED):
+            if (aside / MOVED).exists() and (path / CHECKPOINT).exists():
+                _discard(aside)
+            else:
+                _put_back(path, aside)
 
     @staticmethod
     def ledger_path(path: str | pathlib.Path) -> pathlib.Path:
@@ -168,6 +191,38 @@ class RunFolder:
         temporary.replace(path)
 
 
+def _present(path: pathlib.Path) -> list[pathlib.Path]:
+    return [path / name for name in OURS if (path / name).exists()]
+
+
+def _asides(path: pathlib.Path, prefix: str) -> list[pathlib.Path]:
+    """Folders of :meth:`RunFolder.claim` in ``path``, and none that only have such a name."""
+    ours = {*OURS, MOVED}
+    folders = [found for found in path.glob(f"{prefix}*") if found.is_dir()]
+    return [found for found in folders if {held.name for held in found.iterdir()} <= ours]
+
+
+def _put_back(path: pathlib.Path, aside: pathlib.Path) -> None:
+    """The old run's files from ``aside``; as long as the mark is there, ``path`` has the new's."""
+    if (aside / MOVED).exists():
+        for name in (CHECKPOINT, *OURS):  # first what shows that the new run has started
+            remove(path / name)
+        (aside / MOVED).unlink()
+    for old in aside.iterdir():
+        if (path / old.name).exists():
+            raise ValueError(
+                f"{aside} holds files of a run that was to be replaced, and {path} has others of "
+                "the same names: move those that you want to keep elsewhere, and delete the rest"
+            )
+        old.rename(path / old.name)
+    aside.rmdir()
+
+
+def _discard(aside: pathlib.Path) -> None:
+    """Delete what was replaced, under a name that says so should this be cut short."""
+    shutil.rmtree(aside.rename(aside.with_name(DISCARDED + aside.name.removeprefix(REPLACED))))
+
+
 def remove(path: pathlib.Path) -> None:
     """Delete a file or a folder, if it is there."""
     if path.is_dir():
@@ -184,7 +239,9 @@ def load_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
     """
     file = pathlib.Path(path) / CHECKPOINT
     if not file.is_file():
-        raise ValueError(f"no {CHECKPOINT} in {path}: nothing to resume; start without --resume")
+        left = any(found.name != CHECKPOINT for found in _present(file.parent))
+        how = f"put a copy of it back, or {ANEW}" if left else "start without --resume"
+        raise ValueError(f"no {CHECKPOINT} in {path}: nothing to resume; {how}")
     try:
         state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # zipfile's, pickle's and torch's own kinds
