@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import linecache
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+import torch
 
 from recipes.config import load_config
 from recipes.report import summary
@@ -62,6 +66,8 @@ def run_recipe(
     except KeyboardInterrupt:
         print("stopped before the first step", file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:
+        return _refused(error)
     try:
         finish(current)
         if current.private.steps_executed < current.private.mechanism.steps:
@@ -76,8 +82,33 @@ def run_recipe(
             file=sys.stderr,
         )
         return 2
+    except Exception as error:
+        return _refused(error)
     print(text)
     return 0
+
+
+def _refused(error: Exception) -> int:
+    """The exit status of a refusal, which is told in its own line; anything else is raised."""
+    if isinstance(error, torch.OutOfMemoryError):
+        print(
+            f"error: {str(error).splitlines()[0]} Go on with --resume where there is more memory, "
+            "or start anew with a smaller max_physical_batch_size= and overwrite=true",
+            file=sys.stderr,
+        )
+    elif isinstance(error, RuntimeError | ValueError | TypeError) and _raised_on_purpose(error):
+        print(f"error: {error}", file=sys.stderr)
+    else:
+        raise error
+    return 2
+
+
+def _raised_on_purpose(error: Exception) -> bool:
+    """Whether a ``raise`` of the library's or of a recipe's made it, and no bug or driver did."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    package = frame.f_globals.get("__package__") or ""
+    ours = package.partition(".")[0] in ("dptrain", "recipes")
+    return ours and linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
 
 
 def _stopped(current: Run) -> int:
