@@ -1,4 +1,4 @@
-"""One pick out of t steps with independent noise: the privacy loss distribution itself."""
+"""One pick out of t steps with independent noise: the loss distribution itself; and k picks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dptrain.accounting import gaussian
 from dptrain.accounting.accountant import Cost, varying_noise
 from dptrain.accounting.balls_in_bins import is_periodic
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
+from dptrain.accounting.heterogeneous import HeterogeneousComposition
 from dptrain.accounting.lognormal_mean import LARGEST_RATIO, SLACK, LogMean
 from dptrain.accounting.lognormal_sums import mean_of_lognormals
-from dptrain.accounting.pld import Composition
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import RandomAllocation
@@ -22,46 +22,61 @@ from dptrain.sampling import RandomAllocation
 _MOST_NORMS = 16
 
 
+Groups = tuple[tuple[float, int], ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class AllocationCurve(Curve):
-    """E independent copies of P = (1/t) Σ_i N(m_i, σ²I), Q = N(0, σ²I), with orthogonal m_i.
+    """Independent copies of pairs P = (1/t) Σ_i N(m_i, σ²I), Q = N(0, σ²I), with orthogonal m_i.
 
     Attributes:
-        groups: pairs (‖m_i‖, number of such i), norms ascending.
-        epochs: E.
+        blocks: for every pair its groups (‖m_i‖, number of such i), norms ascending, and how many
+            copies of it there are. Several pairs have one norm, the same for all.
     """
 
-    groups: tuple[tuple[float, int], ...]
-    epochs: int
-    _laws: dict[float, LogMean] = dataclasses.field(
+    blocks: tuple[tuple[Groups, int], ...]
+    _laws: dict[float, list[LogMean]] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def covers(self, sigma: float) -> bool:
         """Whether the noise is enough for doubles to hold the law of the loss."""
-        return self.groups[-1][0] / sigma <= LARGEST_RATIO
+        return max(groups[-1][0] for groups, _ in self.blocks) / sigma <= LARGEST_RATIO
 
-    def law(self, sigma: float) -> LogMean:
-        """The law of dP/dQ under Q for one epoch."""
+    def laws(self, sigma: float) -> list[LogMean]:
+        """The law of dP/dQ under Q for every pair, on one grid."""
         if sigma not in self._laws:
             while len(self._laws) >= 4:
                 del self._laws[next(iter(self._laws))]
-            groups = [(norm / sigma, count) for norm, count in self.groups]
-            self._laws[sigma] = mean_of_lognormals(groups)
+            largest = max(sum(count for _, count in groups) for groups, _ in self.blocks)
+            found = [
+                mean_of_lognormals([(norm / sigma, count) for norm, count in groups], like=largest)
+                for groups, _ in self.blocks
+            ]
+            finest = min(law.spacing for law in found)
+            self._laws[sigma] = [law.refined(round(law.spacing / finest)) for law in found]
         return self._laws[sigma]
+
+    @property
+    def copies(self) -> int:
+        """How many copies of pairs there are in all."""
+        return sum(copies for _, copies in self.blocks)
 
     def _plain(self, sigma: float) -> float:
         """μ of the run when the picks are published, and the largest norm is always picked."""
-        return math.sqrt(self.epochs) * self.groups[-1][0] / sigma
+        squares = [copies * groups[-1][0] ** 2 for groups, copies in self.blocks]
+        return math.sqrt(math.fsum(squares)) / sigma
 
-    def _direction(self, sigma: float, *, remove: bool) -> Composition:
-        return Composition(self.law(sigma).loss(remove=remove), self.epochs)
+    def _direction(self, sigma: float, *, remove: bool) -> HeterogeneousComposition:
+        laws = zip(self.laws(sigma), self.blocks, strict=True)
+        parts = [(law.loss(remove=remove), copies) for law, (_, copies) in laws]
+        return HeterogeneousComposition(parts)
 
     def _delta(self, sigma: float, epsilon: Array, *, remove: bool) -> Array:
         plain = gaussian.delta(epsilon, self._plain(sigma))
         if not self.covers(sigma):
             return plain
-        slack = self.epochs * SLACK
+        slack = self.copies * SLACK
         found = self._direction(sigma, remove=remove).delta(np.maximum(epsilon - slack, 0.0))
         # δ(ε) falls by no more than its argument grows.
         return np.minimum(plain, found + np.where(epsilon < slack, slack, 0.0))
@@ -75,7 +90,7 @@ class AllocationCurve(Curve):
         plain = gaussian.epsilon(delta, self._plain(sigma))
         if not self.covers(sigma):
             return plain, plain
-        slack = self.epochs * SLACK
+        slack = self.copies * SLACK
         found = [
             self._direction(sigma, remove=remove).epsilon(delta) + slack for remove in (True, False)
         ]
@@ -107,7 +122,7 @@ def _equal_noise(mechanism: MatrixMechanism) -> str | None:
 
 
 class AllocationPLD(DeterministicAccountant):
-    """PLD of one pick per epoch among t steps with independent noise, remove and add.
+    """PLD of random picks of an epoch's steps with independent noise, remove and add.
 
     Claim: for :class:`RandomAllocation` with one participation and C = c·I the run is dominated by
     (P^E, Q^E) and (Q^E, P^E), P = (1/t) Σ_i N(c·e_i, σ²I), Q = N(0, σ²I)
@@ -121,6 +136,15 @@ class AllocationPLD(DeterministicAccountant):
     with r_i = ‖m_i‖/σ. Its law is bounded in convex order in :mod:`lognormal_mean`, hence the
     pair is dominated, and E independent copies are by as many of the bound.
 
+    *k picks of t steps.* An upper bound: one pick from each of k blocks, t mod k of them of ⌈t/k⌉
+    steps and the rest of ⌊t/k⌋ (Feldman & Shenfeld 2025). Proof. Split the t steps into such blocks
+    at random, all splits equally likely, and pick one step of each block. Exchanging two steps
+    changes neither the law of the split nor that of the picks, so that the set picked is a uniform
+    k-subset: P is the mean over the splits π of the laws P_π of their picks, and Q, which no split
+    changes, is the mean of itself. δ is jointly convex in the pair, hence δ(P, Q) is at most the
+    mean of the δ(P_π, Q), and δ(Q, P) of the δ(Q, P_π). These are all equal, as permuting the
+    coordinates takes one split to another, and P_π is a product of one-pick laws.
+
     Feldman & Shenfeld (2025) gave the first such numerical account, by directed rounding of the
     loss in each direction; keeping the mean makes the error one of second order.
     """
@@ -129,15 +153,9 @@ class AllocationPLD(DeterministicAccountant):
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, k > 1, correlated noise, and noise that varies too much."""
+        """Refuses other schemes, correlated noise, and noise that varies too much."""
         scheme = mechanism.scheme
         if isinstance(scheme, RandomAllocation):
-            if scheme.participations != 1:
-                return (
-                    f"it needs participations=1, the scheme has participations="
-                    f"{scheme.participations}: the picks of a uniform subset depend on each "
-                    "other; use participations=1 with fewer steps_per_epoch and more epochs"
-                )
             return _equal_noise(mechanism) or varying_noise(mechanism)
         if not is_periodic(scheme):
             return (
@@ -146,17 +164,19 @@ class AllocationPLD(DeterministicAccountant):
             )
         if reason := _equal_noise(mechanism):
             return reason
-        found = len(self.curve(mechanism).groups)
-        if found > _MOST_NORMS:
+        ((groups, _),) = self.curve(mechanism).blocks
+        if len(groups) > _MOST_NORMS:
             return (
-                f"the noise differs between the bins in {found} ways, above the {_MOST_NORMS} it "
-                "tells apart; use Identity()"
+                f"the noise differs between the bins in {len(groups)} ways, above the "
+                f"{_MOST_NORMS} it tells apart; use Identity()"
             )
         return None
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """An upper bound where there is too little noise for the law of the loss."""
-        sigma = mechanism.noise_multiplier
+        """An upper bound for several picks, and where there is too little noise for the law."""
+        scheme, sigma = mechanism.scheme, mechanism.noise_multiplier
+        if isinstance(scheme, RandomAllocation) and scheme.participations > 1:
+            return Kind.UPPER_BOUND
         exact = sigma == 0.0 or self.curve(mechanism).covers(sigma)
         return Kind.EXACT if exact else Kind.UPPER_BOUND
 
@@ -169,10 +189,18 @@ class AllocationPLD(DeterministicAccountant):
         scheme = mechanism.scheme
         norms = mechanism.strategy.column_norms(scheme.steps)
         if isinstance(scheme, RandomAllocation):
-            return AllocationCurve(((float(norms.max()), scheme.steps_per_epoch),), scheme.epochs)
+            return _of_picks(scheme, float(norms.max()))
         squares = np.zeros(scheme.min_sep)
         np.add.at(squares, np.arange(scheme.steps) % scheme.min_sep, norms**2)
         values = np.sort(np.sqrt(squares))
         breaks = np.flatnonzero(np.diff(values) > 1e-9 * values[-1]) + 1
         groups = [(float(part[-1]), part.size) for part in np.split(values, breaks)]
-        return AllocationCurve(tuple(groups), 1)
+        return AllocationCurve(((tuple(groups), 1),))
+
+
+def _of_picks(scheme: RandomAllocation, norm: float) -> AllocationCurve:
+    """One pick from each block of every epoch."""
+    size, larger = divmod(scheme.steps_per_epoch, scheme.participations)
+    counts = ((size, scheme.participations - larger), (size + 1, larger))
+    blocks = [(((norm, each),), copies * scheme.epochs) for each, copies in counts if copies]
+    return AllocationCurve(tuple(blocks))

@@ -57,11 +57,13 @@ def _equal(ratio: float, count: int, ladder: _Ladder) -> LogMean:
     return law(count, 0)
 
 
-def mean_of_lognormals(groups: Sequence[tuple[float, int]]) -> LogMean:
+def mean_of_lognormals(groups: Sequence[tuple[float, int]], *, like: int | None = None) -> LogMean:
     """The law of (1/t) Σ_i e^{r_i Z_i - r_i²/2} with t = Σ counts, spread onto a grid.
 
     Args:
         groups: pairs (r, how many variables have this r), r in (0, :data:`LARGEST_RATIO`].
+        like: the grid of a mean of so many variables is used: where these have the same r, laws
+            of different t then have spacings whose quotient is a power of 2.
 
     The law grows with every r in convex order (e^{rZ - r²/2} is a martingale in r²), so the least
     ones may be rounded up.
@@ -70,7 +72,7 @@ def mean_of_lognormals(groups: Sequence[tuple[float, int]]) -> LogMean:
     groups = [(max(ratio, SMALLEST_RATIO), count) for ratio, count in groups]
     total = sum(count for _, count in groups)
     ratio = math.sqrt(sum(count * ratio**2 for ratio, count in groups) / total)
-    ladder = _Ladder(ratio, total)
+    ladder = _Ladder(ratio, like or total)
     last = ladder.spacing(total)
     law, done = None, 0
     for ratio, count in groups:

@@ -137,9 +137,8 @@ class RandomAllocationRenyi(DeterministicAccountant):
         if scheme.participations != 1:
             return (
                 f"it needs participations=1, the scheme has participations="
-                f"{scheme.participations}: the loss of a uniform subset of several steps, whose "
-                "picks depend on each other, is not bounded here; use participations=1 "
-                "with fewer steps_per_epoch and more epochs"
+                f"{scheme.participations}: the divergence of a uniform subset of several steps, "
+                "whose picks depend on each other, is not bounded here; 'allocation PLD' covers it"
             )
         if strategy.bands != 1:
             return (

@@ -1,6 +1,7 @@
 """The PLD of one pick per epoch: between bounds from below, quadrature, limits and simulation."""
 
 import functools
+import itertools
 import math
 
 import numpy as np
@@ -10,13 +11,14 @@ from scipy.special import ndtr
 from dptrain.accounting import gaussian
 from dptrain.accounting.allocation_pld import AllocationCurve, AllocationPLD
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.dispatch import account
 from dptrain.accounting.lognormal_mean import LogMean, lognormal, mixed
 from dptrain.accounting.lognormal_sums import mean_of_lognormals
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep, RandomAllocation
+from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation
 from dptrain.strategies import BSR, BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 from tests.accounting.test_random_allocation import simulated_delta
@@ -40,7 +42,7 @@ def kept(*, bins, epochs, sigma, strategy=None):
 
 
 def equal(bins, epochs=1):
-    return AllocationCurve(((1.0, bins),), epochs)
+    return AllocationCurve(((((1.0, bins),), epochs),))
 
 
 class TestRandomAllocation(AccountantContract):
@@ -51,7 +53,12 @@ class TestRandomAllocation(AccountantContract):
         return fresh(bins=10, epochs=3, sigma=1.5)
 
     def refused_mechanism(self):
-        return fresh(bins=20, epochs=3, sigma=1.5, participations=2)
+        return fresh(bins=20, epochs=3, sigma=1.5, strategy=BSR(bands=2))
+
+
+class TestSeveralPicks(TestRandomAllocation):
+    def mechanism(self):
+        return fresh(bins=10, epochs=2, sigma=1.5, participations=3)
 
 
 class TestBallsInBins(AccountantContract):
@@ -84,7 +91,7 @@ def test_is_within_the_published_brackets_and_within_our_own(sigma, bracket, spa
 def test_lies_just_above_a_bound_from_below(groups):
     spacing = 0.01 * max(ratio for ratio, _ in groups)
     law = law_from_below(groups, spacing)
-    curve = AllocationCurve(tuple(groups), 1)
+    curve = AllocationCurve(((tuple(groups), 1),))
     scale = curve.epsilons(1.0, 1e-6)
     grid = max(scale) * np.array([0.0, 0.2, 0.5, 0.8])
     found = np.transpose(curve.delta(1.0, grid))
@@ -124,7 +131,7 @@ def by_quadrature(ratios, epsilon):
 @pytest.mark.parametrize("ratios", [(0.8,), (0.8, 0.8), (1.4, 0.6), (1.0, 1.0, 1.0)])
 def test_equals_quadrature(ratios):
     norms, counts = np.unique(ratios, return_counts=True)
-    curve = AllocationCurve(tuple(zip(norms.tolist(), counts.tolist(), strict=True)), 1)
+    curve = AllocationCurve(((tuple(zip(norms.tolist(), counts.tolist(), strict=True)), 1),))
     for epsilon in (0.0, 0.3, 1.0, 2.0):
         found = np.ravel(curve.delta(1.0, np.array([epsilon])))
         truth = np.array(by_quadrature(ratios, epsilon))
@@ -228,7 +235,7 @@ def test_composition_of_the_law_equals_all_pairs():
     """Two epochs: δ of the sum of losses, over all pairs of grid points."""
     law = mean_of_lognormals([(0.5, 2)])
     logs, mass = law.logs, law.mass
-    curve = AllocationCurve(((0.5, 2),), 2)
+    curve = AllocationCurve(((((0.5, 2),), 2),))
     for epsilon in (0.0, 0.4, 1.5):
         remove = add = 0.0
         for log, weight in zip(logs, mass, strict=True):
@@ -264,7 +271,7 @@ def test_unequal_bins():
     scheme = MinSep(probability=1.0, min_sep=8, dataset_size=1000, steps=20, warm_start=True)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0)
     curve = AllocationPLD().curve(mechanism)
-    assert curve.groups == ((math.sqrt(2.0), 4), (math.sqrt(3.0), 4))
+    assert curve.blocks == ((((math.sqrt(2.0), 4), (math.sqrt(3.0), 4)), 1),)
     found = AllocationPLD().guarantee(mechanism, delta=1e-5).epsilon
     ends = [
         AllocationPLD().guarantee(kept(bins=8, epochs=e, sigma=2.0), delta=1e-5).epsilon
@@ -272,8 +279,8 @@ def test_unequal_bins():
     ]
     assert ends[0] < found < ends[1]
     diagonal = Dense(matrix=np.diag([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]))
-    assert AllocationPLD().curve(kept(bins=3, epochs=2, sigma=1.0, strategy=diagonal)).groups == (
-        (math.sqrt(5.0), 3),
+    assert AllocationPLD().curve(kept(bins=3, epochs=2, sigma=1.0, strategy=diagonal)).blocks == (
+        (((math.sqrt(5.0), 3),), 1),
     )
 
 
@@ -322,7 +329,6 @@ def test_refusals_name_the_remedy():
     accountant = AllocationPLD()
     poisson_like = MinSep(probability=0.5, min_sep=4, dataset_size=100, steps=12, warm_start=True)
     refused = {
-        "participations=1": fresh(bins=20, epochs=2, sigma=1.0, participations=3),
         "bands=1": fresh(bins=20, epochs=2, sigma=1.0, strategy=BSR(bands=2)),
         "same noise at every step": fresh(
             bins=2, epochs=2, sigma=1.0, strategy=Dense(matrix=np.diag([1.0, 1.0, 1.0, 2.0]))
@@ -336,3 +342,100 @@ def test_refusals_name_the_remedy():
     }
     for words, mechanism in refused.items():
         assert words in accountant.refusal(mechanism)
+
+
+def ratios_of_subsets(likelihoods, picks):
+    """dP/dQ of a uniform k-subset: the mean over all subsets of the products of likelihoods."""
+    subsets = itertools.combinations(range(likelihoods.shape[1]), picks)
+    return np.mean([likelihoods[:, list(each)].prod(axis=1) for each in subsets], axis=0)
+
+
+def ratios_of_blocks(likelihoods, sizes):
+    """dP/dQ of one pick from each block."""
+    pieces = np.split(likelihoods, np.cumsum(sizes)[:-1], axis=1)
+    return np.prod([piece.mean(axis=1) for piece in pieces], axis=0)
+
+
+def deltas_under_q(ratio, epsilon):
+    """Means and standard errors of both directions' δ, from draws of dP/dQ under Q."""
+    found = []
+    for terms in (
+        np.maximum(ratio[:, None] - np.exp(epsilon), 0.0),
+        np.maximum(1.0 - np.exp(epsilon) * ratio[:, None], 0.0),
+    ):
+        found.append((terms.mean(axis=0), terms.std(axis=0) / math.sqrt(len(ratio))))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "picks", "epochs", "sigma"),
+    [
+        (3, 2, 1, 1.0),
+        (4, 2, 1, 0.8),
+        (5, 2, 1, 1.5),
+        (5, 3, 2, 2.0),
+        (6, 4, 1, 1.2),
+        (7, 3, 1, 0.9),
+    ],
+)
+def test_several_picks_lie_between_all_subsets_and_their_blocks(steps, picks, epochs, sigma):
+    """No less than what all subsets lose, and just what the blocks of the theorem do."""
+    rng = np.random.default_rng(100 * steps + picks)
+    epsilon = np.array([0.0, 0.2, 0.7, 1.5])
+    truth, blocks = np.ones(400_000), np.ones(400_000)
+    sizes = [steps // picks + 1] * (steps % picks) + [steps // picks] * (picks - steps % picks)
+    for _ in range(epochs):
+        z = rng.standard_normal((truth.size, steps))
+        likelihoods = np.exp(z / sigma - 0.5 / sigma**2)
+        truth *= ratios_of_subsets(likelihoods, picks)
+        blocks *= ratios_of_blocks(likelihoods, sizes)
+    profile = AllocationPLD().profile(
+        fresh(bins=steps, epochs=epochs, sigma=sigma, participations=picks), epsilon
+    )
+    assert profile.kind is Kind.UPPER_BOUND
+    for found, (true, spread), (blocked, error) in zip(
+        (profile.remove, profile.add),
+        deltas_under_q(truth, epsilon),
+        deltas_under_q(blocks, epsilon),
+        strict=True,
+    ):
+        assert (true[:2] > 50 * spread[:2]).all()  # the comparison means something
+        assert (found >= true - 6 * spread).all()
+        np.testing.assert_array_less(np.abs(found - blocked), 6 * error + 1e-3 * blocked)
+
+
+def test_several_picks_at_the_ends():
+    # All steps: nothing is random.
+    grid = np.array([0.0, 0.5, 3.0])
+    for found in (
+        AllocationPLD().curve(fresh(bins=6, epochs=2, sigma=1.0, participations=6)).delta(3.0, grid)
+    ):
+        np.testing.assert_allclose(found, gaussian.delta(grid, math.sqrt(12) / 3.0), rtol=1e-12)
+    # k that divide t: k times as many epochs of t/k steps.
+    some = AllocationPLD().guarantee(
+        fresh(bins=12, epochs=2, sigma=1.0, participations=3), delta=1e-6
+    )
+    same = AllocationPLD().guarantee(fresh(bins=4, epochs=6, sigma=1.0), delta=1e-6)
+    assert some.epsilon == same.epsilon
+    # Between the neighbours that do divide.
+    low, middle, high = (
+        AllocationPLD()
+        .guarantee(fresh(bins=bins, epochs=2, sigma=1.0, participations=3), delta=1e-6)
+        .epsilon
+        for bins in (15, 13, 12)
+    )
+    assert low < middle < high
+
+
+def test_several_picks_are_far_below_no_amplification():
+    """Poisson sampling at the same rate is no theorem's bound here, but what to expect."""
+    mechanism = fresh(bins=100, epochs=5, sigma=1.5, participations=4)
+    found = account(mechanism, delta=1e-6)
+    poisson = MatrixMechanism(
+        scheme=Poisson(probability=0.04, dataset_size=5_000, steps=500),
+        strategy=Identity(),
+        noise_multiplier=1.5,
+    )
+    assert found.accountant == "allocation PLD"
+    assert found.epsilon < 1.05 * account(poisson, delta=1e-6).epsilon
+    assert found.epsilon < 0.5 * UnsampledGaussian().guarantee(mechanism, delta=1e-6).epsilon
