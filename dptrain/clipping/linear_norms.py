@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from dptrain.clipping.weights import row_norms
+from dptrain.clipping.rows import row_norms
 
-# Rounding errors of a Gram sum, in units of S² and of the unit roundoff, are below 4.2 (measured:
-# up to 1024 positions and 4096 features; random, equal, positive, cancelling, of unequal lengths).
-_ROUNDING = 16.0
+# What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have.
+ROUNDING = 16.0
 
 
 def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> torch.Tensor:
     """‖Σ_t l_t r_tᵀ‖ of every row without the sums, shape (rows,), never too small.
 
-    The square is Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩. Where positions cancel, this difference of large
-    numbers comes out anywhere between 0 and its rounding error, which is of the order of S² u with
-    S = Σ_t ‖l_t‖‖r_t‖ and u = 6e-8 in float32: a gradient of norm S/4000 may look like 0, and be
-    neither clipped nor charged for. So the error is added to the square. Without cancellation that
-    is a few 1e-6 of the norm (1e-4 for 500 positions).
+    The square is Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩, a difference of large numbers where positions
+    cancel. In float32 it came out up to 107 S² u too small (three positions of 4,096 equal numbers;
+    S = Σ_t ‖l_t‖‖r_t‖, u = 6e-8), and what looks like S/400 while it is S/100 is neither clipped
+    nor charged for. So it is computed in float64, and rounded up by :func:`pad`.
 
     Args:
         left: l, shape (rows, positions, m).
@@ -26,41 +26,65 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
         most: numbers in the Gram matrices that are held at a time.
     """
     rows, positions = left.shape[:2]
+    sizes = left.shape[2], right.shape[2]
     if positions == 1:
-        return rank_one_norms(row_norms(left[:, 0]), row_norms(right[:, 0]))
-    lengths = (_lengths(left) * _lengths(right)).sum(1)
+        return rank_one_norms(row_norms(left[:, 0]), row_norms(right[:, 0]), sizes)
     step = max(1, most // (2 * positions**2))
-    found = []
+    found = [left.new_empty(0, dtype=torch.float64)]
     for start in range(0, rows, step):
-        some_left, some_right = left[start : start + step], right[start : start + step]
-        gram = torch.bmm(some_left, some_left.transpose(1, 2))
-        gram *= torch.bmm(some_right, some_right.transpose(1, 2))
-        # One dimension after the other: torch sums T² numbers at once less exactly than T times T.
-        found.append(gram.sum(2).sum(1))
-    squares = torch.cat(found).clamp(min=0) if found else lengths
-    return (squares + rounding(left, lengths)).sqrt()
+        squares, lengths = gram_squares(left[start : start + step], right[start : start + step])
+        terms = sum(sizes) + 2 * positions
+        found.append(squares.clamp(min=0) + pad(left.dtype, terms) * lengths.square())
+    return torch.cat(found).sqrt().to(left.dtype)
 
 
-def rank_one_norms(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Norms ‖l rᵀ‖ of every row from ‖l‖ and ‖r‖, all of shape (rows,), rounded up."""
-    return (left * right).mul_(1 + _ROUNDING * _unit(left))
+def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """‖Σ_t l_t r_tᵀ‖² in float64, which cancellation may make negative, and S = Σ_t ‖l_t‖‖r_t‖."""
+    left, right = left.double(), right.double()
+    gram = torch.bmm(left, left.transpose(1, 2))
+    other = torch.bmm(right, right.transpose(1, 2))
+    lengths = (_diagonal_roots(gram) * _diagonal_roots(other)).sum(1)
+    return gram.mul_(other).sum(2).sum(1), lengths
 
 
-def rounding(tensor: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """What the square of a norm may have lost in a Gram sum.
+def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:
+    """Norms ‖l rᵀ‖ of every row from ‖l‖ and ‖r‖, all of shape (rows,), rounded up.
+
+    The square of a number below the root of the least normal one may have been lost, and the other
+    side may be as large as that is small: so it is added to both.
 
     Args:
-        tensor: of the dtype that was computed in.
-        lengths: S, for every row the sum of the lengths of what was added up, shape (rows,).
+        left: ‖l‖, by :func:`~dptrain.clipping.rows.row_norms`.
+        right: ‖r‖, likewise.
+        sizes: numbers of l and of r.
     """
-    return _ROUNDING * _unit(tensor) * lengths.square()
+    least = math.sqrt(torch.finfo(left.dtype).tiny)
+    left, right = left + 2 * least * math.sqrt(sizes[0]), right + 2 * least * math.sqrt(sizes[1])
+    return left.mul_(right).mul_(1 + ROUNDING * unit(left.dtype))
 
 
-def _lengths(vectors: torch.Tensor) -> torch.Tensor:
-    """Norms of the vectors at every position, shape (rows, positions)."""
-    return row_norms(vectors.flatten(0, 1)).view(vectors.shape[:2])
+def pad(dtype: torch.dtype, terms: int) -> float:
+    """What is added to the square of a norm from products in float64, in units of S².
+
+    Any order of adding up k numbers in float64 is off by less than 1.01 k u₆₄ of their absolute
+    values, u₆₄ = 2⁻⁵³ (Higham 2002, "Accuracy and stability of numerical algorithms", (3.5)). The
+    products of l are off by m u₆₄ ‖l_s‖‖l_t‖, those of r by n u₆₄ ‖r_s‖‖r_t‖, and rows and columns
+    of their product have T terms each: the square is off by (m + n + 2T + 8) u₆₄ S² at most, with
+    8 for single roundings and those of S. In float32 16 u S² is above that for up to 10⁹ terms,
+    and since S is at least the norm, by 8 u of the norm: more than rounding the root to float32
+    takes away.
+
+    Args:
+        dtype: of the norm.
+        terms: m + n + 2T.
+    """
+    return max(ROUNDING * unit(dtype), 1.02 * (terms + 16) * unit(torch.float64))
 
 
-def _unit(tensor: torch.Tensor) -> float:
-    """The unit roundoff u of the tensor's dtype."""
-    return torch.finfo(tensor.dtype).eps / 2
+def unit(dtype: torch.dtype) -> float:
+    """The unit roundoff u of a dtype."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _diagonal_roots(squares: torch.Tensor) -> torch.Tensor:
+    return squares.diagonal(dim1=1, dim2=2).sqrt()

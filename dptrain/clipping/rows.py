@@ -35,6 +35,27 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
 
 
+def row_norms_error(numbers: int, dtype: torch.dtype) -> float:
+    """What :func:`row_norms` is off by at most, relative to the norm.
+
+    K squares are each rounded, and added up in some order: their sum is off by less than 1.01 K u
+    of itself, for all are positive (Higham 2002, "Accuracy and stability of numerical algorithms",
+    (4.4)), and its root by half of that and a rounding. This is so at every level of blocks. (For
+    K = 256 in float32 7.8e-6; measured, with vectors of eight numbers and more, below 4e-7.)
+    Squares below the least normal number are lost besides: 2e-19 √numbers at most in float32.
+
+    Args:
+        numbers: of a row.
+        dtype: that is summed in.
+    """
+    off, unit = 0.0, torch.finfo(dtype).eps / 2
+    while numbers > _BLOCK:
+        block = _block(numbers)
+        off += (0.51 * (block + 1) + 1) * unit
+        numbers = numbers // block + numbers % block
+    return 1.01 * (off + (0.51 * (numbers + 1) + 1) * unit)
+
+
 @functools.cache
 def _block(numbers: int) -> int:
     """A length of blocks that leaves nothing over, if there is one that is not short."""

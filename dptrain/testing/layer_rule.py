@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import nn
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
 from dptrain.clipping.bookkeeping.layers import register_imported
 from dptrain.clipping.bookkeeping.rules import RULES, LayerRule, owned
-from dptrain.clipping.bookkeeping.tap import LayerTap
 from dptrain.clipping.bookkeeping.uses import Use
+from dptrain.testing.norms_of_releases import check_norms_of_releases
+from dptrain.testing.reported_uses import reported_uses, tensors_of
 
 # The norms of a use may be rounded up, by this much of what they are made of.
 _UP = 1e-6
@@ -50,12 +51,12 @@ def check_layer_rule(
     layer, values, rule = _prepared(layer, inputs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        outputs = _tensors(layer(*values))
+        outputs = tensors_of(layer(*values))
         directions = [torch.randn_like(output) for output in outputs]
     rows = len(directions[0])
     for direction in directions:
         direction[0] = 0.0  # an example that has no gradient
-    for output, again in zip(outputs, _tensors(layer(*values)), strict=True):
+    for output, again in zip(outputs, tensors_of(layer(*values)), strict=True):
         if not torch.equal(output, again):
             raise ValueError("the layer is random: use layer.eval(), or set its dropout to 0")
 
@@ -74,6 +75,9 @@ def check_layer_rule(
         for direction in broken:
             direction[rows - 1] = torch.nan
         _compare_others(_by_rule(layer, rule, values, broken), wanted, scale, tolerance)
+    for _, p in trained:
+        p.requires_grad_(True)
+    check_norms_of_releases(layer, inputs, seed=seed)
 
 
 def _prepared(layer: nn.Module, inputs: Any) -> tuple[nn.Module, list[Any], LayerRule]:
@@ -103,12 +107,6 @@ def _prepared(layer: nn.Module, inputs: Any) -> tuple[nn.Module, list[Any], Laye
     return layer, values, rule
 
 
-def _tensors(output: Any) -> list[torch.Tensor]:
-    """The floating-point tensors of an output."""
-    parts = output if isinstance(output, tuple | list) else [output]
-    return [part for part in parts if isinstance(part, torch.Tensor) and part.requires_grad]
-
-
 def _loop(
     layer: nn.Module,
     rule: LayerRule,
@@ -121,7 +119,7 @@ def _loop(
     found: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
     for i in range(len(directions[0])):
         one = [v[i : i + 1] if isinstance(v, torch.Tensor) and v.dim() else v for v in values]
-        parts = _tensors(layer(*one))
+        parts = tensors_of(layer(*one))
         for part, output in zip(parts, outputs, strict=True):
             assert torch.allclose(part[0], output[i], rtol=1e-9, atol=1e-9), (
                 f"the layer mixes the rows of a batch: row {i} has another output alone"
@@ -136,27 +134,6 @@ def _loop(
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-class _Book:
-    """Keeps what a tap reports."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self.uses: dict[nn.Parameter, list[Use]] = {}
-
-    def rows(self) -> int:
-        return self._rows
-
-    def at_hand(self) -> None:
-        return None
-
-    def discard(self) -> None:
-        self.uses.clear()
-
-    def record(self, uses: Mapping[nn.Parameter, Use], since: Any = None) -> None:
-        for p, use in uses.items():
-            self.uses.setdefault(p, []).append(use)
-
-
 def _by_rule(
     layer: nn.Module, rule: LayerRule, values: list[Any], directions: list[torch.Tensor]
 ) -> dict[str, list[Use]]:
@@ -166,22 +143,17 @@ def _by_rule(
         AssertionError: if it raises, or if the layer's output or its input's gradient is another.
     """
     leaves = [v for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-    own = _tensors(layer(*values))
+    own = tensors_of(layer(*values))
     expected = _input_gradients(own, leaves, directions)
-    book = _Book(len(directions[0]))
-    tap = LayerTap(layer, rule, book, torch.zeros((), requires_grad=True))
     try:
-        outputs = _tensors(layer(*values))
+        outputs, uses = reported_uses(layer, rule, values, directions)
         for output, right in zip(outputs, own, strict=True):
             assert torch.allclose(output, right, rtol=1e-9, atol=1e-9), (
                 "the rule's forward() has another output than the layer"
             )
-        # By backward(), as in training: a use is reported where the parameters' gradients are.
-        torch.autograd.backward(outputs, directions)
     except RuntimeError as error:
         raise AssertionError(f"the rule fails: {error}") from error
     finally:
-        tap.remove()
         found = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
@@ -195,7 +167,7 @@ def _by_rule(
         assert reached is None, (
             f"autograd reaches {name!r} past the rule: forward() must read it from the layer"
         )
-    return {name: book.uses.get(p, []) for name, p in owned(layer, rule).items()}
+    return uses
 
 
 def _input_gradients(

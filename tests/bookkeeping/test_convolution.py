@@ -19,7 +19,7 @@ from dptrain.clipping.bookkeeping.convolution import (
     storage_size,
     weighted_sum,
 )
-from dptrain.clipping.bookkeeping.convolution_gram import ROUNDING
+from dptrain.clipping.linear_norms import ROUNDING
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.

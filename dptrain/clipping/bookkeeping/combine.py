@@ -7,8 +7,7 @@ import torch
 from dptrain.clipping.bookkeeping.gathered import Gathered
 from dptrain.clipping.bookkeeping.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms, chunks
-from dptrain.clipping.linear_norms import rounding
-from dptrain.clipping.rows import row_norms
+from dptrain.clipping.linear_norms import gram_squares, pad
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -45,29 +44,36 @@ def _with_table(table: Gathered, other: OuterProducts | Materialised) -> torch.T
     """Norms for weights tied between an embedding and an output layer.
 
     ‖E + H‖² = ‖E‖² + ‖H‖² + 2⟨E, H⟩, and the inner product only needs the rows of H that E has.
+    Where E and H cancel, that is a difference of large numbers: it is computed in float64 and
+    rounded up, as :func:`~dptrain.clipping.linear_norms.outer_norms` is.
     """
-    first, second = table.norms(), other.norms()
-    if isinstance(other, OuterProducts):
-        inner, lengths = _inner_outer(table, other)
-    else:
-        rows = torch.arange(table.rows, device=table.ids.device)[:, None]
-        inner = (other.gradients[rows, table.ids] * table.gradients).sum(2).sum(1)
-        lengths = second
-    squares = first.square() + second.square() + 2 * inner
-    # Where E and H cancel, the difference is as inexact as its parts.
-    lengths = lengths + row_norms(table.gradients.flatten(0, 1)).view(table.ids.shape).sum(1)
-    return (squares.clamp(min=0) + rounding(first, lengths)).sqrt()
+    many = other.positions if isinstance(other, OuterProducts) else 0
+    each = other.shape.numel() if isinstance(other, Materialised) else many**2
+    terms = sum(table.shape) + 2 * (table.ids.shape[1] + many)
+    found = [torch.empty(0, dtype=torch.float64, device=table.ids.device)]
+    for start, stop in chunks(table.rows, 2 * max(each, table.ids.shape[1] * max(many, 1))):
+        ids, b = table.ids[start:stop], table.gradients[start:stop].double()
+        squares = Gathered(ids, b, table.shape[0]).squares()
+        lengths = b.square().sum(2).sqrt().sum(1)
+        if isinstance(other, OuterProducts):
+            left, right = other.left[start:stop].double(), other.right[start:stop].double()
+            own, own_lengths = gram_squares(left, right)
+            inner = _inner_outer(ids, b, left, right)
+        else:
+            gradients = other.gradients[start:stop].double()
+            own = gradients.flatten(1).square().sum(1)
+            own_lengths = own.sqrt()
+            rows = torch.arange(len(ids), device=ids.device)[:, None]
+            inner = (gradients[rows, ids] * b).sum(2).sum(1)
+        whole = (squares + own + 2 * inner).clamp(min=0)
+        found.append(whole + pad(table.gradients.dtype, terms) * (lengths + own_lengths).square())
+    return torch.cat(found).sqrt().to(table.gradients.dtype)
 
 
-def _inner_outer(table: Gathered, other: OuterProducts) -> tuple[torch.Tensor, torch.Tensor]:
-    """⟨E, H⟩ = Σ_{t,s} l_s[k_t] ⟨b_t, r_s⟩, and the sum of the lengths of H's parts."""
-    inner = []
-    for start, stop in chunks(table.rows, table.ids.shape[1] * other.positions):
-        ids = table.ids[start:stop]
-        products = torch.bmm(table.gradients[start:stop], other.right[start:stop].transpose(1, 2))
-        columns = ids[:, None, :].expand(-1, other.positions, -1)
-        picked = other.left[start:stop].gather(2, columns)
-        inner.append((products * picked.transpose(1, 2)).sum(2).sum(1))
-    left, right = other.left.flatten(0, 1), other.right.flatten(0, 1)
-    lengths = (row_norms(left) * row_norms(right)).view(-1, other.positions).sum(1)
-    return torch.cat(inner), lengths
+def _inner_outer(
+    ids: torch.Tensor, b: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+) -> torch.Tensor:
+    """⟨E, H⟩ = Σ_{t,s} l_s[k_t] ⟨b_t, r_s⟩ of every row."""
+    products = torch.bmm(b, right.transpose(1, 2))
+    picked = left.gather(2, ids[:, None, :].expand(-1, left.shape[1], -1))
+    return (products * picked.transpose(1, 2)).sum(2).sum(1)

@@ -50,7 +50,8 @@ def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
     """What the two ways cost: keep gradients, or take norms by :func:`squared_norms`.
 
     Direct forms the gradients and passes through them for the norm and again for the sum. Gram
-    passes through products between positions, and then forms the sum by :func:`weighted_sum`.
+    passes through products between positions, in float64, which takes twice as long, and then forms
+    the sum by :func:`weighted_sum`.
 
     Args:
         shape: of the convolution.
@@ -63,7 +64,7 @@ def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
     direct = length * weights + _TOUCH * copied + _KEEP * weights
     products = pixels**2 * shape.in_channels + length**2 * shape.out_channels
     stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
-    gram = length * weights + products + _TOUCH * shape.groups * sum(stages)
+    gram = length * weights + 2 * (products + _TOUCH * shape.groups * sum(stages))
     return Costs(direct, gram)
 
 

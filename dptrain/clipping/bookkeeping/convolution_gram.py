@@ -6,12 +6,8 @@ import torch
 
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution_shape import ConvShape, overlap, positions
+from dptrain.clipping.linear_norms import pad
 from dptrain.clipping.rows import summing_dtype
-
-# Rounding errors of the sum, in units of S² and of the unit roundoff, are below 21 (measured: up to
-# 1024 positions and 2048 channels; random, equal, positive, cancelling, of unequal lengths). Most
-# are those of the products of 256 channels, which BLAS adds up one after the other.
-ROUNDING = 64.0
 
 
 def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.Tensor:
@@ -23,9 +19,9 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
     the former, one dimension after the other: k_1 + k_2 copies for k_1 · k_2 taps. It costs no more
     than a gradient while there are few positions, see :func:`~.convolution.costs`.
 
-    Where positions cancel, the sum is a difference of large numbers, with rounding errors of the
-    order of S² u, S = Σ_t ‖a_t patch‖ ‖g_t‖; they are added, as in
-    :mod:`dptrain.clipping.linear_norms`.
+    Where positions cancel, the sum is a difference of large numbers. It is computed in float64, and
+    rounded up by :func:`~dptrain.clipping.linear_norms.pad` of S², S = Σ_t ‖a_t patch‖ ‖g_t‖: as
+    there, the products have c / groups and p / groups terms, the shifted copies as many as taps.
 
     Args:
         a: inputs, shape (B, c, *spatial).
@@ -37,10 +33,12 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
     """
     shape.check(a, g)
     a, shape = shape.padded(a)
-    dtype, inputs, outputs = summing_dtype(g), tuple(a.shape[2:]), tuple(g.shape[2:])
+    dtype, inputs, outputs = torch.float64, tuple(a.shape[2:]), tuple(g.shape[2:])
     pixels, length = positions(inputs), positions(outputs)
-    found = g.new_zeros(len(g), dtype=dtype)
-    step = chunk_size(g, shape.groups * 2 * (pixels**2 + length**2))
+    found = g.new_zeros(len(g), dtype=summing_dtype(g))
+    step = chunk_size(g, shape.groups * 4 * (pixels**2 + length**2))  # doubles are two numbers
+    terms = (shape.in_channels + shape.out_channels) // shape.groups + 2 * length
+    relative = pad(summing_dtype(g), terms + positions(shape.kernel))
     stages = _stages(shape, inputs, outputs, step * shape.groups, g.new_empty(0, dtype=dtype))
     for start in range(0, len(g), step):
         rows = (min(len(g), start + step) - start) * shape.groups
@@ -51,8 +49,7 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
             gram = stage.shifted_sum(gram)
         patches, outer = gram.view(rows, length, length), torch.bmm(y.transpose(1, 2), y)
         lengths = _diagonal(patches).sqrt() * _diagonal(outer).sqrt()
-        bound = lengths.sum(1).square() * (ROUNDING * torch.finfo(dtype).eps / 2)
-        # One dimension after the other: torch sums T² numbers at once less exactly than T times T.
+        bound = lengths.sum(1).square() * relative
         squares = outer.mul_(patches).sum(2).sum(1).clamp(min=0) + bound
         found[start : start + step] = squares.view(-1, shape.groups).sum(1)
     return found

@@ -13,6 +13,7 @@ from dptrain.clipping.bookkeeping.convolution import (
     squared_norms,
     weighted_sum,
 )
+from dptrain.clipping.bookkeeping.convolution_shape import positions
 from dptrain.clipping.bookkeeping.uses import FEW, Materialised, Use
 
 
@@ -32,6 +33,11 @@ class Convolved(Use):
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """See :meth:`Use.per_example`."""
         return per_example_weight_gradients(self.a[start:stop], self.g[start:stop], self.geometry)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        a, g = self.a[start:stop].abs(), self.g[start:stop].abs()
+        return per_example_weight_gradients(a, g, self.geometry), positions(g.shape[2:])
 
     def norms(self) -> torch.Tensor:
         """Ghost norms, rounded up where positions cancel."""
@@ -69,6 +75,10 @@ class Formed(Use):
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """See :meth:`Use.per_example`."""
         return self.formed.gradients()[start:stop]
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        return self.per_example(start, stop).abs(), 0
 
     def norms(self) -> torch.Tensor:
         """See :meth:`Use.norms`."""

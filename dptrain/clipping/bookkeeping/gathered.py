@@ -36,16 +36,27 @@ class Gathered(Use):
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """See :meth:`Use.per_example`; tables as long as the vocabulary, for lack of better."""
-        found = self.gradients.new_zeros(stop - start, *self.shape)
+        return self._tables(self.gradients, start, stop)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        return self._tables(self.gradients.abs(), start, stop), self.ids.shape[1]
+
+    def _tables(self, gradients: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        found = gradients.new_zeros(stop - start, *self.shape)
         rows = torch.arange(stop - start, device=self.ids.device)[:, None]
         index = (rows.expand_as(self.ids[start:stop]), self.ids[start:stop])
-        return found.index_put_(index, self.gradients[start:stop], accumulate=True)
+        return found.index_put_(index, gradients[start:stop], accumulate=True)
 
     def norms(self) -> torch.Tensor:
         """See :meth:`Use.norms`."""
+        return self.squares().sqrt()
+
+    def squares(self) -> torch.Tensor:
+        """‖g_i‖₂², shape (rows,)."""
         rows, _, sums = self._segments
         squares = row_norms(sums).square()
-        return squares.new_zeros(self.rows).index_add_(0, rows, squares).sqrt()
+        return squares.new_zeros(self.rows).index_add_(0, rows, squares)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """One addition to the table for every id of every row."""

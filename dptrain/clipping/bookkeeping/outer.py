@@ -44,7 +44,13 @@ class OuterProducts(Use):
         return rank_one_norms(
             row_norms(self.left[:, 0]) if left is None else left,
             row_norms(self.right[:, 0]) if right is None else right,
+            (self.left.shape[2], self.right.shape[2]),
         )
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        left, right = self.left[start:stop].abs(), self.right[start:stop].abs()
+        return torch.bmm(left.transpose(1, 2), right), self.positions
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """One product over all rows and positions, the smaller side scaled."""

@@ -30,6 +30,11 @@ class Stacked(Use):
         """See :meth:`Use.per_example`."""
         return torch.cat([part.per_example(start, stop) for part in self.parts], dim=1)
 
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        parts, terms = zip(*(part.magnitudes(start, stop) for part in self.parts), strict=True)
+        return torch.cat(parts, dim=1), max(terms)
+
     def norms(self) -> torch.Tensor:
         """See :meth:`Use.norms`."""
         return torch.linalg.vector_norm(torch.stack([part.norms() for part in self.parts]), dim=0)

@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 
+from dptrain.clipping.linear_norms import unit
 from dptrain.clipping.rows import row_norms
 
 CHUNK = 2**22  # numbers of per-example gradients that are formed at a time where none are kept
@@ -33,6 +34,14 @@ class Use(abc.ABC):
         """g_i of rows ``start`` to ``stop``, shape (stop - start, *shape)."""
 
     @abc.abstractmethod
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """Sums of absolute values, shape (stop - start, *shape), of so many terms at most.
+
+        What :meth:`per_example` and :meth:`weighted_sum` add up, each in its own order, differs by
+        rounding errors in proportion to these; no terms where both have the very same numbers.
+        """
+
+    @abc.abstractmethod
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Σ_i f_i g_i, shape ``shape``; ``factors`` has shape (rows,). The use is spent then."""
 
@@ -41,7 +50,7 @@ class Use(abc.ABC):
         """The use without all rows but those of ``index``."""
 
     def norms(self) -> torch.Tensor:
-        """‖g_i‖₂, shape (rows,); at most a few units in the last place too small."""
+        """‖g_i‖₂ of what :meth:`weighted_sum` adds up, shape (rows,), as row_norms are exact."""
         return chunked_norms([self])
 
     def merged(self, other: Use) -> Use | None:
@@ -73,6 +82,10 @@ class Materialised(Use):
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """See :meth:`Use.per_example`."""
         return self.gradients[start:stop]
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        return self.gradients[start:stop].abs(), 0
 
     def norms(self) -> torch.Tensor:
         """See :meth:`Use.norms`."""
@@ -114,6 +127,11 @@ class Folded(Use):
         rows = self.use.per_example(start * self.views, stop * self.views)
         return rows.unflatten(0, (-1, self.views)).sum(1)
 
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See :meth:`Use.magnitudes`."""
+        rows, terms = self.use.magnitudes(start * self.views, stop * self.views)
+        return rows.unflatten(0, (-1, self.views)).sum(1), self.views * max(1, terms)
+
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """See :meth:`Use.weighted_sum`."""
         return self.use.weighted_sum(factors.repeat_interleave(self.views))
@@ -134,6 +152,11 @@ def chunks(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
 def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.Tensor:
     """Norms of s ⊙ (the sum of all uses), shape (rows,), a few examples at a time.
 
+    What is released adds up the same terms in another order, and where they cancel, rounding errors
+    are all that is left, here perhaps 0 and there S u T. So what both may be off by is added: any
+    order of adding up k numbers is off by less than 1.01 k u of the sum M of their absolute values
+    (Higham 2002, (3.5)), T terms of a use and the uses themselves, here and there.
+
     Args:
         uses: of one parameter.
         scale: s, of the parameter's shape; ``None``: 1.
@@ -143,5 +166,31 @@ def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.T
         total = uses[0].per_example(start, stop)
         for use in uses[1:]:
             total = total + use.per_example(start, stop)
-        found.append(row_norms((total if scale is None else total * scale).flatten(1)))
+        norms = row_norms((total if scale is None else total * scale).flatten(1))
+        slack = rounding_errors(uses, start, stop)
+        if slack is not None:
+            norms = norms + row_norms((slack if scale is None else slack * scale).flatten(1))
+        found.append(norms)
     return torch.cat(found)
+
+
+def rounding_errors(uses: list[Use], start: int, stop: int) -> torch.Tensor | None:
+    """How far sums of per-example gradients and what is released may be from one another.
+
+    Args:
+        uses: of one parameter.
+        start: the first row.
+        stop: one past the last.
+
+    Returns:
+        A bound for every number, shape (stop - start, *shape), ``None`` where they are the same.
+    """
+    total: torch.Tensor | None = None
+    for use in uses:
+        magnitudes, terms = use.magnitudes(start, stop)
+        if len(uses) == 1 and not terms:
+            return None
+        additions = 2 * (terms + len(uses) + 2)
+        part = magnitudes * (1.02 * additions * unit(magnitudes.dtype))
+        total = part if total is None else total + part
+    return total

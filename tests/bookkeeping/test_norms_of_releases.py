@@ -1,0 +1,203 @@
+"""Norm and release are of the same numbers, for every rule, on inputs that make this hard."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from dptrain.clipping.bookkeeping.combine import norms_of_sum
+from dptrain.clipping.bookkeeping.convolution_shape import ConvShape
+from dptrain.clipping.bookkeeping.convolved import Convolved
+from dptrain.clipping.bookkeeping.gathered import Gathered
+from dptrain.clipping.bookkeeping.layers import register_imported
+from dptrain.clipping.bookkeeping.outer import OuterProducts
+from dptrain.clipping.bookkeeping.rules import RULES, GradientRule, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.uses import Folded, Materialised, chunked_norms
+from dptrain.testing import check_norms_of_releases
+from dptrain.testing.norms_of_releases import check_uses
+
+register_imported()
+EVERY = set(RULES)
+
+
+def images(*shape, rows=3):
+    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def ids(positions, rows=3):
+    return torch.randint(0, 7, (rows, positions), generator=torch.Generator().manual_seed(1))
+
+
+# By its form, a use keeps its inputs or its gradients: each layer is here in all of its forms.
+CASES = {
+    "linear, one position": (lambda: nn.Linear(40, 30), images(40)),
+    "linear, gradients": (lambda: nn.Linear(6, 5), images(9, 6)),
+    "linear, products": (lambda: nn.Linear(700, 600), images(3, 700)),
+    "linear, more dimensions": (lambda: nn.Linear(6, 5), images(3, 2, 6)),
+    "linear of torch's attention": (
+        lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(6, 5),
+        images(4, 6),
+    ),
+    "Conv1D": (lambda: Conv1D(5, 6), images(4, 6)),
+    "attention": (lambda: nn.MultiheadAttention(6, 2, batch_first=True), (images(5, 6),) * 3),
+    "attention, products": (
+        lambda: nn.MultiheadAttention(420, 2, batch_first=True),
+        (images(2, 420),) * 3,
+    ),
+    "embedding, table": (lambda: nn.Embedding(7, 4), ids(9)),
+    "embedding, looked up": (lambda: nn.Embedding(50, 4, padding_idx=2), ids(9)),
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, groups=2), images(4, 9)),
+    "Conv2d, gradients": (lambda: nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 6)),
+    "Conv2d, products": (lambda: nn.Conv2d(200, 220, 3, padding=1), images(200, 3, 3)),
+    "Conv2d, circular": (
+        lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
+        images(3, 5, 5),
+    ),
+    "Conv3d": (lambda: nn.Conv3d(2, 3, 2), images(2, 3, 4, 3)),
+    "LayerNorm": (lambda: nn.LayerNorm(6), images(5, 6)),
+    "LayerNorm, long": (lambda: nn.LayerNorm(300), images(220, 300)),
+    "RMSNorm": (lambda: nn.RMSNorm(6), images(5, 6)),
+    "GroupNorm": (lambda: nn.GroupNorm(4, 4), images(4, 5, 5)),
+    "InstanceNorm1d": (lambda: nn.InstanceNorm1d(3, affine=True), images(3, 5)),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3, affine=True), images(3, 4, 4)),
+    "InstanceNorm3d": (lambda: nn.InstanceNorm3d(3, affine=True), images(3, 2, 3, 2)),
+}
+
+
+def test_every_rule_is_among_the_cases():
+    assert {type(build()) for build, _ in CASES.values()} == EVERY
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_norm_is_of_one_number_and_the_release_another(name):
+    build, inputs = CASES[name]
+    torch.manual_seed(0)
+    layer = build()
+    for p in layer.parameters():
+        nn.init.normal_(p)
+    check_norms_of_releases(layer, inputs)
+
+
+class Scale(nn.Module):
+    def __init__(self, width=4):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(width) + 0.5)
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def right(layer, inputs, gradient):
+    return {"weight": (inputs[0] * gradient).sum(1)}
+
+
+class Longer(Materialised):
+    """Releases the gradients, and takes the norms of something shorter."""
+
+    def norms(self):
+        return super().norms() * (1 - 1e-3)
+
+    def select(self, index):
+        return Longer(self.gradients[index])
+
+
+class Wrong(LayerRule):
+    def uses(self, layer, inputs, gradient):
+        return {"weight": Longer((inputs[0] * gradient).sum(1))}
+
+
+@pytest.fixture
+def _own_rules():
+    kept = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(kept)
+
+
+@pytest.mark.usefixtures("_own_rules")
+def test_registered_layers_get_the_same_check():
+    register_layer(Scale, GradientRule(right))
+    check_norms_of_releases(Scale(), images(5, 4))
+    register_layer(Scale, Wrong())
+    with pytest.raises(AssertionError, match=r"'weight'.*float32.*is released while .* its norm"):
+        check_norms_of_releases(Scale(), images(5, 4))
+
+
+def test_a_layer_without_a_rule_is_refused():
+    with pytest.raises(ValueError, match="Bilinear has no rule"):
+        check_norms_of_releases(nn.Bilinear(2, 2, 2), (images(2), images(2)))
+
+
+def cancelling(*shape, spread=1e-3):
+    """Equal numbers whose signs alternate over dimension 1, and a little beside them."""
+    signs = (1 - 2 * (torch.arange(shape[0]) % 2)).view(1, -1, *[1] * (len(shape) - 1))
+    return 0.7234567 * 1e3 * signs * (1 + spread * images(*shape))
+
+
+def tied(positions):
+    """An embedding's table that is the head's weight too, and cancels what it does."""
+    k, b = ids(positions), cancelling(positions, 300, spread=0.0)
+    picked = nn.functional.one_hot(k, 400).float()
+    return [Gathered(k, b, 400), OuterProducts(-picked, b * (1 + 1e-6))]
+
+
+def convolved(**options):
+    layer = nn.Conv2d(60, 70, 3, padding=1, **options)
+    a = torch.full((6, 60, 3, 3), 0.7234567)
+    g = cancelling(70, 9)[:1].expand(6, -1, -1).unflatten(2, (3, 3)).transpose(2, 3).contiguous()
+    return Convolved(a, g, ConvShape.of(layer))
+
+
+USES = {
+    "products": lambda: [OuterProducts(cancelling(4, 500), torch.full((3, 4, 600), 0.7234567))],
+    "products, merged": lambda: [
+        OuterProducts(cancelling(2, 500), torch.full((3, 2, 600), 0.7234567)),
+        OuterProducts(-cancelling(2, 500), torch.full((3, 2, 600), 0.7234567)),
+    ],
+    "tied, products": lambda: tied(5),
+    "tied, gradients": lambda: [tied(5)[0], Materialised(tied(5)[1].per_example(0, 3))],
+    "tied, gradients that have a norm": lambda: [
+        Gathered(ids(5), cancelling(5, 30), 40),
+        Materialised(torch.randn(3, 40, 30)),
+    ],
+    "three forms": lambda: [*tied(5), Materialised(torch.randn(3, 400, 300))],
+    "convolution": lambda: [convolved()],
+    "convolution, twice": lambda: [convolved(), convolved()],
+    "convolution, views": lambda: [Folded(convolved(), 2)],
+    "products, views": lambda: [
+        OuterProducts(cancelling(4, 50), torch.full((3, 4, 60), 0.7234567)).folded(3)
+    ],
+    "table, views": lambda: [Gathered(ids(4, 6), cancelling(4, 50).repeat(2, 1, 1), 60).folded(2)],
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_forms_of_uses_and_what_they_are_together(name):
+    torch.manual_seed(0)
+    uses = USES[name]()
+    check_uses(name, uses)
+
+
+@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_norms_are_never_below_those_of_the_exact_gradients(name, scaled):
+    torch.manual_seed(0)
+    uses = USES[name]()
+    scale = torch.rand(uses[0].shape) if scaled else None
+    norms = norms_of_sum(list(uses)) if scale is None else chunked_norms(uses, scale)
+    exact = sum(use.per_example(0, use.rows) for use in (doubled(use) for use in uses))
+    exact = exact if scale is None else exact * scale
+    # Norms of what has gradients only are exact up to rounding.
+    assert (norms.double() >= exact.flatten(1).norm(dim=1) * (1 - 2e-6)).all()
+
+
+def doubled(use):
+    use = copy.copy(use)
+    if isinstance(use, Folded):
+        return Folded(doubled(use.use), use.views)
+    for name in ("left", "right", "gradients", "a", "g"):
+        if hasattr(use, name):
+            setattr(use, name, getattr(use, name).double())
+    return use
