@@ -14,18 +14,26 @@ from dptrain.sampling.graph_statistics import GraphStatistics
 from dptrain.strategies.correlation import noise_autocorrelation
 from dptrain.strategies.table import StrategyTable
 
+LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to say there
+
 
 def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:
     """Draw δ(ε) of a run in both directions, with the guarantee as a point, to an image file.
 
+    The axis of δ ends at 1e-16, or a tenth of the guarantee's δ if that is smaller: curves that
+    fall below leave the picture there.
+
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
-        ValueError: if the profile has no positive δ to draw.
+        ValueError: if the profile has no δ in the picture.
     """
     figure, axes = figure_of(1)
     ax = axes[0]
-    if not (profile.delta > 0).any():
-        raise ValueError("every δ of the profile is 0: use a grid of smaller ε")
+    least = LEAST_DELTA
+    if math.isfinite(guarantee.epsilon) and guarantee.delta > 0:
+        least = min(least, guarantee.delta / 10)
+    if not (profile.delta > least).any():
+        raise ValueError(f"every δ of the profile is below {least:g}: use a grid of smaller ε")
     for values, label, style in (
         (profile.remove, "contribution removed", "-"),
         (profile.add, "contribution added", "--"),
@@ -42,7 +50,8 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
             label=f"guarantee: ε = {guarantee.epsilon:.4g}, δ = {guarantee.delta:.3g}",
         )
     ax.set_yscale("log")
-    ax.set_ylim(top=1.5)
+    drawn = np.concatenate([profile.remove, profile.add, [guarantee.delta or 1.0]])
+    ax.set_ylim(bottom=max(least, drawn[drawn > 0].min() / 2), top=1.5)
     ax.set_xlim(left=0)
     ax.set_xlabel("ε (natural logarithm)")
     ax.set_ylabel("δ")

@@ -160,7 +160,7 @@ class PrivateTraining:
         noise = self.optimizer.noise
         if self.individual_filter is not None:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
-        drawn = guarantee.drawn_by(noise.normals.name, caveats=noise.notes)
+        drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
         return drawn.after(self.steps_executed).with_notes(*self._notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:

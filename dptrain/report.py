@@ -7,19 +7,18 @@ number that depends on the training examples and no seed of the sampler or the n
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import numpy as np
-
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Adjacency, Guarantee, Kind
+from dptrain.noise.normals import AES, PHILOX
 from dptrain.noise.secure import SecureNormals
 from dptrain.plots import plot_curves, plot_privacy
+from dptrain.published_profile import as_shown, rows_of
 
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
@@ -106,10 +105,14 @@ def _randomness(generator: str | None) -> str:
             "same, and the rounding when noise is stored, correlated and added to the gradients is "
             f"not covered. {_BATCHES}"
         )
+    what = "a cryptographic generator"
+    if PHILOX in generator:
+        plain = "one that is good for statistics and not cryptographic"
+        what = plain if AES not in generator else f"{what} on the CPU, {plain} on CUDA"
     return (
-        f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator on the CPU, one "
-        "that is good for statistics on CUDA, each normal a single draw in floating-point numbers, "
-        f"which is open to attacks on its last bits; secure=True defends against more. {_BATCHES}"
+        f"{_IDEAL} The noise was drawn by {generator}: {what}, each normal a single draw in "
+        "floating-point numbers, which is open to attacks on its last bits; secure=True defends "
+        f"against more. {_BATCHES}"
     )
 
 
@@ -178,13 +181,6 @@ def _check_size_untold(guarantee: Guarantee) -> None:
         )
 
 
-def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
-    """The profile, as an estimate where the guarantee is one: it is about the same noise."""
-    if guarantee.kind is not Kind.ESTIMATE:
-        return profile
-    return dataclasses.replace(profile, kind=Kind.ESTIMATE)
-
-
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -230,17 +226,10 @@ def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[s
         ]
     parts += ["## Conditions", "\n".join(f"- {line}" for line in conditions(guarantee))]
     if profile is not None:
-        rows = np.unique(np.linspace(0, len(profile.epsilon) - 1, 9).round().astype(int))
         parts += [
             "## δ at other ε",
             f"{_profile_caption(profile.kind)} (accountant: {profile.accountant}).",
-            _table(
-                ("ε", "δ, contribution removed", "δ, contribution added"),
-                [
-                    [f"{v[i]:.3g}" for v in (profile.epsilon, profile.remove, profile.add)]
-                    for i in rows
-                ],
-            ),
+            _table(("ε", "δ, contribution removed", "δ, contribution added"), rows_of(profile, 9)),
         ]
     parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in software.items()) + ".")
     return "\n\n".join(parts) + "\n"
@@ -272,8 +261,8 @@ def _inline(value: Any) -> str:
 def _profile_caption(kind: Kind) -> str:
     if kind is Kind.CONFIDENCE:
         return (
-            "Upper confidence bounds by simulation, for orientation: they may lie above the "
-            "guarantee, which was shown on its own"
+            "Upper confidence bounds by simulation, for orientation; the guarantee is the "
+            "statement above"
         )
     if kind is Kind.ESTIMATE:
         return "Estimates, for orientation; the guarantee is the statement above"

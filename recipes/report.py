@@ -63,7 +63,7 @@ def _profile(current: Run, guarantee: Guarantee) -> Profile:
     if individual is not None and guarantee.accountant == individual.name:
         return filter_profile(current.private.individual, guarantee)
     # A single simulation or computation gives all points; beyond twice ε nobody looks.
-    points = np.linspace(0, 2 * guarantee.epsilon, 81)
+    points = guarantee.epsilon * np.linspace(0, 2, 81)  # its own ε is one of them, to the bit
     mechanism = current.private.mechanism
     accountant = current.settings.build_accountant(mechanism)
     return profile(mechanism, points, accountant=accountant)

@@ -86,7 +86,7 @@ def test_markdown_states_every_field_and_condition(tmp_path):
         "9 in all",
         "| rows | 2 entries; see the JSON |",
         "a\\|b",
-        "| 5 | 0.00674 | 0.00409 |",  # e^-5 and e^-5.5 at the middle of the grid
+        "| 5 | 0.00673795 | 0.00408677 |",  # e^-5 and e^-5.5 at the middle of the grid
     ):
         assert needle in text, needle
     for line in conditions(guarantee):
@@ -130,8 +130,24 @@ def test_an_estimate_says_why_it_is_one():
         (None, ["exactly Gaussian", "pseudorandom generator"], ["PCG64-DXSM", "secure"]),
         (
             FastNormals.name,
-            ["Philox on CUDA", "single draw", "last bits", "PCG64-DXSM"],
+            [
+                "Philox on CUDA",
+                "a cryptographic generator on the CPU",
+                "single draw",
+                "last bits",
+                "PCG64-DXSM",
+            ],
             ["sum of several"],
+        ),
+        (
+            FastNormals(0).on({"cpu"}),
+            ["a cryptographic generator, each normal a single draw", "last bits", "PCG64-DXSM"],
+            ["sum of several", "Philox", "CUDA"],
+        ),
+        (
+            FastNormals(0).on({"cuda"}),
+            ["not cryptographic, each normal a single draw", "Philox by chunk on CUDA"],
+            ["sum of several", "AES", "CPU"],
         ),
         (
             SecureNormals.name,
@@ -165,7 +181,7 @@ def test_the_generator_is_in_the_table(tmp_path):
 
 def test_the_profile_of_an_estimate_is_an_estimate(tmp_path):
     exact = dataclasses.replace(_profile(), kind=Kind.EXACT)
-    assert as_shown(exact, _guarantee()) is exact
+    assert as_shown(exact, _guarantee()).kind is Kind.EXACT
     rough = _guarantee().drawn_by("Philox", caveats=("rounded",))
     as_json, as_text = privacy_report(rough, tmp_path, profile=exact)
     assert json.loads(as_json.read_text(encoding="utf-8"))["profile"]["kind"] == "estimate"
@@ -209,8 +225,10 @@ def test_plots_of_nothing_are_refused(tmp_path):
     empty = Profile(
         epsilon=np.ones(2), remove=np.zeros(2), add=np.zeros(2), kind=Kind.EXACT, accountant="x"
     )
-    with pytest.raises(ValueError, match="smaller ε"):
-        plot_privacy(empty, _guarantee(), tmp_path / "privacy.png")
+    tiny = dataclasses.replace(empty, add=np.full(2, 1e-17))
+    for profile in (empty, tiny):
+        with pytest.raises(ValueError, match="smaller ε"):
+            plot_privacy(profile, _guarantee(), tmp_path / "privacy.png")
     with pytest.raises(ValueError, match="nothing to draw"):
         plot_curves([], tmp_path / "curves.png")
 

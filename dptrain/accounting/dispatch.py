@@ -24,7 +24,7 @@ from dptrain.accounting.min_sep_renyi import MinSepRenyi
 from dptrain.accounting.mmcc import MMCC
 from dptrain.accounting.poisson_pld import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
-from dptrain.accounting.statement import check_delta, check_epsilon, statement
+from dptrain.accounting.statement import SMALLEST_DELTA, check_delta, check_epsilon, statement
 from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
 from dptrain.accounting.truncated_poisson import (
     TruncatedPoissonAddRemove,
@@ -177,7 +177,8 @@ def account(
         return member.guarantee(mechanism, delta=delta)
     assert epsilon is not None
     check_epsilon(epsilon)
-    value = float(member.profile(mechanism, np.array([epsilon])).delta[0])
+    found = member.profile(mechanism, np.array([epsilon])).delta[0]
+    value = max(float(found), SMALLEST_DELTA)
     notes: tuple[str, ...] = ()
     if member.kind is Kind.CONFIDENCE:
         chance = member.failure_probability

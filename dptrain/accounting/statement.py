@@ -16,6 +16,10 @@ from dptrain.sampling.scheme import Scheme
 
 SMALLEST_SIGMA = 1e-3  # below, squared losses leave double precision, and ε would be millions
 
+# With Gaussian noise δ is positive at every ε. Where it vanishes in double precision, this is the
+# bound: what is lost to underflow is far less.
+SMALLEST_DELTA = 1e-300
+
 # Belongs to every statement about users: fixed-graph adjacency (``notation``).
 PUBLIC_GRAPH = (
     "Which examples belong to which users is taken to be public; protected is what those examples "

@@ -7,8 +7,6 @@ import json
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from dptrain.accounting import account, accountants_for, profile
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.support import as_markdown
@@ -16,6 +14,7 @@ from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_m
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
+from dptrain.published_profile import as_shown, rows_of
 from dptrain.text import aligned
 
 
@@ -76,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
     print(shown)
     value: dict[str, Any] = {"guarantee": json.loads(shown.to_json())}
     if options.profile:
-        curve = profile(mechanism, **who)
+        curve = as_shown(profile(mechanism, **who), shown)
         value["profile"] = {
             "accountant": curve.accountant,
             "kind": curve.kind.value,
@@ -86,9 +85,7 @@ def run(options: argparse.Namespace) -> None:
         }
         print(f"\nδ(ε) by {curve.accountant} ({curve.kind.value}):")
         lines = ["| ε | remove | add |", "|---|---|---|"]
-        for i in np.linspace(0, len(curve.epsilon) - 1, 11).round().astype(int):
-            row = (curve.epsilon[i], curve.remove[i], curve.add[i])
-            lines.append("| " + " | ".join(f"{number:.4g}" for number in row) + " |")
+        lines += [f"| {' | '.join(row)} |" for row in rows_of(curve, 11)]
         print(aligned("\n".join(lines), left=0))
         if options.plot is not None:
             from dptrain.plots import plot_privacy

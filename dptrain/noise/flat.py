@@ -193,6 +193,11 @@ class FlatStream(NoiseStream):
         other._open_shard(Shard(rank=rank, world=world))
         return other
 
+    @property
+    def generator(self) -> str:
+        """See :class:`NoiseStream`."""
+        return self.normals.on({device.type for device in self._layout.devices})
+
     def state_dict(self) -> dict[str, Any]:
         """Private: whoever reads it can subtract the noise.
 

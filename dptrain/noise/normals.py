@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import torch
@@ -14,7 +15,7 @@ class Normals(Protocol):
     """Rows of i.i.d. standard normals, each a pure function of (seed, group, step, size).
 
     Attributes:
-        name: the generator as the guarantee names it.
+        name: the generator, on whatever device, as states name it.
         seed: whoever knows it can subtract the noise.
     """
 
@@ -34,11 +35,17 @@ class Normals(Protocol):
             size: length of the whole row; ``start + len(out)`` if ``None``.
         """
 
+    def on(self, devices: Collection[str]) -> str:
+        """The generator as the guarantee names it, of rows on these kinds of device."""
+
+
+AES, PHILOX = "AES-256-CTR", "Philox"
+
 
 class FastNormals:
     """One float32 Box-Muller draw each: see :func:`fill_normal`."""
 
-    name = "AES-256-CTR by chunk (Philox on CUDA), one draw"
+    name = f"{AES} by chunk ({PHILOX} on CUDA), one draw"
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)
@@ -48,6 +55,12 @@ class FastNormals:
     ) -> None:
         """See :class:`Normals`."""
         fill_normal(out, seed=self.seed, group=group, step=step, start=start, size=size)
+
+    def on(self, devices: Collection[str]) -> str:
+        """See :class:`Normals`."""
+        if "cuda" not in devices:
+            return f"{AES} by chunk, one draw"
+        return self.name if "cpu" in devices else f"{PHILOX} by chunk on CUDA, one draw"
 
 
 def open_normals(seed: int, *, secure: bool = False) -> Normals:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -58,7 +60,7 @@ class SecureNormals:
         seed: integer in [0, 2^128); draw it with ``secrets.randbits(128)``.
 
     Attributes:
-        name: the generator as the guarantee names it.
+        name: the generator, on every device.
         seed: whoever knows it can subtract the noise.
 
     Raises:
@@ -69,6 +71,10 @@ class SecureNormals:
 
     def __init__(self, seed: int) -> None:
         self.seed = checked_seed(seed)
+
+    def on(self, devices: Collection[str]) -> str:
+        """See :class:`~dptrain.noise.normals.Normals`: the same everywhere."""
+        return self.name
 
     def fill(
         self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None

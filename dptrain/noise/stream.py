@@ -40,6 +40,11 @@ class NoiseStream(ABC):
 
     @property
     @abstractmethod
+    def generator(self) -> str:
+        """What draws Z on the devices of this stream, for the guarantee."""
+
+    @property
+    @abstractmethod
     def notes(self) -> tuple[str, ...]:
         """Why C·noise is not Z up to float32 rounding, for the guarantee; empty where it is."""
 

@@ -8,7 +8,6 @@ import torch
 
 from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism
 from dptrain.checkpoint import seal
-from dptrain.noise.normals import FastNormals
 from dptrain.noise.secure import SecureNormals
 from dptrain.private import SEED_NOTE
 from dptrain.report import conditions
@@ -112,7 +111,7 @@ def test_the_guarantee_names_the_generator():
     common = {"scheme": everything_every_step(24, 2), "target_delta": 1e-3}
     fast = make(small_net(), images(), **common).guarantee()
     safe = make(small_net(), images(), **common, **SECURE).guarantee()
-    assert fast.noise_generator == FastNormals.name
+    assert fast.noise_generator == "AES-256-CTR by chunk, one draw"
     assert safe.noise_generator == SecureNormals.name
     assert f"drawn by {SecureNormals.name}" in str(safe)
     assert safe.kind is fast.kind
@@ -157,7 +156,7 @@ def test_a_checkpoint_of_a_bfloat16_run_states_an_estimate():
     (written,) = (Guarantee.from_json(text) for text in state["guarantees"])
     assert written == private.guarantee()
     assert written.kind is Kind.ESTIMATE
-    assert written.noise_generator == FastNormals.name
+    assert written.noise_generator == "AES-256-CTR by chunk, one draw"
     other = make(small_net(), images(), **options)
     other.load_state_dict(state)
     train(other, batches=1)
