@@ -103,15 +103,17 @@ def test_nan_with_embedding_layernorm_and_reused_layer():
 
 
 def test_modes_agree_over_a_run():
+    """In float64: in float32 a ReLU may switch where modes round differently, and runs part."""
     finals = []
+    x, y = images().tensors
+    data = TensorDataset(x.double(), y)
     for mode in MODES:
-        model = small_net()
-        data = images()
+        model = small_net().double()
         scheme = Poisson(probability=0.4, dataset_size=len(data), steps=8)
         train(make(model, data, mode, scheme=scheme))
         finals.append(flat(model))
     for final in finals[1:]:
-        torch.testing.assert_close(finals[0], final, rtol=0, atol=1e-5)
+        torch.testing.assert_close(finals[0], final, rtol=0, atol=1e-12)
 
 
 def test_empty_batches_take_a_step_of_noise_only(mode):

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from dptrain import PrivacyEngine
+from dptrain.clipping.wrap import MODES
+from recipes import vision
 from recipes.command import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint
+from tests.recipes.double import doubled
 from tests.recipes.stopping import ctrl_c, stop_at
 from tests.recipes.tiny_vision import PLAIN, run
 
@@ -99,13 +102,24 @@ def test_resuming_a_finished_run_only_writes_the_report_again(config, uninterrup
     assert (uninterrupted / "privacy_report.json").read_text() == before
 
 
-@pytest.mark.parametrize("mode", ["bookkeeping", "functorch"])
-def test_the_other_modes_learn_the_same(config, uninterrupted, tmp_path, mode):
+@pytest.fixture(scope="module")
+def in_double(config, tmp_path_factory):
+    output = tmp_path_factory.mktemp("double") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "vgg", doubled(vision.vgg))
+        assert run(config, output, *PLAIN) == 0
+    return _final(output)["module"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_other_modes_learn_the_same(config, in_double, tmp_path, monkeypatch, mode):
+    monkeypatch.setattr(vision, "vgg", doubled(vision.vgg))
     parts = ["max_physical_batch_size=16", f"grad_sample_mode={mode}"]
     assert run(config, tmp_path / "run", *PLAIN, *parts) == 0
-    ours, theirs = _final(tmp_path / "run")["module"], _final(uninterrupted)["module"]
-    for mine, other in zip(ours.values(), theirs.values(), strict=True):
-        assert torch.allclose(mine, other, atol=1e-5)
+    ours = _final(tmp_path / "run")["module"]
+    for mine, other in zip(ours.values(), in_double.values(), strict=True):
+        assert mine.dtype == torch.float64
+        assert torch.allclose(mine, other, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
