@@ -28,6 +28,7 @@ from dptrain.optimizer import PrivateOptimizer
 from dptrain.private import PrivateTraining
 from dptrain.randomness import split_seed
 from dptrain.sampling import Scheme
+from dptrain.sampling.fields import check_microbatches
 from dptrain.sampling.takeover import check_length
 from dptrain.sharding import bare_module, check_whole_optimizer
 from dptrain.shared_run import begin_together, one_run, shared_ledger
@@ -71,6 +72,7 @@ class PrivacyEngine:
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         max_physical_batch_size: int | None = None,
+        microbatches: int | None = None,
         grad_sample_mode: str | None = None,
         loss_reduction: str = "mean",
         views: int = 1,
@@ -114,6 +116,8 @@ class PrivacyEngine:
             epochs: with ``scheme=None`` only, see there.
             steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
             max_physical_batch_size: most examples in memory at once; larger batches come in parts.
+            microbatches: in how many parts every batch comes instead, whatever its size. Then
+                ``len(loader)`` is known, which trainers that count batches need.
             grad_sample_mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``.
                 ``None`` is bookkeeping if it knows every trainable layer, and else hooks.
             loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch.
@@ -178,6 +182,7 @@ class PrivacyEngine:
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, loss_reduction)
         validation.check_views(views)
+        check_microbatches(max_physical_batch_size, microbatches)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         groups = parameter_groups(clipping, module, parameters)
         source = validation.dataset_of(data_loader, dataset, collate_fn, num_workers)
@@ -224,6 +229,7 @@ class PrivacyEngine:
             scheme=mechanism.scheme,
             seed=sampling_seed,
             max_physical_batch_size=max_physical_batch_size,
+            microbatches=microbatches,
             steps_per_epoch=steps_per_epoch,
             collate_fn=collate_fn,
             num_workers=num_workers,

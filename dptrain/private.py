@@ -24,6 +24,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.optimizer import PrivateOptimizer
 from dptrain.randomness import global_state, remember_globals, restore_global_state
 from dptrain.sampling import PrivateLoader
+from dptrain.unfinished import Progress, progress_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ class PrivateTraining:
             self._guarantees[target.delta] = target
         # Mid-step checkpoints restart the step, so they need the generators as they were before it.
         self._boundary_rng = remember_globals()
-        optimizer.attach_boundary_hook(self._remember_rng)
+        optimizer.attach_boundary_hook(self._step_done)
+        self._progress = self._find_progress()
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.module, self.optimizer, self.loader])
@@ -308,10 +310,24 @@ class PrivateTraining:
             if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:
                 self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
+        self._progress = self._find_progress()
         restore_global_state(private["rng"])
 
-    def _remember_rng(self) -> None:
+    def end_early(self) -> None:
+        """Say that the run is meant to end here, so that nothing is said of it at exit.
+
+        The guarantee stays the planned one, and the run can still go on.
+        """
+        self._progress.meant = True
+
+    def _step_done(self) -> None:
         self._boundary_rng = remember_globals()
+        if self.optimizer.shared.ranks.rank == 0:  # one of them says it for all
+            self._progress.reached(self.steps_executed)
+
+    def _find_progress(self) -> Progress:
+        seed = self.optimizer.noise.normals.seed
+        return progress_of(self.mechanism.hash, seed, self.mechanism.steps)
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

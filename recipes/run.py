@@ -256,6 +256,7 @@ def finish(current: Run) -> None:
             write_report(current)
     finally:
         current.folder.close()
+        current.private.end_early()  # the command says how far it came, and how to go on
 
 
 def _check_resumable(checkpoint: dict[str, Any], settings: RunSettings) -> None:

@@ -31,6 +31,22 @@ def optional_integer(owner: str, name: str, value: Any) -> int | None:
     return None if value is None else integer(owner, name, value)
 
 
+def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
+    """Refuse sizes and numbers of microbatches that are none, and both at once.
+
+    Raises:
+        ValueError: naming the argument and the value.
+    """
+    optional_integer("PrivateLoader", "max_physical_batch_size", max_physical_batch_size)
+    optional_integer("PrivateLoader", "microbatches", microbatches)
+    if max_physical_batch_size is not None and microbatches is not None:
+        raise ValueError(
+            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} with microbatches="
+            f"{microbatches}: give the most rows of a part, of which there is then a random "
+            "number, or how many parts every batch comes in"
+        )
+
+
 def _real(owner: str, name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{owner}: {name}={value!r} must be a number, not {type(value).__name__}")

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 from dptrain.randomness import seed_globals
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
-from dptrain.sampling.fields import integer, optional_integer
+from dptrain.sampling.fields import check_microbatches, integer, optional_integer
 from dptrain.sampling.fingerprint import fingerprint
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.plan import Plan
@@ -44,7 +44,10 @@ class PrivateLoader:
         seed: any non-negative integer; private, as it tells who was in which batch.
         collate_fn: makes a batch of a list of samples; torch's default if ``None``.
         num_workers: worker processes; 0 fetches in the main process.
-        max_physical_batch_size: most rows in memory at once; larger batches come in microbatches.
+        max_physical_batch_size: most rows in memory at once; larger batches come in microbatches,
+            and their number is random.
+        microbatches: in how many microbatches every logical batch comes instead, whatever its size.
+            Their number is then known beforehand: trainers that count batches need that.
         steps_per_epoch: logical steps after which an iteration ends; ``None``: with the plan.
         pin_memory, persistent_workers, prefetch_factor, timeout, worker_init_fn,
             multiprocessing_context: as in ``torch.utils.data.DataLoader``.
@@ -72,6 +75,7 @@ class PrivateLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int = 0,
         max_physical_batch_size: int | None = None,
+        microbatches: int | None = None,
         steps_per_epoch: int | None = None,
         pin_memory: bool = False,
         persistent_workers: bool = False,
@@ -84,9 +88,7 @@ class PrivateLoader:
     ) -> None:
         check_length(dataset, scheme)
         seed = integer("PrivateLoader", "seed", seed, minimum=0)
-        max_physical_batch_size = optional_integer(
-            "PrivateLoader", "max_physical_batch_size", max_physical_batch_size
-        )
+        check_microbatches(max_physical_batch_size, microbatches)
         steps_per_epoch = optional_integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
         world_size = integer("PrivateLoader", "world_size", world_size)
         rank = integer("PrivateLoader", "rank", rank, minimum=0)
@@ -102,7 +104,14 @@ class PrivateLoader:
         self._iteration = 0
         self._running: range | None = None
         self._world_size = world_size
-        self._plan = Plan(scheme, seed, max_physical_batch_size, rank=rank, world_size=world_size)
+        self._plan = Plan(
+            scheme,
+            seed,
+            max_physical_batch_size,
+            microbatches=microbatches,
+            rank=rank,
+            world_size=world_size,
+        )
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
         self._loader: DataLoader = DataLoader(
@@ -163,11 +172,23 @@ class PrivateLoader:
         return range(start, stop)
 
     def __len__(self) -> int:
-        """*Logical* steps of the running iteration, or of the next one if none is running.
+        """Batches of the running iteration, or of the next one if none is running.
 
-        With ``max_physical_batch_size`` the number of batches is random and may be larger.
+        :attr:`steps` counts the logical steps of the plan, which may be fewer.
+
+        Raises:
+            TypeError: if that number is random, as with ``max_physical_batch_size``. It is private
+                too: batch sizes say something of who was drawn, and schedules follow from lengths.
         """
-        return len(self._next_steps() if self._running is None else self._running)
+        if self._plan.parts is None:
+            raise TypeError(
+                "len(loader) is not known with max_physical_batch_size: it follows from how many "
+                "examples are drawn, which is random and private. Set microbatches= instead, the "
+                "number of parts that every batch comes in, for a trainer that counts batches; or "
+                "count logical steps, of which loader.steps are planned"
+            )
+        steps = self._next_steps() if self._running is None else self._running
+        return self._plan.parts * len(steps)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of the first uncompleted step and on; ends an iteration that is under way.
@@ -221,7 +242,9 @@ class PrivateLoader:
             raise RuntimeError(
                 f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
                 f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
-                "batch of the private loader"
+                "batch of the private loader, before the next one is taken. A trainer may take one "
+                "ahead where it does not know len(loader): set microbatches= instead of "
+                "max_physical_batch_size="
             )
         elif micro.last and self.position == micro.step:
             raise RuntimeError(f"step {micro.step} was reported but complete_step() was not called")

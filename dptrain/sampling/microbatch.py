@@ -43,16 +43,25 @@ class MicroBatch:
         return len(self.weights)
 
 
+def parts_for(size: int, max_physical_batch_size: int | None, world_size: int = 1) -> int:
+    """The fewest parts, on each of so many ranks, that a batch of ``size`` rows fits into."""
+    if max_physical_batch_size is None:
+        return 1
+    most = -(-size // world_size)  # rows of the largest share
+    return max(1, -(-most // max_physical_batch_size))
+
+
 def split(
     step: int,
     indices: Indices,
     max_physical_batch_size: int | None,
     *,
+    microbatches: int | None = None,
     physical_batch_size: int | None = None,
     rank: int = 0,
     world_size: int = 1,
 ) -> list[MicroBatch]:
-    """This rank's share of a logical batch, in the fewest microbatches of about equal sizes.
+    """This rank's share of a logical batch, in microbatches of about equal sizes.
 
     Every rank gets the same number of parts, whatever its share, so that ranks stay in step. With
     ``physical_batch_size`` all parts of all steps have the same number of rows.
@@ -60,7 +69,8 @@ def split(
     Args:
         step: logical step.
         indices: the logical batch.
-        max_physical_batch_size: most rows of a part.
+        max_physical_batch_size: most rows of a part; they are as few as that allows.
+        microbatches: how many there are instead.
         physical_batch_size: rows that the logical batch is padded to, at least ``len(indices)``.
         rank, world_size: this process's share of the batch.
     """
@@ -68,9 +78,7 @@ def split(
     assert len(indices) <= total
     most = -(-total // world_size)  # rows of the largest share
     share = np.array_split(indices, world_size)[rank]
-    parts = 1
-    if max_physical_batch_size is not None:
-        parts = max(1, -(-most // max_physical_batch_size))
+    parts = microbatches or parts_for(total, max_physical_batch_size, world_size)
     constant = None if physical_batch_size is None else -(-most // parts)
     return [
         MicroBatch(

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from dptrain.sampling.fetch import COMPUTING, Request, fetch_seed
-from dptrain.sampling.microbatch import MicroBatch, split
+from dptrain.sampling.microbatch import MicroBatch, parts_for, split
 from dptrain.sampling.scheme import Scheme
 
 
@@ -19,6 +19,8 @@ class Plan:
 
     Attributes:
         stop: logical step at which the next iteration ends.
+        parts: microbatches of every logical step; ``None`` if that follows from how many examples
+            were drawn, which is random, and private.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class Plan:
         seed: int,
         max_physical_batch_size: int | None,
         *,
+        microbatches: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -34,9 +37,17 @@ class Plan:
         self.seed = seed
         self.stop = scheme.steps
         self.rank = rank
+        self.parts = microbatches
+        if microbatches is None:
+            size = scheme.physical_batch_size
+            most = scheme.dataset_size if size is None else size
+            parts = parts_for(most, max_physical_batch_size, world_size)
+            one = parts == 1 and (max_physical_batch_size is None or scheme.nominal_size is None)
+            self.parts = parts if one or size is not None else None
         self._split = functools.partial(
             split,
             max_physical_batch_size=max_physical_batch_size,
+            microbatches=microbatches,
             physical_batch_size=scheme.physical_batch_size,
             rank=rank,
             world_size=world_size,

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import Subset
 from tqdm import tqdm
 
+from dptrain.sampling import TruncatedPoisson
+
 from .loaders import RARE, SCHEME, N, Untouchable, dataset, logical, make, planned, record
 
 
@@ -88,13 +90,56 @@ def test_more_than_the_plan_is_refused():
         iter(loader)
 
 
-def test_length_and_progress_bar_with_microbatches():
-    loader = make(max_physical_batch_size=1)
-    assert len(loader) == SCHEME.steps
-    sink = io.StringIO()
-    lengths = {len(loader) for _ in tqdm(loader, file=sink)}
-    assert lengths == {SCHEME.steps}  # does not shrink under the loop's feet
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("parts", [1, 2, 7, 40])
+@pytest.mark.parametrize("scheme", [SCHEME, RARE])
+def test_a_fixed_number_of_microbatches(scheme, parts, workers):
+    loader = make(scheme=scheme, microbatches=parts, num_workers=workers, steps_per_epoch=5)
+    rows, lengths = {}, []
+    while loader.position < scheme.steps:
+        start, length = loader.position, len(loader)
+        found, bar = [], tqdm(loader, file=io.StringIO())
+        for _ in bar:
+            found.append(loader.current)
+            lengths.append(len(loader))
+        assert set(lengths[-len(found) :]) == {length} == {bar.total}  # no shrinking under way
+        assert length == len(found) == parts * (loader.position - start)
+        assert [(m.step, m.part, m.parts) for m in found] == [
+            (step, part, parts) for step in range(start, loader.position) for part in range(parts)
+        ]
+        for micro in found:
+            rows.setdefault(micro.step, []).extend(micro.indices.tolist())
+    assert rows == planned(scheme)
     assert len(loader) == 0
+
+
+def test_the_length_is_that_of_the_iteration_or_not_known():
+    """What a trainer counts before must be what it gets."""
+    bounded = TruncatedPoisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
+    for options, length in (
+        ({}, 12),
+        ({"max_physical_batch_size": N}, 12),
+        ({"scheme": bounded}, 30),
+        ({"scheme": bounded, "max_physical_batch_size": 10}, 90),
+        ({"scheme": bounded, "max_physical_batch_size": 10, "world_size": 3}, 30),
+        ({"scheme": bounded, "microbatches": 4}, 120),
+        ({"microbatches": 3, "world_size": 2, "rank": 1}, 36),
+    ):
+        loader = make(**options)
+        assert len(loader) == length == len(list(loader))
+    loader = make(max_physical_batch_size=N - 1)
+    with pytest.raises(TypeError, match=r"random and private. Set microbatches=.*loader.steps"):
+        len(loader)
+    assert tqdm(loader, file=io.StringIO()).total is None
+    assert len(list(loader)) >= loader.steps
+
+
+@pytest.mark.parametrize("options", [{"microbatches": 0}, {"microbatches": 2.0}])
+def test_bad_microbatches(options):
+    with pytest.raises(ValueError, match=r"PrivateLoader: microbatches="):
+        make(**options)
+    with pytest.raises(ValueError, match=r"max_physical_batch_size=3 with microbatches=2"):
+        make(microbatches=2, max_physical_batch_size=3)
 
 
 def test_only_one_iteration_at_a_time():

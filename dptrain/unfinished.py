@@ -1,0 +1,65 @@
+"""Says at exit which private runs ended before the steps that were planned, as trainers may."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(eq=False)
+class Progress:
+    """How far a run has come in this process.
+
+    Attributes:
+        planned: steps that its guarantee is about, and its noise was chosen for.
+        executed: most steps that any continuation of it has reached.
+        meant: whether it was said that it ends where it is.
+    """
+
+    planned: int
+    executed: int = 0
+    meant: bool = False
+    process: int = dataclasses.field(default_factory=os.getpid)
+
+    def reached(self, steps: int) -> None:
+        """Count the steps."""
+        self.executed, self.meant = max(self.executed, steps), False
+
+    @property
+    def early(self) -> bool:
+        """Whether it was begun and left before its end, and nobody said so."""
+        return 0 < self.executed < self.planned and not self.meant and self.process == os.getpid()
+
+
+_runs: dict[tuple[str, int], Progress] = {}
+
+
+def progress_of(mechanism_hash: str, noise_seed: int, planned: int) -> Progress:
+    """That of a run, which is the same run when it goes on from a checkpoint."""
+    return _runs.setdefault((mechanism_hash, noise_seed), Progress(planned))
+
+
+def forget() -> None:
+    """Say nothing at exit of the runs so far, as after tests that stop many on purpose."""
+    _runs.clear()
+
+
+@atexit.register
+def tell() -> None:
+    """One line for all runs that ended early."""
+    early = [run for run in _runs.values() if run.early]
+    if not early:
+        return
+    counts = ", ".join(f"{run.executed} of {run.planned} planned steps" for run in early[:3])
+    more = f" and {len(early) - 3} more" if len(early) > 3 else ""
+    logger.warning(
+        "private training ended early, after %s%s: the noise was chosen for all of them. See that "
+        "the trainer counts batches as len(loader) does, and its epochs; go on from a checkpoint; "
+        "or say that it is meant, by private.end_early()",
+        counts,
+        more,
+    )
