@@ -30,7 +30,7 @@ from recipes.models.bert_heads import (
 )
 from recipes.run import seeded
 from recipes.runfolder import MODEL
-from recipes.settings import FREE_ON_RESUME, RunSettings
+from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
 from recipes.task import Export, Task
 
 
@@ -89,6 +89,8 @@ class ArxivSettings(RunSettings):
         "data.tokenizer",
         "data.offline",
     )
+    paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.path", "data.cache_dir")
+    paths_or_names: ClassVar[tuple[str, ...]] = ("data.tokenizer", "model.source")
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)

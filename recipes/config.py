@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 import yaml
@@ -64,9 +64,23 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def to_yaml(config: Any) -> str:
-    """YAML text of a configuration that :func:`load_config` reads back."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+def to_yaml(config: Any, *, without: Collection[str] = ()) -> str:
+    """YAML text of a configuration that :func:`load_config` reads back.
+
+    Args:
+        config: an instance of a dataclass.
+        without: dotted names of fields to leave out, which a comment says.
+    """
+    tree = dataclasses.asdict(config)
+    for name in without:
+        *groups, field = name.split(".")
+        holder = tree
+        for group in groups:
+            holder = holder[group]
+        del holder[field]
+    text = yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    head = f"# Left out, as they are of the machine that it ran on: {', '.join(sorted(without))}\n"
+    return head + text if without else text
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

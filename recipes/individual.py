@@ -28,7 +28,7 @@ from recipes.data.phenotyping import PAPER_GROUPS, phenotyping
 from recipes.macro_auc import macro_auc, single_class
 from recipes.models.mlp import ACTIVATIONS, mlp
 from recipes.run import seeded
-from recipes.settings import FREE_ON_RESUME, OptimizerSettings, RunSettings
+from recipes.settings import FREE_ON_RESUME, PATHS, OptimizerSettings, RunSettings
 from recipes.task import Task
 
 DATA_SETS = {"digits": DIGIT_GROUPS, "phenotyping": PAPER_GROUPS}
@@ -89,6 +89,7 @@ class IndividualSettings(RunSettings):
 
     # Where the table lies; what it is is recognised by its fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
+    paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     groups: GroupSettings = dataclasses.field(default_factory=GroupSettings)

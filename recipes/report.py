@@ -33,21 +33,26 @@ def write_graph(bounded: BoundedGraph, scheme: Scheme, path: pathlib.Path) -> No
 
 
 def write_report(current: Run) -> None:
-    """Statement, plots and model of a run that is complete; of a simulation, the curves only."""
+    """Model, statement and plots of a run that is complete; of a simulation, the curves only.
+
+    What training was for comes first: the profile, which the statement is written again with, may
+    take minutes.
+    """
     path = current.folder.path
+    if current.simulation is None:
+        export = current.task.export
+        remove(path / export.name)  # of an earlier report
+        export.write(current.task.model, path / export.name)
+        guarantee = current.private.guarantee()
+        privacy_report(guarantee, path)
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")
     if current.simulation is not None:
         return
-    guarantee = current.private.guarantee()
-    curve = None
     if current.settings.plots:
         curve = as_shown(_profile(current, guarantee), guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
-    privacy_report(guarantee, path, profile=curve)
-    export = current.task.export
-    remove(path / export.name)  # of an earlier report
-    export.write(current.task.model, path / export.name)
+        privacy_report(guarantee, path, profile=curve)
     if current.history is not None:
         write_individual(
             current.history,

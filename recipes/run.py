@@ -118,7 +118,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
         simulation = Simulation.of(settings, plan=plan, small=small)
         mechanism = {"mechanism": simulation.mechanism}
     private, scheduler = _wire(settings, task, mechanism=mechanism, accountant=accountant)
-    folder = RunFolder(settings.output, config=to_yaml(settings))
+    folder = RunFolder(settings.output, config=to_yaml(settings, without=settings.local_names()))
     if task.bounded is not None:
         write_graph(task.bounded, scheme, folder.path)
     if simulation is not None:

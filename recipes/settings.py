@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pathlib
 from typing import Any, ClassVar, Self
 
 import torch
 
 from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant
-from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.dispatch import ACCOUNTANTS, find_accountants
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.adaptive import ScaledAdam
 from dptrain.clipping.styles import ClippingStyle
@@ -19,6 +20,8 @@ from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_siz
 from dptrain.configuration.strategy import build_strategy
 from dptrain.individual import IndividualFilter
 from dptrain.strategies import Strategy
+from dptrain.strategies.binding import check_bands_fit
+from recipes.config import flatten
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
 
@@ -38,6 +41,9 @@ FREE_ON_RESUME = (
     "privacy.certificates",
     "individual.report",
 )
+
+
+PATHS = ("output", "privacy.certificates")
 
 
 @dataclasses.dataclass
@@ -107,6 +113,9 @@ class RunSettings:
     """
 
     free_on_resume: ClassVar[tuple[str, ...]] = FREE_ON_RESUME
+    # What is not published: paths, and what may be a path as well as a name on the hub.
+    paths: ClassVar[tuple[str, ...]] = PATHS
+    paths_or_names: ClassVar[tuple[str, ...]] = ()
 
     scheme: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"type": "MinSep", "batch_size": 128.0, "min_sep": 8},
@@ -157,6 +166,7 @@ class RunSettings:
                 "the other to null"
             )
         self._check_noise()
+        self._check_accountant()
         if self.privacy.secure and self.seed is not None:
             raise ValueError(
                 f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "
@@ -177,6 +187,7 @@ class RunSettings:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"device={self.device!r} cannot be used here: {reason}") from error
+        self._check_bands()
 
     def _check_noise(self) -> None:
         """Refuse too many targets, or too few."""
@@ -196,6 +207,38 @@ class RunSettings:
                 "noise a filter would leave out other examples than in the full run; set one of "
                 "them to null"
             )
+
+    def _check_bands(self) -> None:
+        """Refuse more bands than steps, where the steps follow without reading the data."""
+        length, steps = self.scheme.get("epoch_length"), self.steps
+        if steps is None and self.epochs is not None and isinstance(length, int | float):
+            steps = max(1, round(self.epochs * length))
+        for name in ("bands", "inverse_bands"):
+            bands = self.strategy.get(name)
+            if steps is not None and bands is not None:
+                try:
+                    check_bands_fit(bands, steps, name=name)
+                except ValueError as error:
+                    raise ValueError(f"strategy: {error}") from error
+
+    def _check_accountant(self) -> None:
+        """Refuse the name of no accountant."""
+        known = [member.name for member in ACCOUNTANTS]
+        if self.privacy.accountant is not None and self.privacy.accountant not in known:
+            raise ValueError(
+                f"privacy.accountant={self.privacy.accountant!r} is unknown; null is the tightest, "
+                f"others are {', '.join(known)}"
+            )
+
+    def local_names(self) -> list[str]:
+        """Fields that tell about the machine, if they are set: none of anybody else's business."""
+        stated = flatten(dataclasses.asdict(self))
+        found = [name for name in self.paths if stated[name] is not None]
+        for name in self.paths_or_names:
+            value = stated[name]
+            if value is not None and _is_path(value):
+                found.append(name)
+        return found
 
     @staticmethod
     def check_choices(fields: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
@@ -301,3 +344,9 @@ class RunSettings:
     def build_clipping(self) -> ClippingStyle:
         """How gradients are clipped."""
         return build_clipping(self.clipping)
+
+
+def _is_path(value: str) -> bool:
+    """Whether a folder or hub name is a folder, rather than ``name`` or ``owner/name``."""
+    path = pathlib.Path(value)
+    return path.is_absolute() or value.startswith((".", "~")) or path.exists()

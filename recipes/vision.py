@@ -19,7 +19,7 @@ from recipes.command import run_recipe
 from recipes.data import Split, cifar10, cinic10, digits
 from recipes.models import vgg
 from recipes.run import seeded
-from recipes.settings import FREE_ON_RESUME, RunSettings
+from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
 from recipes.task import Task
 
 DATA_SETS = ("digits", "cifar10", "cinic10")
@@ -60,6 +60,7 @@ class VisionSettings(RunSettings):
 
     # Where the images lie; what they are is recognised by their fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
+    paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
