@@ -30,7 +30,7 @@ from dptrain.randomness import split_seed
 from dptrain.sampling import Scheme
 from dptrain.sampling.fields import check_microbatches
 from dptrain.sampling.takeover import check_length
-from dptrain.sharding import bare_module, check_whole_optimizer
+from dptrain.sharding import bare_module, check_not_prepared, check_whole_optimizer
 from dptrain.shared_run import begin_together, one_run, shared_ledger
 from dptrain.strategies import Identity, Strategy
 from dptrain.wiring import check_individual, loader_of, mechanism_of, poisson_like
@@ -157,6 +157,8 @@ class PrivacyEngine:
         ranks.log(distributed)
         module = bare_module(module, grad_sample_mode)
         check_whole_optimizer(optimizer)
+        check_not_prepared(optimizer=optimizer, data_loader=data_loader)
+        validation.check_not_private(data_loader=data_loader, dataset=dataset)
         noise_stated = noise_multiplier is not None or mechanism is not None
         check_individual(individual, target_epsilon, noise_stated=noise_stated)
         validation.check_choices(

@@ -1,4 +1,4 @@
-"""What other libraries of parallel training wrap, and a private run cannot use as it is."""
+"""What libraries of parallel training wrap, and a private run cannot use as it is."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 _log = logging.getLogger(__name__)
 
 _SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # by name: the import takes a second
+_PREPARED = ("AcceleratedOptimizer", "DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 _REMEDY = (
     "each rank of a private run holds the whole model and its optimizer, and make_private adds "
     "the ranks' gradients up itself"
@@ -64,6 +65,25 @@ def check_whole_optimizer(optimizer: Any) -> None:
             raise ValueError(
                 f"the optimizer holds DTensor parameters, of which each rank has a part: "
                 f"{_REMEDY}; pass a module that was not sharded"
+            )
+
+
+def check_not_prepared(**given: Any) -> None:
+    """Refuse what Hugging Face's accelerate has wrapped, by the name of the argument.
+
+    Its optimizer leaves out updates while gradients are accumulated, which would be released all
+    the same, and its loader draws batches of its own.
+
+    Raises:
+        ValueError: saying what to call in which order.
+    """
+    for name, value in given.items():
+        if kind := _first_of(value, _PREPARED):
+            raise ValueError(
+                f"{name}= is an {kind} that accelerator.prepare() returned: call make_private "
+                f"first, with the {name} that you gave to prepare(), and then "
+                "accelerator.prepare(private.module, private.optimizer); private.loader is used "
+                "as it is"
             )
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
+from dptrain.sampling import PrivateLoader
 
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -37,7 +38,11 @@ def check_module(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
         raise TypeError(f"module={module!r}: expected a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
-        raise ValueError("module is already wrapped for per-example gradients; pass the bare one")
+        raise ValueError(
+            "module is already wrapped for per-example gradients, by another run for instance: "
+            "pass the bare one, which its to_standard_module() returns, ending that run; the "
+            "guarantees of runs on the same data add up"
+        )
     if tapped_layer(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(
             "module is trained by another private run, and would report to both: call "
@@ -141,7 +146,10 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer={optimizer!r}: expected a torch.optim.Optimizer")
     if isinstance(optimizer, DPOptimizer):
-        raise ValueError("optimizer is already private; pass the one it wraps")
+        raise ValueError(
+            "optimizer is already private, that of another run: build a new one for the module, or "
+            "pass the one that it wraps, its original_optimizer"
+        )
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trainable = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if missing := [name for p, name in trainable.items() if p not in held]:
@@ -290,6 +298,21 @@ def check_types(**expected: tuple[Any, type | tuple[type, ...]]) -> None:
         if value is not None and not isinstance(value, kind):
             wanted = kind.__name__ if isinstance(kind, type) else [k.__name__ for k in kind]
             raise TypeError(f"{name}={value!r}: expected a {wanted}")
+
+
+def check_not_private(**given: object) -> None:
+    """Refuse the loader of a private run as the data of another, by the name of the argument.
+
+    Raises:
+        TypeError: naming the remedy.
+    """
+    for name, value in given.items():
+        if isinstance(value, PrivateLoader):
+            raise TypeError(
+                f"{name}= is the private loader of another run, whose batches it draws: keep the "
+                "data loader that run was made from under a name of its own and pass that (or "
+                "dataset=loader.dataset); the guarantees of runs on the same data add up"
+            )
 
 
 def check_only_mechanism(**others: object) -> None:
