@@ -13,6 +13,7 @@ from torch import nn
 from dptrain.clipping.clipper import GradientClipper, check_same_batch
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
+from dptrain.clipping.precision import full_float32
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms
@@ -99,6 +100,7 @@ class PerExampleClipper(GradientClipper):
         super().__init__(parameters, style=style, groups=groups)
         self.views = views
 
+    @full_float32()
     def clipped_sum(
         self,
         *,

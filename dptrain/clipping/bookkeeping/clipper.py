@@ -11,6 +11,7 @@ from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.convolved import Formed
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
 from dptrain.clipping.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.precision import full_float32
 from dptrain.clipping.rows import check_rows, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms, total_norms
@@ -90,6 +91,7 @@ class BookkeepingClipper(GradientClipper):
             if p not in self._several:
                 self._norms[p] = use.norms()
 
+    @full_float32()
     def clipped_sum(
         self,
         *,

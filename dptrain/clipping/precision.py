@@ -1,0 +1,45 @@
+"""Sums of float32 gradients in float32, whatever the user lets torch round products to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def full_float32() -> Iterator[None]:
+    """Products of float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
+
+    ``torch.set_float32_matmul_precision("medium")`` and what is like it allow torch to round what
+    it multiplies to 8 or 11 bits. A clipped sum would then be another than the one that norms were
+    taken of, by up to 4·10⁻³ of what its terms add up to, and one of terms that cancel by far more
+    than itself.
+    """
+    new: list[Any] = [
+        kind
+        for kind in (
+            torch.backends.cuda.matmul,
+            getattr(torch.backends.mkldnn, "matmul", None),
+            getattr(torch.backends.mkldnn, "conv", None),
+        )
+        if hasattr(kind, "fp32_precision")
+    ]
+    if not new:  # torch before 2.9
+        kept = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(kept)
+        return
+    before = [kind.fp32_precision for kind in new]
+    try:
+        for kind in new:
+            kind.fp32_precision = "ieee"
+        yield
+    finally:
+        for kind, value in zip(new, before, strict=True):
+            kind.fp32_precision = value
