@@ -13,6 +13,8 @@ from dptrain.accounting.simulation import DIRECTIONS, chunks
 from dptrain.accounting.verify import largest_threshold
 
 _ROUGH_SAMPLES = 16_384
+_FIRST_DEPTH = 8
+_IN_PARTS = "{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 
 Point = Callable[[float], dict[str, WeightedTerms]]  # both directions at a point of the grid
 
@@ -56,12 +58,13 @@ def judge(
     samples: int | None = None,
     seed: Sequence[int],
     threads: int,
-    progress: Callable[[int], object],
+    progress: Callable[[float], object],
 ) -> dict[str, Any]:
     """One direction's verdict, as a JSON-ready row; stops early where it can only be a rejection.
 
     A ceiling of at most δ_v needs no samples; one that would take more samples than the rule allows
-    is a rejection, as nothing shows the direction.
+    is a rejection, as nothing shows the direction. ``progress`` is told which share of the samples
+    a block is.
     """
     row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
     if terms.ceiling <= rule.violated:
@@ -75,7 +78,7 @@ def judge(
         # The factor covers the rounding of the sum, on the side of rejection.
         total += float(block.sum()) * (1.0 + 1e-12)
         used += block.size
-        progress(block.size)
+        progress(block.size / wanted)
         if total > wanted * threshold:
             break
     accepted = used == wanted and total <= wanted * threshold
@@ -100,7 +103,11 @@ def verify_points(
     direction, whose terms are independent), and nothing after it can be the answer unless it is.
     """
     rows = []
-    with tqdm(desc=label, unit="sample", unit_scale=True, disable=not progress, delay=2.0) as bar:
+    # How many samples a verdict takes shows when it begins: the bar counts verdicts, in parts.
+    with tqdm(
+        total=len(DIRECTIONS) * len(points), desc=label, unit="verdict", bar_format=_IN_PARTS,
+        disable=not progress, delay=2.0,
+    ) as bar:  # fmt: skip
         for number, point in enumerate(points):
             terms = terms_at(point)
             row: dict[str, Any] = {"point": point, "remove": None, "add": None, "accepted": True}
@@ -109,6 +116,7 @@ def verify_points(
                     terms[direction], rule, seed=[*seed, number, side], threads=threads,
                     progress=bar.update,
                 )  # fmt: skip
+                bar.update(number * len(DIRECTIONS) + side + 1 - bar.n)
                 row["accepted"] = row[direction]["accepted"]
                 if not row["accepted"]:
                     break
@@ -153,14 +161,27 @@ def estimate_depth(
                 return False
         return True
 
-    with tqdm(desc="estimate", unit="point", disable=not progress, delay=2.0, leave=False) as bar:
-        low, high = 0, 8
-        while high < most and passes(high):
-            low, high = high, high * 2
+    with tqdm(
+        total=_doublings(most) + most.bit_length(), desc="estimate", unit="point",
+        disable=not progress, delay=2.0, leave=False,
+    ) as bar:  # fmt: skip
+        low, high = 0, _FIRST_DEPTH
+        while high < most:
+            passed = passes(high)
             bar.update()
+            if not passed:
+                break
+            low, high = high, high * 2
         high = min(high, most)
+        bar.total = bar.n + (high - low - 1).bit_length()
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if passes(middle) else (low, middle)
             bar.update()
+            bar.total = bar.n + (high - low - 1).bit_length()  # a shorter half may save a point
     return low
+
+
+def _doublings(most: int) -> int:
+    """How often a depth that begins at ``_FIRST_DEPTH`` doubles before it reaches ``most``."""
+    return max(0, (most - 1) // _FIRST_DEPTH).bit_length()
