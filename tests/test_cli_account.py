@@ -225,3 +225,44 @@ def test_add_or_remove_needs_no_number_of_examples(tmp_path, capsys):
     public = ["account", *FLAGS, *STEPS, "--sigma", "1", "--delta", "1e-5"]
     assert main([*public, "--adjacency", "add-remove"]) == 2
     assert "nominal_size=" in capsys.readouterr().err
+
+
+def test_a_configuration_is_not_asked_about_what_it_says(tmp_path, capsys):
+    """Targets, noise and accountant of the privacy group; flags take precedence."""
+    config = tmp_path / "run.yaml"
+    scheme = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=50)
+
+    def write(privacy):
+        config.write_text(
+            "scheme: {type: Poisson, batch_size: 20}\nstrategy: {type: Identity}\n"
+            f"steps: 50\nprivacy: {privacy}\n"
+        )
+
+    def found(command, *flags):
+        out = tmp_path / "found.json"
+        call = [command, "--config", str(config), "--dataset-size", "1000", "--json", str(out)]
+        assert main([*call, *flags]) == 0, capsys.readouterr().err
+        value = json.loads(out.read_text())
+        return value if command == "calibrate" else value["guarantee"]
+
+    def sigma(epsilon, delta, accountant=None):
+        return calibrate(
+            scheme=scheme, strategy=Identity(), epsilon=epsilon, delta=delta, accountant=accountant
+        ).mechanism.noise_multiplier
+
+    write("{epsilon: 3.0, delta: 1.0e-4}")
+    assert found("calibrate")["noise_multiplier"] == sigma(3.0, 1e-4)
+    assert found("calibrate", "--epsilon", "4")["noise_multiplier"] == sigma(4.0, 1e-4)
+    assert found("calibrate", "--delta", "1e-5")["noise_multiplier"] == sigma(3.0, 1e-5)
+    write("{epsilon: 3.0, delta: null, accountant: gaussian}")
+    assert found("calibrate")["noise_multiplier"] == sigma(3.0, 1 / 2000, "gaussian")
+    write("{epsilon: null, delta: 1.0e-4, noise_multiplier: 1.5, accountant: gaussian}")
+    shown = found("account")
+    ours = account(mechanism(1.5), delta=1e-4, accountant="gaussian")
+    assert (shown["epsilon"], shown["accountant"]) == (ours.epsilon, "gaussian")
+    assert found("account", "--epsilon", "2")["epsilon"] == 2.0
+    assert main(["calibrate", "--config", str(config), "--dataset-size", "1000"]) == 2
+    assert "--epsilon is missing" in capsys.readouterr().err
+    write("{epsilon: three, delta: 1.0e-4}")
+    assert main(["calibrate", "--config", str(config), "--dataset-size", "1000"]) == 2
+    assert "privacy.epsilon='three'" in capsys.readouterr().err

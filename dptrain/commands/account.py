@@ -10,7 +10,13 @@ from typing import Any
 from dptrain.accounting import account, accountants_for, profile
 from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.support import as_markdown
-from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_mechanism
+from dptrain.commands.mechanism_arguments import (
+    add_mechanism_arguments,
+    number,
+    read_mechanism,
+    read_privacy,
+    stated_delta,
+)
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
@@ -61,7 +67,8 @@ def run(options: argparse.Namespace) -> None:
         if not asked:
             return
         print()
-    if (options.delta is None) == (options.epsilon is None):
+    from_file = not asked and options.config is not None
+    if not from_file and (options.delta is None) == (options.epsilon is None):
         raise ValueError(
             f"give exactly one of --delta and --epsilon (got delta={options.delta}, "
             f"epsilon={options.epsilon})"
@@ -69,9 +76,15 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None and not options.profile:
         raise ValueError(f"--plot {options.plot} draws the profile: add --profile")
     check_outputs(options.json, plot=options.plot)
-    mechanism = read_mechanism(options, options.noise_multiplier)
-    who: dict[str, Any] = {"accountant": options.accountant, "adjacency": adjacency}
-    shown = account(mechanism, delta=options.delta, epsilon=options.epsilon, **who)
+    privacy = read_privacy(options)
+    sigma = options.noise_multiplier
+    if sigma is None and privacy.get("noise_multiplier") is not None:
+        sigma = number("privacy.noise_multiplier", privacy["noise_multiplier"])
+    mechanism = read_mechanism(options, sigma)
+    delta = stated_delta(options, mechanism.scheme) if from_file else options.delta
+    name = options.accountant or privacy.get("accountant")
+    who: dict[str, Any] = {"accountant": name, "adjacency": adjacency}
+    shown = account(mechanism, delta=delta, epsilon=options.epsilon, **who)
     print(shown)
     value: dict[str, Any] = {"guarantee": json.loads(shown.to_json())}
     if options.profile:

@@ -14,7 +14,13 @@ from dptrain.accounting.dispatch import find_accountants
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.statement import check_epsilon
 from dptrain.commands.account import add_accountant_arguments
-from dptrain.commands.mechanism_arguments import add_mechanism_arguments, read_pair
+from dptrain.commands.mechanism_arguments import (
+    add_mechanism_arguments,
+    number,
+    read_pair,
+    read_privacy,
+    stated_delta,
+)
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
@@ -24,8 +30,8 @@ def add(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("calibrate", help=run.__doc__, description=run.__doc__)
     add_mechanism_arguments(parser)
-    parser.add_argument("--epsilon", type=float, required=True, help="target ε")
-    parser.add_argument("--delta", type=float, required=True, help="target δ")
+    parser.add_argument("--epsilon", type=float, help="target ε, if no configuration says it")
+    parser.add_argument("--delta", type=float, help="target δ, if no configuration says it")
     add_accountant_arguments(parser)
     parser.add_argument(
         "--certificates", type=pathlib.Path, help="folder that keeps certificates of simulations"
@@ -42,20 +48,29 @@ def run(options: argparse.Namespace) -> None:
     """Find the least noise multiplier with which a scheme and a strategy are (ε, δ)-private."""
     check_outputs(options.out, options.json)
     scheme, strategy = read_pair(options)
-    check_epsilon(options.epsilon)
+    privacy = read_privacy(options)
+    epsilon = options.epsilon
+    if epsilon is None:
+        if privacy.get("epsilon") is None:
+            raise ValueError("--epsilon is missing: state ε, or give a --config that does")
+        epsilon = number("privacy.epsilon", privacy["epsilon"])
+    check_epsilon(epsilon)
+    delta = stated_delta(options, scheme)
     adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
-    who: str | Accountant | None = options.accountant
-    if options.certificates is not None:
+    name: str | None = options.accountant or privacy.get("accountant")
+    who: str | Accountant | None = name
+    folder = options.certificates or privacy.get("certificates")
+    if folder is not None:
         pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
-        who = keeping_certificates(pair, options.accountant, adjacency, options.certificates)
+        who = keeping_certificates(pair, name, adjacency, pathlib.Path(folder))
         who = dataclasses.replace(who, recheck=options.recheck)
     elif options.recheck:
         raise ValueError("--recheck: there is nothing to check again without --certificates")
     found = calibrate(
         scheme=scheme,
         strategy=strategy,
-        epsilon=options.epsilon,
-        delta=options.delta,
+        epsilon=epsilon,
+        delta=delta,
         accountant=who,
         adjacency=adjacency,
     )

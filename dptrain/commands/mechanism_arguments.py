@@ -26,7 +26,9 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("mechanism", nargs="?", type=pathlib.Path, help="JSON file")
     group.add_argument(
-        "--config", type=pathlib.Path, help="YAML configuration: its scheme, strategy and steps"
+        "--config",
+        type=pathlib.Path,
+        help="YAML configuration: its scheme, strategy, steps and privacy",
     )
     group.add_argument("--scheme", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
     group.add_argument("--strategy", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
@@ -75,11 +77,7 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
     if options.mechanism is not None:
         found = read_mechanism(options, None)
         return found.scheme, found.strategy
-    stated: Settings = {}
-    if options.config is not None:
-        from dptrain.configuration.yaml_file import read_yaml
-
-        stated = read_yaml(options.config)
+    stated = _stated(options)
     scheme = _settings("scheme", options.scheme, stated)
     strategy = _settings("strategy", options.strategy, stated)
     size = options.dataset_size
@@ -99,6 +97,53 @@ def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
         build_scheme(scheme, dataset_size=size, steps=steps),
         build_strategy(strategy),
     )
+
+
+def read_privacy(options: argparse.Namespace) -> Settings:
+    """The configuration's ``privacy`` group: its targets, noise and accountant; else empty.
+
+    Raises:
+        ValueError: if it is no group of fields.
+        OSError: if the file cannot be read.
+    """
+    found = _stated(options).get("privacy", {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{options.config}: privacy={found!r} is no group of fields")
+    return found
+
+
+def stated_delta(options: argparse.Namespace, scheme: Scheme) -> float:
+    """δ of ``--delta``, or of the configuration, whose null is 1/(2 · protected units).
+
+    Raises:
+        ValueError: if neither says it.
+        OSError: if the file cannot be read.
+    """
+    if options.delta is not None:
+        return float(options.delta)
+    if options.config is None:
+        raise ValueError("--delta is missing: state δ, or give --config")
+    delta = read_privacy(options).get("delta")
+    return 1 / (2 * scheme.population) if delta is None else number("privacy.delta", delta)
+
+
+def number(name: str, value: Any) -> float:
+    """A configuration's value as a float.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}={value!r}: must be a number")
+    return float(value)
+
+
+def _stated(options: argparse.Namespace) -> Settings:
+    if options.config is None:
+        return {}
+    from dptrain.configuration.yaml_file import read_yaml
+
+    return read_yaml(options.config)
 
 
 def _settings(group: str, words: list[str] | None, stated: Settings) -> Settings:
