@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -239,6 +240,8 @@ class PrivacyEngine:
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
+        if ranks.rank == 0 and (short := mechanism.scheme.shortfall(sampling_seed)):
+            warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
         released = shared_ledger(ranks, mechanism, ledger)
         noise = open_noise(
             mechanism.strategy,

@@ -106,7 +106,9 @@ def build_scheme(
     fields["batch_size"] = round(size) if parameters["batch_size"].annotation == "int" else size
     if divisor != 1 and fields.get("max_batch_size") is not None:
         fields["max_batch_size"] = math.ceil(fields["max_batch_size"] / divisor)
-    known = {"dataset_size": dataset_size, "steps": steps, "graph": graph}
+    known: dict[str, Any] = {"dataset_size": dataset_size, "graph": graph}
+    if "epochs" not in parameters:
+        known["steps"] = steps
     fields |= {key: value for key, value in known.items() if key in parameters}
     try:
         if "epochs" not in parameters:

@@ -40,14 +40,25 @@ class BallsInBins(ExchangeableScheme):
         fields.settle(self, integers=("bins", "epochs", "dataset_size"))
 
     @classmethod
-    def for_batch_size(cls, *, batch_size: float, dataset_size: int, epochs: int) -> Self:
+    def for_batch_size(
+        cls,
+        *,
+        batch_size: float,
+        dataset_size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+    ) -> Self:
         """The scheme with b = round(N / batch size), so B̄ is near ``batch_size``.
 
+        Its length is stated in epochs or in steps, which are a multiple of b.
+
         Raises:
-            ValueError: if the batch size is not in (0, N].
+            ValueError: if the batch size is not in (0, N], or the steps are no whole epochs.
         """
         size, n_examples = fields.batch_of_dataset("BallsInBins", batch_size, dataset_size)
-        return cls(bins=round(n_examples / size), epochs=epochs, dataset_size=n_examples)
+        bins = round(n_examples / size)
+        count = fields.whole_epochs("BallsInBins", bins, epochs=epochs, steps=steps)
+        return cls(bins=bins, epochs=count, dataset_size=n_examples)
 
     @property
     def steps(self) -> int:

@@ -118,6 +118,26 @@ def public_size(owner: str, dataset_size: Any, nominal_size: Any = None) -> int:
     return n_examples if nominal_size is None else integer(owner, "nominal_size", nominal_size)
 
 
+def whole_epochs(owner: str, epoch: int, *, epochs: Any, steps: Any) -> int:
+    """The number of epochs of ``epoch`` steps, stated as such or by the steps of all.
+
+    Raises:
+        ValueError: unless exactly one is given, a positive integer, and steps are whole epochs.
+    """
+    if (epochs is None) == (steps is None):
+        raise ValueError(f"{owner}: give exactly one of epochs and steps (got {epochs=}, {steps=})")
+    if steps is None:
+        return integer(owner, "epochs", epochs)
+    count, rest = divmod(integer(owner, "steps", steps), epoch)
+    if rest:
+        near = [epoch * each for each in (count, count + 1) if each]
+        raise ValueError(
+            f"{owner}: steps={steps} are no whole epochs of {epoch} steps; use "
+            f"{' or '.join(map(str, near))}, or another batch_size"
+        )
+    return count
+
+
 def batch_of_dataset(
     owner: str, batch_size: Any, dataset_size: Any, nominal_size: Any = None
 ) -> tuple[float, int]:

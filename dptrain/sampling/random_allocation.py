@@ -52,19 +52,28 @@ class RandomAllocation(ExchangeableScheme):
 
     @classmethod
     def for_batch_size(
-        cls, *, batch_size: float, dataset_size: int, epochs: int, participations: int = 1
+        cls,
+        *,
+        batch_size: float,
+        dataset_size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        participations: int = 1,
     ) -> Self:
         """The scheme with t = round(N·k / batch size), so B̄ = N·k/t is near ``batch_size``.
 
+        Its length is stated in epochs or in steps, which are a multiple of t.
+
         Raises:
-            ValueError: if the batch size is not in (0, N].
+            ValueError: if the batch size is not in (0, N], or the steps are no whole epochs.
         """
         k = fields.integer("RandomAllocation", "participations", participations)
         size, n_examples = fields.batch_of_dataset("RandomAllocation", batch_size, dataset_size)
+        epoch = round(n_examples * k / size)
         return cls(
-            steps_per_epoch=round(n_examples * k / size),
+            steps_per_epoch=epoch,
             participations=k,
-            epochs=epochs,
+            epochs=fields.whole_epochs("RandomAllocation", epoch, epochs=epochs, steps=steps),
             dataset_size=n_examples,
         )
 

@@ -128,6 +128,13 @@ class Scheme(JsonValue, ABC, family="scheme"):
         """Constant number of rows that every batch is padded to; ``None``: no padding."""
         return None
 
+    def shortfall(self, seed: int) -> str | None:
+        """What the user should know of batches that this seed cannot fill, or ``None``.
+
+        For the trainer's eyes: the seed decides it.
+        """
+        return None
+
     @abstractmethod
     def stream(self, seed: int) -> BatchStream:
         """A stream of batches drawn from this law; ``seed`` is any non-negative integer."""

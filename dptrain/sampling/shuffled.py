@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,25 @@ class Shuffled(ExchangeableScheme):
                 f"batch size is {self.dataset_size} (dataset_size, as every example comes once an "
                 "epoch)"
             )
+
+    @classmethod
+    def for_batch_size(
+        cls,
+        *,
+        batch_size: int,
+        dataset_size: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        reshuffle: bool = True,
+    ) -> Self:
+        """The scheme, its length stated in epochs or in steps, which are whole epochs.
+
+        Raises:
+            ValueError: as the class, or if the steps are no whole epochs.
+        """
+        one = cls(batch_size=batch_size, dataset_size=dataset_size, epochs=1, reshuffle=reshuffle)
+        epochs = fields.whole_epochs("Shuffled", one.steps_per_epoch, epochs=epochs, steps=steps)
+        return dataclasses.replace(one, epochs=epochs)
 
     @property
     def steps_per_epoch(self) -> int:

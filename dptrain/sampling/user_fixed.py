@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,29 @@ class UserFixed(UserScheme):
         most = fit if most is None else fields.integer(owner, "max_participations", most)
         object.__setattr__(self, "max_participations", min(most, fit))
 
+    @classmethod
+    def for_batch_size(
+        cls,
+        *,
+        graph: AttributionGraph,
+        batch_size: int,
+        min_sep: int,
+        steps: int,
+        max_participations: int | None = None,
+    ) -> Self:
+        """The scheme, as the class makes it: B̄ is the size of a batch.
+
+        Raises:
+            ValueError: as the class.
+        """
+        return cls(
+            graph=graph,
+            batch_size=batch_size,
+            min_sep=min_sep,
+            steps=steps,
+            max_participations=max_participations,  # type: ignore[arg-type]
+        )
+
     @property
     def expected_batch_size(self) -> float:
         """B̄ as it was given; batches that could not be filled are smaller."""
@@ -111,6 +134,20 @@ class UserFixed(UserScheme):
             short_steps=len(short),
             first_short_step=int(short[0]) if len(short) else None,
             missing=int((self.batch_size - sizes).sum()),
+        )
+
+    def shortfall(self, seed: int) -> str | None:
+        """How many batches of the run with this seed are not full, and what to change."""
+        found = self.check(seed)
+        if not found.short_steps:
+            return None
+        return (
+            f"UserFixed: {found.short_steps} of {self.steps} batches have fewer than batch_size="
+            f"{self.batch_size} examples, which sums are divided by all the same: the first is that"
+            f" of step {found.first_short_step}, the smallest has {found.smallest}, and "
+            f"{found.missing} are missing in all. Lower batch_size, min_sep={self.min_sep} or "
+            f"steps, or raise max_participations={self.max_participations}; "
+            "dptrain.sampling.user_fixed_search finds limits under which all batches are full"
         )
 
 

@@ -10,7 +10,16 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.registry import JsonValue
+from dptrain.sampling import (
+    AttributionGraph,
+    BallsInBins,
+    MinSep,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    Shuffled,
+)
 from dptrain.testing.scheme_contract import (
     ExchangeableSchemeContract,
     bernstein_tolerance,
@@ -210,6 +219,50 @@ def test_for_batch_size_gives_the_asked_size():
         scheme = MinSep.for_batch_size(batch_size=batch_size, dataset_size=n, min_sep=b, steps=9)
         assert scheme.expected_batch_size == pytest.approx(batch_size, rel=1e-12)
         assert 1 / scheme.rate == pytest.approx(1 / scheme.probability + b - 1, rel=1e-12)
+
+
+def test_every_scheme_is_made_for_a_batch_size():
+    """With N (or a graph), B̄ and n; what else a scheme needs is its own."""
+    graph = AttributionGraph.from_lists([[e] for e in range(100)])
+    own = {
+        "CyclicPoisson": {"cycle": 2},
+        "MinSep": {"min_sep": 2},
+        "TruncatedPoisson": {"max_batch_size": 30},
+        "TruncatedMinSep": {"min_sep": 2, "max_batch_size": 30},
+        "UserMinSep": {"min_sep": 2, "graph": graph},
+        "UserFixed": {"min_sep": 2, "graph": graph},
+    }
+    schemes = [
+        member
+        for name, member in JsonValue._families[Scheme._family].items()
+        if member.__module__.startswith("dptrain.")
+    ]
+    assert len(schemes) >= 10
+    for scheme in schemes:
+        fields = own.get(scheme.__name__, {})
+        who = {} if "graph" in fields else {"dataset_size": 100}
+        found = scheme.for_batch_size(batch_size=20, steps=10, **who, **fields)
+        assert found.steps == 10
+        assert found.dataset_size == 100
+        assert found.expected_batch_size == pytest.approx(20.0, rel=0.05)
+
+
+@pytest.mark.parametrize("scheme", [BallsInBins, RandomAllocation, Shuffled])
+def test_epochs_are_stated_as_such_or_in_steps(scheme):
+    given = {"batch_size": 20, "dataset_size": 100}
+    assert scheme.for_batch_size(**given, steps=15) == scheme.for_batch_size(**given, epochs=3)
+    with pytest.raises(ValueError, match="steps=14 are no whole epochs of 5 steps; use 10 or 15"):
+        scheme.for_batch_size(**given, steps=14)
+    with pytest.raises(ValueError, match="use 5, or another"):
+        scheme.for_batch_size(**given, steps=3)
+    for both in ({}, {"epochs": 3, "steps": 15}):
+        with pytest.raises(ValueError, match="exactly one of epochs and steps"):
+            scheme.for_batch_size(**given, **both)
+    for wrong in (0, 2.5, True):
+        with pytest.raises(ValueError, match=r"epochs|steps"):
+            scheme.for_batch_size(**given, epochs=wrong)
+        with pytest.raises(ValueError, match=r"epochs|steps"):
+            scheme.for_batch_size(**given, steps=wrong)
 
 
 def test_largest_possible_batch_size():
