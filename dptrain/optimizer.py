@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -305,7 +305,15 @@ class PrivateOptimizer(DPOptimizer):
         return self.original_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimiser's state."""
+        """Load the wrapped optimiser's state.
+
+        Raises:
+            TypeError: if the state is no mapping.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict={state_dict!r:.80}: expected what optimizer.state_dict() returned"
+            )
         self.original_optimizer.load_state_dict(state_dict)
         # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
         self.param_groups = self.original_optimizer.param_groups

@@ -35,7 +35,7 @@ SEED_NOTE = (
 )
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
-    "that no later step had been released in another version"
+    "that no later step had been released otherwise than in this run"
 )
 
 

@@ -18,6 +18,7 @@ from dptrain.ledger import StepLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.private import PrivateTraining
 from dptrain.registry import JsonValue, digest
+from dptrain.sampling import PrivateLoader
 from dptrain.shared_step import settings_of
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, DataLoader):
         size = f", {len(value.dataset)} examples" if isinstance(value.dataset, Sized) else ""
         return f"{name} with batch_size={value.batch_size}{size}"
-    if isinstance(value, Sized):
+    if isinstance(value, Sized) and not isinstance(value, PrivateLoader):
         return f"{name} of {len(value)}"
     return name
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.registry import digest
@@ -23,8 +23,11 @@ def check_state(
         known_by: computes the fingerprint of this loader's data set.
 
     Raises:
+        TypeError: if the state is no mapping.
         ValueError: saying what differs, and what to do.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state={state!r:.80}: expected what a loader's state_dict() returned")
     if missing := sorted(FIELDS - set(state)):
         raise ValueError(f"the state lacks {missing}; it is no state of a PrivateLoader")
     if state["dataset_size"] != dataset_size:

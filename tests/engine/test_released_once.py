@@ -214,6 +214,13 @@ def test_a_loss_that_is_accepted_is_said(finished, tmp_path, lose):
         private.load_state_dict(states[4], accept_lost_ledger=True)
 
 
+def test_a_ledger_that_is_left_out_is_said(finished):
+    states, _, _ = finished
+    private = run(None)
+    private.load_state_dict(states[2])
+    assert "resumed after 2 steps without a ledger of released steps" in str(private.guarantee())
+
+
 def test_a_moved_ledger_is_the_same(finished, tmp_path):
     states, ledger, end = finished
     path = tmp_path / "elsewhere" / "steps.jsonl"

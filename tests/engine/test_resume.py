@@ -112,6 +112,10 @@ def test_what_is_no_checkpoint_is_refused():
     for nothing in (None, 3, [private.state_dict()]):
         with pytest.raises(TypeError, match=r"state=.*private.state_dict\(\)"):
             private.load_state_dict(nothing)
+        with pytest.raises(TypeError, match=r"state=.*a loader's state_dict\(\)"):
+            private.loader.load_state_dict(nothing)
+        with pytest.raises(TypeError, match=r"state_dict=.*optimizer.state_dict\(\)"):
+            private.optimizer.load_state_dict(nothing)
     with pytest.raises(TypeError, match="scheduler"):
         private.register_scheduler(object())
 
