@@ -127,7 +127,10 @@ class PrivateOptimizer(DPOptimizer):
         """
         batch = self.loader.current
         if batch is None:
-            raise RuntimeError("take a batch from the private loader before the backward pass")
+            raise RuntimeError(
+                "take a batch from the private loader before the backward pass; a trainer has to "
+                "be given that one, private.loader, and not the loader it was made from"
+            )
         if batch.part == 0 and batch is not self._bound_since:
             if not 0 < self.max_grad_norm < math.inf:  # NaN is neither
                 raise ValueError(

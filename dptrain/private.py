@@ -314,7 +314,7 @@ class PrivateTraining:
         restore_global_state(private["rng"])
 
     def end_early(self) -> None:
-        """Say that the run is meant to end here, so that nothing is said of it at exit.
+        """Say that the run is meant to end before its plan: nothing is then said of it at exit.
 
         The guarantee stays the planned one, and the run can still go on.
         """

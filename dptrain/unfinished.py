@@ -17,7 +17,7 @@ class Progress:
     Attributes:
         planned: steps that its guarantee is about, and its noise was chosen for.
         executed: most steps that any continuation of it has reached.
-        meant: whether it was said that it ends where it is.
+        meant: whether it was said that it ends early.
     """
 
     planned: int
@@ -27,7 +27,7 @@ class Progress:
 
     def reached(self, steps: int) -> None:
         """Count the steps."""
-        self.executed, self.meant = max(self.executed, steps), False
+        self.executed = max(self.executed, steps)
 
     @property
     def early(self) -> bool:

@@ -97,6 +97,7 @@ class Side:
                 seed=0,
                 individual=None if which is None else FILTERS[which](),
             )
+        private.end_early()
         self.module, self.optimizer, loader = private
         self.loss = nn.CrossEntropyLoss()
         self.batches = iter(loader)

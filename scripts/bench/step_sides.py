@@ -108,6 +108,7 @@ class Side:
             max_grad_norm=1.0,
             grad_sample_mode=mode,
         )
+        private.end_early()
         self.module, self.optimizer, loader = private
         if banded:  # only what the noise costs matters here, not what it would guarantee
             self.optimizer.noise = noise_stream(

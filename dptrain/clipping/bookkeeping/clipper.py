@@ -71,7 +71,10 @@ class BookkeepingClipper(GradientClipper):
         """
         batch = self.at_hand()
         if batch is None:
-            raise RuntimeError("take a batch from the private loader before the backward pass")
+            raise RuntimeError(
+                "take a batch from the private loader before the backward pass; a trainer has to "
+                "be given that one, private.loader, and not the loader it was made from"
+            )
         check_same_batch(since, batch)
         if batch is not self.batch:
             self.discard()
