@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from dptrain.sampling.fields import check_microbatches
 from dptrain.sampling.takeover import check_length
 from dptrain.sharding import bare_module, check_not_prepared, check_whole_optimizer
 from dptrain.shared_run import begin_together, one_run, shared_ledger
+from dptrain.state_watch import StateWatch, checked_public
 from dptrain.strategies import Identity, Strategy
 from dptrain.wiring import check_individual, loader_of, mechanism_of, poisson_like
 
@@ -88,6 +89,7 @@ class PrivacyEngine:
         noise_dtype: torch.dtype = torch.float32,
         regenerate_noise: bool = False,
         individual: IndividualFilter | None = None,
+        buffers: str | Iterable[str] | None = None,
         distributed: bool | None = None,
     ) -> PrivateTraining:
         """Wire a private run; nothing of the data is read before every argument is checked.
@@ -143,6 +145,11 @@ class PrivacyEngine:
                 have spent it (:mod:`dptrain.individual`); needs ``noise_multiplier``, or
                 ``mechanism``. The filter holds ε and δ. Rows must reach the model in the loader's
                 order: they say who is charged.
+            buffers: what forward passes may change in the module: its running statistics, caches,
+                counters. A step that changes a buffer or an attribute is refused before anything of
+                it is released (:class:`~dptrain.state_watch.StateWatch`), unless its name (as in
+                ``named_buffers``; patterns as in :mod:`fnmatch`) is declared public here, because
+                no example has an influence on it. ``"public"``: all of them. The guarantee says so.
             distributed: make one run of all ranks of torch's default process group, each of which
                 calls this with the same arguments (:class:`~dptrain.distributed.Ranks`); parameters
                 and seeds are rank 0's. ``None``: if there are several. ``False``: each rank for
@@ -180,6 +187,7 @@ class PrivacyEngine:
             data_loader=(data_loader, DataLoader),
         )
         validation.check_module(module)
+        public = checked_public(module, buffers)
         grad_sample_mode = choose_mode(grad_sample_mode, module)
         validation.check_mode(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
@@ -260,6 +268,7 @@ class PrivacyEngine:
             loader=loader,
             views=views,
         )
+        watch = StateWatch(wrapped._module, public, own=wrapped.own_attributes)
         private_optimizer = PrivateOptimizer(
             optimizer,
             mechanism=mechanism,
@@ -271,6 +280,7 @@ class PrivacyEngine:
             ledger=released,
             individual=spending,
             ranks=ranks,
+            watch=watch,
         )
         private = PrivateTraining(
             module=wrapped,
@@ -290,6 +300,7 @@ class PrivacyEngine:
                 "secure": secure,
                 "noise_dtype": str(noise_dtype),
                 "regenerate_noise": regenerate_noise,
+                "buffers": list(public),
             },
             individual=individual,
         )

@@ -17,6 +17,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.noise.stream import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
 from dptrain.shared_step import SharedStep
+from dptrain.state_watch import StateWatch
 
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
@@ -58,6 +59,7 @@ class PrivateOptimizer(DPOptimizer):
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of :meth:`step` completed a logical step.
         individual: what every example has spent, where an individual filter runs; private data.
+        watch: what refuses steps that leave something behind in the module, or ``None``.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and all add the same noise (:class:`~dptrain.distributed.Ranks`).
         interrupted: whether the last release or update was cut short, so that noise, model and
@@ -77,6 +79,7 @@ class PrivateOptimizer(DPOptimizer):
         ledger: StepLedger,
         individual: IndividualLedger | None = None,
         ranks: Ranks | None = None,
+        watch: StateWatch | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -90,6 +93,9 @@ class PrivateOptimizer(DPOptimizer):
         self.loader = loader
         self.ledger = ledger
         self.individual = individual
+        self.watch = watch
+        if watch is not None:
+            loader.taken = self._begin_watch
         self.shared = SharedStep(Ranks() if ranks is None else ranks)
         if individual is not None:
             clipper.admit = self._admit
@@ -215,7 +221,8 @@ class PrivateOptimizer(DPOptimizer):
         Raises:
             RuntimeError: if there is no unused batch, the planned steps have all run, the
                 backward pass of this batch cannot be clipped to R (see :mod:`dptrain.clipping`),
-                the noise is not the mechanism's, the parameters are not those of the run, or an
+                the noise is not the mechanism's, the parameters are not those of the run, the
+                forward pass left something behind in the module (see :class:`StateWatch`), or an
                 earlier release was interrupted.
         """
         self.check_whole()
@@ -246,6 +253,8 @@ class PrivateOptimizer(DPOptimizer):
             )
         if self.clipper.batch is not batch:  # left over from a batch that was abandoned
             self.clipper.discard()
+        if self.watch is not None:
+            self.watch.check()
         max_grad_norm, weights = self.bounds()
         sums = self.clipper.clipped_sum(
             max_grad_norm=max_grad_norm, weights=weights, scales=self._scales
@@ -255,6 +264,8 @@ class PrivateOptimizer(DPOptimizer):
             if total is not None:
                 p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
         self.loader.report_microbatch()
+        if self.watch is not None:
+            self.watch.settle()
         self.at_step_boundary = batch.last
         if batch.last:
             self.shared.add_up(self, parts=batch.parts, bound=self._bound)
@@ -270,6 +281,10 @@ class PrivateOptimizer(DPOptimizer):
             for hook in self._boundary_hooks:
                 hook()
         return loss
+
+    def _begin_watch(self, batch: MicroBatch) -> None:
+        assert self.watch is not None
+        self.watch.begin(last=batch.step == self.loader.steps - 1)
 
     def add_noise(self) -> None:
         """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""

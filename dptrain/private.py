@@ -163,7 +163,9 @@ class PrivateTraining:
         if self.individual_filter is not None:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
-        return drawn.after(self.steps_executed).with_notes(*self._notes)
+        watch = self.optimizer.watch
+        declared = () if watch is None else watch.notes
+        return drawn.after(self.steps_executed).with_notes(*self._notes, *declared)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of :meth:`guarantee`."""
@@ -201,10 +203,14 @@ class PrivateTraining:
         steps leave alone; taken in the middle of a logical step, it is the state before that step.
 
         Raises:
-            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release.
+            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, or the
+                module holds what a forward pass left behind (see
+                :class:`~dptrain.state_watch.StateWatch`).
         """
         self.optimizer.check_whole()
         batch = self.loader.current
+        if self.optimizer.watch is not None:
+            self.optimizer.watch.check_saved()
         under_way = batch is not None and batch.step == self.steps_executed
         ledger = self.optimizer.ledger
         state = {
@@ -278,6 +284,8 @@ class PrivateTraining:
         for guarantee in guarantees:
             check_guarantee(guarantee, self.mechanism)
         private = state["private"]
+        if (watch := self.optimizer.watch) is not None:
+            watch.check()
         if self.individual_filter is not None:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
         self.loader.check_state(private["loader"])  # refuses another data set
@@ -310,6 +318,8 @@ class PrivateTraining:
             if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:
                 self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
+        if watch is not None:
+            watch.restart()
         self._progress = self._find_progress()
         restore_global_state(private["rng"])
 

@@ -10,10 +10,12 @@ from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
+from dptrain.clipping.mixing_layers import why_not
 from dptrain.sampling import PrivateLoader
 
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
@@ -68,12 +70,12 @@ def check_module(module: nn.Module) -> None:
                 "divides an example's gradients by counts over the whole batch, so that clipping "
                 "it does not bound what it does to the others'; use scale_grad_by_freq=False"
             )
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if (why := why_not(name, layer)) is not None:
+            raise ValueError(why)
+        if any(is_lazy(p) for p in layer.parameters(recurse=False)):
             raise ValueError(
-                f"layer {name!r} is a {type(layer).__name__}: it mixes the examples of a batch, so "
-                f"no example's contribution can be bounded; replace it by "
-                f"nn.GroupNorm({_groups(layer.num_features)}, {layer.num_features}) or run "
-                "opacus.validators.ModuleValidator.fix(model) before building the optimizer"
+                f"layer {name!r} is a {type(layer).__name__} whose parameters are made by its "
+                "first forward pass: run one, on made-up data, before building the optimizer"
             )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
@@ -122,7 +124,10 @@ def check_mode(module: nn.Module, mode: str) -> None:
         f"layer {name!r}: {type(layer).__name__} with sparse=True, whose gradients functorch "
         "cannot form; use sparse=False, or grad_sample_mode='bookkeeping' or 'hooks'"
         for name, layer in module.named_modules()
-        if mode == "functorch" and getattr(layer, "sparse", False) and layer.weight.requires_grad
+        if mode == "functorch"
+        and isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+        and layer.sparse
+        and layer.weight.requires_grad
     ]
     if errors:
         raise ValueError(
@@ -130,10 +135,6 @@ def check_mode(module: nn.Module, mode: str) -> None:
             + "; ".join(errors)
             + " (opacus.validators.ModuleValidator.fix(model) replaces the layers it knows)"
         )
-
-
-def _groups(channels: int) -> int:
-    return next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:

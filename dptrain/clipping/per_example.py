@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import GradSampleModule
@@ -11,6 +11,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain.clipping.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.precision import full_float32
@@ -29,7 +30,12 @@ class HookedModule(OpacusLayers, GradSampleModule):
     Attributes:
         at_hand: returns the batch at hand, ``None`` if there is none.
         views: rows an example has.
+        own_attributes: what Opacus keeps in the layers.
     """
+
+    own_attributes: ClassVar[frozenset[str]] = frozenset(
+        ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
+    )
 
     _since: MicroBatch | None = None  # what was at hand in the forward pass
 
@@ -44,7 +50,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
         super().__init__(m, **kwargs)
         self.at_hand = at_hand
         self.views = views
-        self.autograd_grad_sample_hooks.extend(refuse_reordered_rows(m))
+        self.autograd_grad_sample_hooks.extend(
+            [*refuse_reordered_rows(m), *refuse_training_mode(m)]
+        )
 
     def capture_activations_hook(
         self, module: nn.Module, forward_input: Any, forward_output: Any

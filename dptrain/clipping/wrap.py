@@ -59,7 +59,7 @@ def wrap_module(
     loss_reduction: str,
     loader: PrivateLoader,
     views: int = 1,
-) -> tuple[nn.Module, BookkeepingClipper | PerExampleClipper]:
+) -> tuple[BookkeepingModule | HookedModule, BookkeepingClipper | PerExampleClipper]:
     """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
 
     Args:

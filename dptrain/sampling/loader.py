@@ -60,6 +60,7 @@ class PrivateLoader:
         current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
             first one and after the end.
         driven: whether an engine reports microbatches and steps.
+        taken: called with every batch just before the user gets it; ``None``: nothing is.
 
     Raises:
         ValueError: for a dataset without length or of another length than the scheme's, and for
@@ -100,6 +101,7 @@ class PrivateLoader:
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.driven = False
         self.current: MicroBatch | None = None
+        self.taken: Callable[[MicroBatch], None] | None = None
         self._reported = False
         self._iteration = 0
         self._running: range | None = None
@@ -217,6 +219,8 @@ class PrivateLoader:
                     return
                 self.current, data = item
                 self._reported = False
+                if self.taken is not None:
+                    self.taken(self.current)
                 if self.driven and self._world_size > 1:
                     seed_globals(self._plan.compute_seed(self.current))
                 yield data

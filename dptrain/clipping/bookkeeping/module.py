@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -14,6 +14,7 @@ from torch import nn
 from dptrain.clipping.bookkeeping.layers import register_imported
 from dptrain.clipping.bookkeeping.rules import layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
+from dptrain.clipping.mixing_layers import refuse_training_mode
 
 
 def check_layers(module: nn.Module) -> str | None:
@@ -42,6 +43,8 @@ class BookkeepingModule(AbstractGradSampleModule):
         book: where layers report to.
     """
 
+    own_attributes: ClassVar[frozenset[str]] = frozenset()  # nothing in the module changes
+
     def __init__(self, m: nn.Module, *, book: Book, loss_reduction: str = "mean") -> None:
         compiled = getattr(m, "_orig_mod", None)
         super().__init__(m if compiled is None else compiled, loss_reduction=loss_reduction)
@@ -60,6 +63,7 @@ class BookkeepingModule(AbstractGradSampleModule):
             for name, p in self._module.named_parameters()
             if p.requires_grad
         ]
+        self._leaks += refuse_training_mode(self._module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The user's forward."""

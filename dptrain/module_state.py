@@ -1,0 +1,222 @@
+"""What a module holds besides its code: parameters, buffers and what its attributes lead to."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dptrain.ledger import checksum
+
+# Of every module: its parts, which are looked into, its hooks and its mode.
+_STRUCTURE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_PLAIN_TYPES = frozenset(_PLAIN)
+
+
+def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
+    """Everything a forward pass could leave behind in the module, by the path it is found at.
+
+    These are parameters and buffers (by the names of ``named_parameters`` and ``named_buffers``)
+    and tensors, NumPy arrays, numbers and text in the other attributes of all modules: directly, in
+    lists, tuples, dicts, sets and deques, and in the attributes of an object that is no module
+    (whose own objects are not looked into). ``get_extra_state`` counts as an attribute
+    ``_extra_state``. A tensor with several paths is there once, by the first. Not found: what
+    closures, generators, classes or globals keep, and attributes that are no entry of ``__dict__``.
+
+    Args:
+        module: the user's.
+        own: attributes that were put there to train it, and are left out.
+    """
+    found = _Found(own)
+    found.modules(module)
+    return found.by_path
+
+
+def attribute_of(path: str) -> str:
+    """The buffer or attribute of a module that a path of :func:`state_of` begins with."""
+    return path.split("[", 1)[0].split("->", 1)[0]
+
+
+@contextlib.contextmanager
+def kept_state(module: nn.Module, own: Collection[str] = ()) -> Iterator[None]:
+    """Have the module forget what happens to its buffers and attributes within the context.
+
+    For forward passes that are not the user's. Parameters are left as they are, and so is what
+    :func:`state_of` does not find. A tensor that nobody wrote to is not written to either.
+
+    Args:
+        module: the user's.
+        own: attributes that are left out.
+    """
+    found = _Found(own)
+    found.modules(module)
+    parameters = {id(p) for p in module.parameters()}
+    values = [value for value in found.by_path.values() if id(value) not in parameters]
+    memory = [(part, part.clone()) for value in values for part in memory_of(value)]
+    tensors = [
+        (value, value.data, value.data_ptr())
+        for value in values
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided and memory_of(value)
+    ]
+    places = [(place, place.copy()) for place in found.places]
+    try:
+        yield
+    finally:
+        for place, contents in places:
+            _put_back(place, contents, own)
+        for tensor, data, pointer in tensors:
+            if tensor.data_ptr() != pointer:
+                tensor.data = data
+        for part, before in memory:
+            if not torch.equal(part, before):
+                part.copy_(before)
+
+
+def memory_of(value: Any) -> Sequence[torch.Tensor]:
+    """The memory that a tensor or array lies in, as tensors of bytes, where that can be had.
+
+    Of a tensor its whole storage, of a sparse one those of its parts; nothing of other values, of
+    tensors without memory and of arrays that cannot be written to.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or not value.flags.writeable:
+            return ()
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        if not value.flags.c_contiguous:
+            return ()
+        return (torch.from_numpy(value.reshape(-1).view(np.uint8)),)
+    if not isinstance(value, torch.Tensor):
+        return ()
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        value = (value.crow_indices(), value.col_indices(), value.values())
+    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        value = (value.ccol_indices(), value.row_indices(), value.values())
+    elif value.layout == torch.sparse_coo:
+        value = (value._indices(), value._values())
+    elif hasattr(value, "__tensor_flatten__"):
+        value = tuple(getattr(value, name) for name in value.__tensor_flatten__()[0])
+    elif value.layout == torch.strided and value.device.type != "meta":
+        storage = value.untyped_storage()
+        return (torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage),)
+    else:
+        return ()
+    return [part for inner in value for part in memory_of(inner)]
+
+
+class _Found:
+    """A walk through a module.
+
+    Attributes:
+        by_path: what was found.
+        places: dicts, lists, sets and deques that hold it and can be put back as they were.
+    """
+
+    def __init__(self, own: Collection[str]) -> None:
+        self.by_path: dict[str, Any] = {}
+        self.places: list[Any] = []
+        self._own = own
+        self._seen: dict[int, Any] = {}  # what was found, held so that no id is used again
+
+    def modules(self, module: nn.Module, path: str = "") -> None:
+        """Parameters and buffers first: by these names a tensor is known that has several."""
+        new = [(_join(path, n), m) for n, m in module.named_modules() if self._is_new(m)]
+        for name, m in new:
+            for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
+                if tensor is not None and self._is_new(tensor):
+                    self.by_path[_join(name, own_name)] = tensor
+            self.places += [m._buffers, vars(m)]
+        for name, m in new:
+            for attribute, value in list(vars(m).items()):
+                if attribute not in _STRUCTURE and attribute not in self._own:
+                    self.value(_join(name, attribute), value, inside=False)
+            if type(m).get_extra_state is not nn.Module.get_extra_state:
+                self.by_path[_join(name, "_extra_state")] = _comparable(m.get_extra_state())
+
+    def value(self, path: str, value: Any, *, inside: bool) -> None:
+        """One attribute or element.
+
+        Args:
+            path: where it is.
+            value: what is there.
+            inside: whether it is a part of an object that is no module.
+        """
+        if isinstance(value, _PLAIN):
+            self.by_path[path] = value
+        elif isinstance(value, nn.Module):
+            self.modules(value, path)
+        elif not self._is_new(value):
+            return
+        elif isinstance(value, torch.Tensor | np.ndarray | np.generic):
+            self.by_path[path] = value
+        elif isinstance(value, Mapping):
+            self._elements(path, value, list(value.items()), inside=inside)
+        elif isinstance(value, list | tuple | deque):
+            self._elements(path, value, list(enumerate(value)), inside=inside)
+        elif isinstance(value, set | frozenset):
+            if isinstance(value, set):
+                self.places.append(value)
+            self.by_path[path] = frozenset(e for e in value if isinstance(e, _PLAIN))
+        elif not (inside or callable(value)) and hasattr(value, "__dict__"):
+            self.places.append(vars(value))
+            for attribute, element in list(vars(value).items()):
+                self.value(f"{path}->{attribute}", element, inside=True)
+
+    def _elements(
+        self, path: str, container: Any, elements: list[tuple[Any, Any]], *, inside: bool
+    ) -> None:
+        if isinstance(container, dict | list | deque):
+            self.places.append(container)
+        if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
+            self.by_path[path] = tuple(elements)
+            return
+        self.by_path[path] = tuple(k if isinstance(k, _PLAIN) else repr(k) for k, _ in elements)
+        for key, element in elements:
+            self.value(f"{path}[{key!r}]", element, inside=inside)
+
+    def _is_new(self, value: Any) -> bool:
+        if id(value) in self._seen:
+            return False
+        self._seen[id(value)] = value
+        return True
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _comparable(value: Any) -> Any:
+    """A module's extra state, made anew at every call, as values that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, checksum([value])
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return tuple((repr(k), _comparable(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_comparable(v) for v in value)
+    return value if isinstance(value, _PLAIN) else repr(value)
+
+
+def _put_back(place: Any, contents: Any, own: Collection[str]) -> None:
+    """A dict, list, set or deque as it was, in place; written to only where it differs."""
+    if isinstance(place, dict):
+        for key in [k for k in place if k not in contents and k not in own]:
+            del place[key]
+        for key, value in contents.items():
+            if key not in own and place.get(key, place) is not value:
+                place[key] = value
+    elif isinstance(place, set):
+        place &= contents
+        place |= contents
+    elif len(place) != len(contents) or any(
+        a is not b for a, b in zip(place, contents, strict=True)
+    ):
+        place.clear()
+        place.extend(contents)

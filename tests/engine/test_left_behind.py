@@ -1,0 +1,585 @@
+"""Nothing but the release leaves a private step: what a forward pass leaves behind is refused."""
+
+import copy
+import warnings
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dptrain import PrivacyEngine, module_state, state_watch
+
+from .conftest import (
+    everything_every_step,
+    flat,
+    images,
+    make,
+    reference_sum,
+    released,
+    small_net,
+    train,
+)
+
+
+class Leaves(nn.Module):
+    """Has a bit of everything, and leaves something in it when ``leave`` says what."""
+
+    def __init__(self, leave=None):
+        super().__init__()
+        self.net = small_net()
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("hidden", torch.zeros(2), persistent=False)
+        self.plain = torch.zeros(2)
+        self.array = np.zeros(3)
+        self.several = {"list": [torch.zeros(1), (torch.zeros(1), 2.0)], "last": deque([0.0])}
+        self.seen = {0}
+        self.calls = 0
+        self.meter = Meter()
+        self.unlisted = [nn.Linear(1, 1).requires_grad_(False)]
+        self.register_buffer("adjacency", torch.eye(3).to_sparse())
+        self.leave = Switch(leave)
+
+    def forward(self, x):
+        y = self.frozen(self.net(x))
+        with torch.no_grad():
+            self.leave(self, x.mean() + 1)
+        return y
+
+
+class Switch:
+    """What to leave; a callable is not looked into."""
+
+    def __init__(self, what=None):
+        self.what = what
+
+    def __call__(self, *arguments):
+        if self.what is not None:
+            self.what(*arguments)
+
+
+class Meter:
+    def __init__(self):
+        self.total, self.tensor = 0.0, torch.zeros(1)
+
+
+def _spoil(name, by):
+    """``by(what, value)``, where ``what`` is the attribute at the name."""
+
+    def leave(module, value):
+        by(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], value)
+
+    return leave
+
+
+def _add(owner, name, value):
+    getattr(owner, name).add_(value)
+
+
+def _data(owner, name, value):
+    getattr(owner, name).data.add_(value)
+
+
+def _numpy(owner, name, value):
+    getattr(owner, name).detach().numpy().flat[0] += float(value)
+
+
+def _assign(owner, name, value):
+    setattr(owner, name, value.detach().expand(2))
+
+
+def _memory(owner, name, value):
+    getattr(owner, name).data = getattr(owner, name).data + value
+
+
+LEAVES = {
+    "buffer written": ("mean", _spoil("mean", _add)),
+    "buffer past its version": ("mean", _spoil("mean", _data)),
+    "buffer by numpy": ("mean", _spoil("mean", _numpy)),
+    "buffer assigned": ("mean", _spoil("mean", _assign)),
+    "buffer that is not saved": ("hidden", _spoil("hidden", _add)),
+    "buffer's memory exchanged": ("mean", _spoil("mean", _memory)),
+    "buffer added": ("more", lambda m, v: m.register_buffer("more", v.clone())),
+    "sparse buffer": ("adjacency", lambda m, v: m.adjacency._values().data.add_(v)),
+    "frozen bias": ("bias", _spoil("frozen.bias", _add)),
+    "frozen weight past its version": ("weight", _spoil("frozen.weight", _data)),
+    "trained bias": ("bias", _spoil("net.5.bias", _add)),
+    "trained weight past its version": ("weight", _spoil("net.5.weight", _data)),
+    "tensor attribute": ("plain", _spoil("plain", _add)),
+    "tensor attribute past its version": ("plain", _spoil("plain", _data)),
+    "tensor attribute assigned": ("plain", _spoil("plain", _assign)),
+    "new attribute": ("last", _spoil("last", _assign)),
+    "array": ("array", lambda m, v: m.array.__setitem__(1, float(v))),
+    "in a list": ("several", lambda m, v: m.several["list"][0].add_(v)),
+    "in a tuple": ("several", lambda m, v: m.several["list"][1][0].data.add_(v)),
+    "list element": ("several", lambda m, v: m.several["list"].append(v)),
+    "dict element": ("several", lambda m, v: m.several.update(more=float(v))),
+    "deque": ("several", lambda m, v: m.several["last"].append(float(v))),
+    "set": ("seen", lambda m, v: m.seen.add(float(v))),
+    "number": ("calls", lambda m, v: setattr(m, "calls", m.calls + float(v))),
+    "number in an object": ("meter", lambda m, v: setattr(m.meter, "total", float(v))),
+    "tensor in an object": ("meter", lambda m, v: m.meter.tensor.add_(v)),
+    "module in a list": ("unlisted", lambda m, v: m.unlisted[0].weight.add_(v)),
+}
+
+
+@pytest.mark.parametrize("kind", LEAVES)
+def test_what_a_forward_pass_leaves_is_refused_and_named(mode, kind):
+    """Before anything is released: neither noise nor ledger have moved, and no weight."""
+    name, leave = LEAVES[kind]
+    model = Leaves(leave)
+    private = make(model, images(), mode, scheme=everything_every_step(24, 2))
+    with pytest.raises(RuntimeError, match=rf"'{name}' of .*without noise; nothing .* Remedy"):
+        train(private)
+    assert private.steps_executed == 0
+    assert private.optimizer.ledger.digests == []
+    assert "trained" in kind or torch.equal(flat(model.net), flat(small_net()))
+    with pytest.raises(RuntimeError, match="without noise"):  # it stays so
+        private.state_dict()
+    with pytest.raises(RuntimeError, match="without noise"):
+        train(private)
+
+
+def test_a_module_that_leaves_nothing_trains(mode):
+    """As the same net does with none of it."""
+    data, scheme = images(), everything_every_step(24, 2)
+    with_state = make(Leaves(), data, mode, scheme=scheme, noise_multiplier=0.0)
+    train(with_state)
+    assert with_state.steps_executed == 2
+    assert (
+        with_state.guarantee(1e-5).notes
+        == make(small_net(), data, mode, scheme=scheme, noise_multiplier=0.0).guarantee(1e-5).notes
+    )
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_every_microbatch_is_watched(mode, part):
+    count = iter(range(100))
+
+    def leave(module, value):
+        if next(count) == part:
+            module.mean.add_(value)
+
+    private = make(
+        Leaves(leave),
+        images(),
+        mode,
+        scheme=everything_every_step(24, 1),
+        max_physical_batch_size=8,
+    )
+    batches = []
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        train(private, after_step=lambda: batches.append(1))
+    assert len(batches) == part
+
+
+def test_what_an_abandoned_batch_left_is_found_with_the_next():
+    model = Leaves(LEAVES["buffer past its version"][1])
+    private = make(model, images(), scheme=everything_every_step(24, 2))
+    for x, _ in private.loader:
+        private.module(x)
+        break
+    model.leave.what = None
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        train(private)
+
+
+def test_a_second_attempt_at_a_step_is_watched():
+    """The first one is refused for want of gradients, when nothing has been left yet."""
+    model = Leaves()
+    private = make(model, images(), scheme=everything_every_step(24, 2))
+    x, y = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match="no per-example gradients"):
+        private.optimizer.step()
+    model.leave.what = LEAVES["buffer written"][1]
+    nn.functional.cross_entropy(private.module(x), y).backward()
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        private.optimizer.step()
+
+
+def test_calls_of_a_part_of_the_module_are_watched():
+    private = make(Leaves(), images(), "bookkeeping", scheme=everything_every_step(24, 2))
+    model = private.module._module
+    x, y = next(iter(private.loader))
+    nn.functional.cross_entropy(model.net(x), y).backward()
+    model.mean.data += x.mean()
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        private.optimizer.step()
+
+
+def test_values_that_are_written_again_are_no_change():
+    """As a probe that puts a buffer back, or a cache that is filled with what it had, does."""
+    model = Leaves(lambda module, _: module.mean.copy_(module.mean.clone()))
+    private = make(model, images(), scheme=everything_every_step(24, 2))
+    train(private)
+    assert private.steps_executed == 2
+
+
+@pytest.mark.parametrize("public", ["public", ["mean", "calls"], ("m*", "c*")])
+def test_what_is_declared_public_may_change_and_the_guarantee_says_so(mode, public):
+    def leave(module, _):
+        module.mean.add_(1)
+        module.calls += 1
+
+    model = Leaves(leave)
+    private = make(model, images(), mode, scheme=everything_every_step(24, 3), buffers=public)
+    train(private)
+    assert (private.steps_executed, model.calls) == (3, 3)
+    notes = " ".join(private.guarantee(1e-5).notes)
+    assert "declared public (buffers= of make_private)" in notes
+    state = copy.deepcopy(private.state_dict())
+    other = make(Leaves(leave), images(), mode, scheme=everything_every_step(24, 3))
+    with pytest.raises(ValueError, match=r"buffers=\["):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["frozen bias", "trained bias", "tensor attribute"])
+def test_declaring_all_public_leaves_parameters_watched(kind):
+    model = Leaves(LEAVES[kind][1])
+    private = make(model, images(), scheme=everything_every_step(24, 1), buffers="public")
+    if kind == "tensor attribute":
+        train(private)
+        return
+    with pytest.raises(RuntimeError, match=r"parameter 'bias' of .*private optimizer"):
+        train(private)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "kind", "match"),
+    [
+        ("mean", ValueError, r"buffers=\['mean'\]"),
+        (3, TypeError, "buffers=3"),
+        (b"mean", TypeError, "buffers=b'mean'"),
+        ([1], TypeError, r"buffers=\[1\]"),
+        ([""], TypeError, r"buffers=\[''\]"),
+        (["frozen.weight"], ValueError, "are parameters"),
+    ],
+)
+def test_other_values_of_buffers_are_refused(buffers, kind, match):
+    with pytest.raises(kind, match=match):
+        make(Leaves(), images(), scheme=everything_every_step(24, 1), buffers=buffers)
+
+
+def test_between_step_and_batch_the_model_is_the_users(mode):
+    """Evaluation, schedules of attributes, clamped weights: no part of a private step."""
+    model = Leaves()
+    private = make(model, images(), mode, scheme=everything_every_step(24, 3))
+    public = torch.randn(4, 1, 4, 4)
+
+    def after_step():
+        model.leave.what = LEAVES["buffer written"][1]
+        model.eval()
+        with torch.no_grad():
+            private.module(public)
+            model.frozen.weight.data.mul_(0.5)
+            model.net[5].weight.clamp_(-1, 1)
+        model.train()
+        model.leave.what, model.calls = None, model.calls + 1
+
+    train(private, after_step=after_step)
+    assert private.steps_executed == 3
+    private.state_dict()
+
+
+def test_a_resumed_run_goes_on_and_is_watched(mode):
+    scheme, data = everything_every_step(24, 4), images()
+    first = make(Leaves(), data, mode, scheme=scheme)
+    train(first, steps=2)
+    state = first.state_dict()
+    model = Leaves()
+    second = make(model, data, mode, scheme=scheme)
+    second.load_state_dict(state)
+    train(second, steps=3)
+    model.leave.what = LEAVES["buffer past its version"][1]
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        train(second)
+    with pytest.raises(RuntimeError, match="'mean' of"):  # plain attributes are in no state
+        second.load_state_dict(state)
+
+
+def test_a_state_with_what_was_left_is_not_saved():
+    model = Leaves()
+    private = make(model, images(), scheme=everything_every_step(24, 2))
+    for x, _ in private.loader:
+        private.state_dict()
+        model.leave.what = LEAVES["frozen weight past its version"][1]
+        private.module(x)
+        break
+    with pytest.raises(RuntimeError, match="'weight' of"):
+        private.state_dict()
+
+
+class Counts(nn.Module):
+    """Its extra state is what it counts, kept where nothing else is looked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+        self.count = lambda: None  # a function's attributes
+
+    def get_extra_state(self):
+        return {"count": torch.tensor(getattr(self.count, "value", 0.0))}
+
+    def set_extra_state(self, state):
+        self.count.value = float(state["count"])
+
+    def forward(self, x):
+        self.count.value = float(x.sum())
+        return self.net(x)
+
+
+def test_extra_state_is_watched():
+    private = make(Counts(), images(), scheme=everything_every_step(24, 1))
+    with pytest.raises(RuntimeError, match="'_extra_state' of"):
+        train(private)
+
+
+@pytest.mark.parametrize("kind", [nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d])
+@pytest.mark.parametrize("affine", [False, True])
+def test_running_statistics_of_instance_norms_are_refused_at_once(mode, kind, affine):
+    """At σ = 1000 one example moved such a mean, and so model.pt, from .012 to 1.26."""
+    norm = kind(3, track_running_stats=True, affine=affine).requires_grad_(False)
+    net = nn.Sequential(nn.Linear(4, 4), norm)
+    with pytest.raises(ValueError, match=r"layer '1' .*track_running_stats=False.*eval\(\)"):
+        make(net, images(), mode, scheme=everything_every_step(24, 1))
+
+
+def normalised(norm):
+    torch.manual_seed(3)
+    norm = norm.requires_grad_(False).eval()
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(16, 3))
+
+
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(4),
+    "batch without affine": lambda: nn.BatchNorm2d(4, affine=False),
+    "synchronised": lambda: nn.SyncBatchNorm(4),
+    "instance": lambda: nn.InstanceNorm2d(4, track_running_stats=True, affine=True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("micro", [None, 1, 5])
+def test_frozen_norms_in_eval_mode_train_as_one_example_at_a_time(mode, name, micro):
+    model = normalised(NORMS[name]())
+    before = copy.deepcopy(model[1].state_dict())
+    expected = reference_sum(copy.deepcopy(model).requires_grad_(True), images(8), range(8), 0.5)
+    frozen = reference_rows(model, images(8), 0.5)
+    private = make(
+        model,
+        images(8),
+        mode,
+        scheme=everything_every_step(8, 1),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        max_physical_batch_size=micro,
+    )
+    train(private)
+    del expected
+    torch.testing.assert_close(released(private, 8), frozen, rtol=1e-5, atol=2e-6)
+    for key, value in model[1].state_dict().items():
+        assert torch.equal(value, before[key]), key
+    private.state_dict()
+
+
+def reference_rows(model, data, max_grad_norm):
+    """Σ clip(g_i, R) of the trained parameters by one autograd call per example."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total = 0
+    for x, y in data:
+        loss = nn.functional.cross_entropy(model(x[None]), y[None])
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
+        total = total + gradient * min(1.0, max_grad_norm / float(gradient.norm()))
+    return total
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_frozen_norms_refuse_to_run_after_train(mode, name):
+    """Whatever the user calls in between: in training mode rows depend on one another."""
+    model = normalised(NORMS[name]())
+    private = make(model, images(), mode, scheme=everything_every_step(24, 2))
+    train(private, steps=1)
+    before = copy.deepcopy(model[1].state_dict())
+    private.module.train()
+    with pytest.raises(RuntimeError, match=r"layer '1', a .* is in training mode.*eval\(\)"):
+        train(private)
+    for key, value in model[1].state_dict().items():
+        assert torch.equal(value, before[key]), key
+    model[1].eval()
+    train(private)
+    assert private.steps_executed == 2
+    private.module.to_standard_module().train()(images().tensors[0])  # and then it is the user's
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        nn.BatchNorm2d(4).eval(),
+        nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval(),
+    ],
+)
+def test_norms_in_eval_mode_with_trained_weights_are_refused(mode, norm):
+    with pytest.raises(ValueError, match=r"weight and bias would be trained.*requires_grad_"):
+        make(nn.Sequential(nn.Conv2d(1, 4, 3), norm), images(), mode, scheme=None, epochs=1)
+
+
+def test_a_batch_norm_without_statistics_is_refused_in_eval_mode(mode):
+    norm = nn.BatchNorm2d(4, track_running_stats=False, affine=False).eval()
+    with pytest.raises(ValueError, match="mixes the examples"):
+        make(nn.Sequential(nn.Conv2d(1, 4, 3), norm), images(), mode, scheme=None, epochs=1)
+
+
+def test_lazy_layers_are_refused_before_anything_is_read():
+    net = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    with pytest.raises(ValueError, match=r"layer '1' is a LazyLinear .*made-up data"):
+        PrivacyEngine().make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            dataset=images(),
+            scheme=everything_every_step(24, 1),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+
+
+class Large(nn.Module):
+    """More memory than is compared in a step."""
+
+    def __init__(self, blocks=10):
+        super().__init__()
+        self.blocks = nn.ParameterList(
+            nn.Parameter(torch.zeros(16), requires_grad=False) for _ in range(blocks)
+        )
+        self.net = nn.Linear(4, 3)
+        self.leave = Switch()
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.leave()
+        return self.net(x)
+
+
+@pytest.fixture
+def small_window(monkeypatch):
+    monkeypatch.setattr(state_watch, "WINDOW", 100)  # one block and a half, of 12
+
+
+def large_run(steps):
+    data = TensorDataset(torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    return make(Large(), data, "bookkeeping", scheme=everything_every_step(6, steps))
+
+
+@pytest.mark.usefixtures("small_window")
+@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("step", [0, 3])
+def test_of_large_modules_all_values_are_compared_in_the_first_and_the_last_step(block, step):
+    private = large_run(steps=4)
+    model = private.module._module
+    if step:
+        train(private, steps=step)
+    model.leave.what = lambda: model.blocks[block].data.add_(1)
+    with pytest.raises(RuntimeError, match=rf"'{block}' of layer 'blocks'.*without noise"):
+        train(private)
+    assert private.steps_executed == step
+
+
+@pytest.mark.usefixtures("small_window")
+@pytest.mark.parametrize("block", range(10))
+def test_of_large_modules_values_are_compared_in_turn(block):
+    """Written to in every step but the first: refused when its turn comes, within a round."""
+    private = large_run(steps=40)
+    model = private.module._module
+    train(private, steps=1)
+    model.leave.what = lambda: model.blocks[block].data.add_(1)
+    with pytest.raises(RuntimeError, match=rf"'{block}' of layer 'blocks'"):
+        train(private)
+    size = sum(4 * p.numel() for p in model.parameters())
+    assert 1 <= private.steps_executed <= -(-size // 100)
+
+
+@pytest.mark.usefixtures("small_window")
+@pytest.mark.parametrize("block", [0, 4, 5, 6, 7, 8, 9])
+def test_what_was_missed_in_a_large_module_is_found_before_it_is_saved(block):
+    private = large_run(steps=40)
+    model = private.module._module
+    train(private, steps=1)
+    model.leave.what = lambda: model.blocks[block].data.add_(1)
+    train(private, steps=2)  # bytes 100 to 200 are compared, of blocks 1 to 3
+    model.leave.what = None
+    assert model.blocks[block].all()
+    with pytest.raises(RuntimeError, match=rf"'{block}' of layer 'blocks'.*released since"):
+        private.state_dict()
+
+
+@pytest.mark.usefixtures("small_window")
+def test_every_step_notices_versions_and_assignments_of_large_modules():
+    for leave in (
+        lambda m: m.blocks[7].add_(1),
+        lambda m: setattr(m.blocks[7], "data", torch.ones(16)),
+        lambda m: m.blocks.__setitem__(7, nn.Parameter(torch.ones(16), requires_grad=False)),
+    ):
+        private = large_run(steps=40)
+        model = private.module._module
+        train(private, steps=5)
+        model.leave.what = lambda leave=leave, model=model: leave(model)
+        with pytest.raises(RuntimeError, match="'7' of layer 'blocks'"):
+            train(private)
+        assert private.steps_executed == 5
+
+
+@pytest.mark.usefixtures("small_window")
+def test_the_users_own_changes_of_a_large_module_are_not_held_against_it():
+    private = large_run(steps=8)
+    model = private.module._module
+
+    def after_step():
+        with torch.no_grad():
+            model.blocks[3].add_(1)
+
+    train(private, after_step=after_step)
+    private.state_dict()
+    assert private.steps_executed == 8
+
+
+def test_kept_state_is_put_back_as_it_was():
+    """Buffers, attributes, what they hold and what was added; parameters are left alone."""
+    model = Leaves()
+    for kind, (_, leave) in LEAVES.items():
+        if "weight" in kind or "bias" in kind or kind == "module in a list":
+            continue
+        before = describe(model)
+        tensors = {name: b.data_ptr() for name, b in model.named_buffers() if name != "adjacency"}
+        with module_state.kept_state(model), torch.no_grad():
+            leave(model, torch.tensor(2.0))
+            assert describe(model) != before, kind
+        assert describe(model) == before, kind
+        if "memory" not in kind:
+            now = {name: b.data_ptr() for name, b in model.named_buffers() if name != "adjacency"}
+            assert now == tensors, kind
+
+
+def test_kept_state_does_not_write_to_what_nobody_wrote_to():
+    model = Leaves()
+    versions = [b._version for b in model.buffers()]
+    with module_state.kept_state(model):
+        model(torch.randn(2, 1, 4, 4))
+    assert [b._version for b in model.buffers()] == versions
+
+
+def describe(model):
+    """All that the module has, as text."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {k: v.to_dense() for k, v in model.state_dict().items()}
+    rest = {k: v for k, v in vars(model).items() if not k.startswith("_") and k != "leave"}
+    meter = vars(rest.pop("meter"))
+    inner = [p.tolist() for m in rest.pop("unlisted") for p in m.parameters()]
+    return repr((found, model.hidden, sorted(rest.items()), meter, inner))
