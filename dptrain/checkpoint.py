@@ -13,6 +13,7 @@ import torch
 from dptrain.guarantee import Guarantee
 from dptrain.ledger import checksum
 from dptrain.mechanism import MatrixMechanism
+from dptrain.module_state import parts_of
 
 CHECKSUM = "checksum"
 FIELDS = {
@@ -70,7 +71,7 @@ def _digest(state: Any) -> str:
 def _pieces(value: Any) -> Iterator[bytes]:
     """All that decides a value, however it travelled: tensors by their bits, on any device."""
     if isinstance(value, torch.Tensor):
-        yield f"tensor {value.dtype} {tuple(value.shape)} {checksum([value])}".encode()
+        yield f"tensor {value.dtype} {tuple(value.shape)} {checksum(parts_of(value))}".encode()
     elif isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
         yield f"array {array.dtype} {array.shape}".encode()

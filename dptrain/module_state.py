@@ -94,20 +94,26 @@ def memory_of(value: Any) -> Sequence[torch.Tensor]:
         return (torch.from_numpy(value.reshape(-1).view(np.uint8)),)
     if not isinstance(value, torch.Tensor):
         return ()
-    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
-        value = (value.crow_indices(), value.col_indices(), value.values())
-    elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
-        value = (value.ccol_indices(), value.row_indices(), value.values())
-    elif value.layout == torch.sparse_coo:
-        value = (value._indices(), value._values())
-    elif hasattr(value, "__tensor_flatten__"):
-        value = tuple(getattr(value, name) for name in value.__tensor_flatten__()[0])
-    elif value.layout == torch.strided and value.device.type != "meta":
-        storage = value.untyped_storage()
-        return (torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage),)
-    else:
+    parts = parts_of(value)
+    if len(parts) > 1 or parts[0] is not value:
+        return [memory for part in parts for memory in memory_of(part)]
+    if value.layout != torch.strided or value.device.type == "meta":
         return ()
-    return [part for inner in value for part in memory_of(inner)]
+    storage = value.untyped_storage()
+    return (torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage),)
+
+
+def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors that a sparse or composed tensor is made of; any other tensor by itself."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    if tensor.layout == torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    if hasattr(tensor, "__tensor_flatten__"):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return (tensor,)
 
 
 class _Found:
