@@ -30,13 +30,11 @@ def neighboring_relation(adjacency: Adjacency) -> dp_accounting.NeighboringRelat
     return _RELATIONS[adjacency]
 
 
-def to_dp_event(
-    mechanism: MatrixMechanism, adjacency: Adjacency = Adjacency.ZERO_OUT
-) -> dp_event.DpEvent:
+def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) -> dp_event.DpEvent:
     """An event of dp_accounting whose privacy bounds the mechanism's under ``adjacency``.
 
-    >>> accountant = pld.PLDAccountant(neighboring_relation(adjacency))
-    >>> accountant.compose(to_dp_event(mechanism, adjacency)).get_epsilon(1e-5)
+    >>> accountant = pld.PLDAccountant(neighboring_relation(mechanism.adjacency))
+    >>> accountant.compose(to_dp_event(mechanism)).get_epsilon(1e-5)
 
     * ``Poisson`` (and ``MinSep`` with ``min_sep=1``) with independent noise: n Poisson-sampled
       Gaussians of noise σ/max_t ‖C_{:,t}‖; coins are independent of everybody else, so all three
@@ -56,12 +54,13 @@ def to_dp_event(
 
     Args:
         mechanism: scheme, strategy and σ; σ = 0 gives the event of no privacy.
-        adjacency: the relation that the event will be accounted under.
+        adjacency: the relation that the event will be accounted under, by default the mechanism's.
 
     Raises:
         ValueError: if no event bounds the mechanism under this adjacency, saying why.
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
+    adjacency = adjacency or mechanism.adjacency
     if reason := size_refusal(adjacency, mechanism):
         raise _none(mechanism, adjacency, reason)
     bands, b = strategy.bands, scheme.min_sep

@@ -143,7 +143,7 @@ def test_says_why_there_is_no_event(item, adjacency, why):
 def test_independent_parts_have_an_event_when_examples_come_and_go():
     hidden = dataclasses.replace(CYCLIC, assignment="independent", nominal_size=2000)
     item = mechanism(hidden)
-    event = to_dp_event(item, Adjacency.ADD_REMOVE)
+    event = to_dp_event(item)
     assert event == dp_event.SelfComposedDpEvent(
         dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(1.0)), 20
     )
