@@ -59,7 +59,11 @@ class EveryStep:
         return shares
 
 
-CASES = [(0.3, 2.0, 3.0, 40), (0.1, 1.2, 3.0, 30), (0.7, 5.0, 1.0, 25)]
+CASES = [
+    (0.3, 2.0, 3.0, 40),
+    pytest.param(0.1, 1.2, 3.0, 30, marks=pytest.mark.slow),
+    pytest.param(0.7, 5.0, 1.0, 25, marks=pytest.mark.slow),
+]
 
 
 @pytest.mark.parametrize("norms", [lognormal, growing])

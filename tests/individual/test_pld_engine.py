@@ -31,7 +31,7 @@ def test_gradients_that_stay_at_the_clip_take_part_in_the_planned_steps(mode, pe
     assert (private.individual.epsilons(1e-3) <= guarantee.epsilon * (1 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("personal", [None, 1.3])
+@pytest.mark.parametrize("personal", [pytest.param(None, marks=pytest.mark.slow), 1.3])
 def test_a_resumed_run_is_bit_identical(personal):
     """Stopped at the end of a step, and within one."""
 
