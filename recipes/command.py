@@ -73,7 +73,8 @@ def run_recipe(
         if current.private.steps_executed < current.private.mechanism.steps:
             return _stopped(current)
         text = summary(current)
-        (current.folder.path / SUMMARY).write_text(text + "\n", encoding="utf-8")
+        kept = summary(current, published=True)
+        (current.folder.path / SUMMARY).write_text(kept + "\n", encoding="utf-8")
     except KeyboardInterrupt:
         return _stopped(current)
     except OSError as error:  # a full disk, say

@@ -82,8 +82,13 @@ def _final_evaluation(current: Run) -> dict[str, Any]:
     return evaluate(current.task)
 
 
-def summary(current: Run) -> str:
-    """What the user reads at the end."""
+def summary(current: Run, *, published: bool = False) -> str:
+    """What the user reads at the end.
+
+    Args:
+        current: the run, complete.
+        published: leave out what is not for release, and where the folder lies.
+    """
     result = _final_evaluation(current)
     measured = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
     lines = [
@@ -98,7 +103,8 @@ def summary(current: Run) -> str:
     lines += [
         str(current.private.guarantee()),
         "",
-        f"everything is in {current.folder.path}: {export.name} is the trained model "
+        f"everything is in {'this folder' if published else current.folder.path}: "
+        f"{export.name} is the trained model "
         f"({export.how}), privacy_report.md the statement to publish with it; checkpoint.pt, "
         "ledger.jsonl and the training metrics are private",
     ]
@@ -107,7 +113,7 @@ def summary(current: Run) -> str:
             f"not for release: {INDIVIDUAL} holds what each example has spent, as you asked "
             "(individual.report)"
         )
-    if current.private.nonfinite_examples:
+    if current.private.nonfinite_examples and not published:
         lines.append(
             f"not for release: {current.private.nonfinite_examples} gradients were NaN or infinite "
             "and were left out"

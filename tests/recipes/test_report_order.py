@@ -9,6 +9,7 @@ import yaml
 
 import recipes.report
 import recipes.run
+from dptrain import PrivateTraining
 from dptrain.guarantee import Guarantee
 from recipes.config import flatten, load_config
 from recipes.vision import VisionSettings
@@ -60,6 +61,24 @@ def test_the_published_configuration_names_no_place(config, tmp_path):
     differ = {name for name in stated if stated[name] != back[name]}
     assert differ == {"privacy.delta"}  # worked out
     assert set(flatten(yaml.safe_load(text))) == set(stated) - {"data.root", "output"}
+
+
+def test_the_published_summary_keeps_places_and_counts_to_itself(
+    config, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(PrivateTraining, "nonfinite_examples", 7)
+    output = tmp_path / "run"
+    assert run(config, output, *PLAIN) == 0
+    printed, kept = capsys.readouterr().out, (output / "summary.txt").read_text()
+    assert f"everything is in {output}" in printed
+    assert "7 gradients were NaN or infinite" in printed
+    assert str(tmp_path) not in kept
+    assert "7 gradients" not in kept
+    assert str(Guarantee.from_json(_statement(output))) in kept
+
+
+def _statement(output):
+    return json.dumps(json.loads((output / "privacy_report.json").read_text())["guarantee"])
 
 
 def test_a_name_on_the_hub_is_no_place(tmp_path):
