@@ -23,13 +23,13 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
     Args:
         left: l, shape (rows, positions, m).
         right: r, shape (rows, positions, n).
-        most: numbers in the Gram matrices that are held at a time.
+        most: float32 numbers whose memory copies and Gram matrices may take at a time.
     """
     rows, positions = left.shape[:2]
     sizes = left.shape[2], right.shape[2]
     if positions == 1:
         return rank_one_norms(row_norms(left[:, 0]), row_norms(right[:, 0]), sizes)
-    step = max(1, most // (2 * positions**2))
+    step = max(1, most // (4 * positions**2 + 2 * positions * sum(sizes)))
     found = [left.new_empty(0, dtype=torch.float64)]
     for start in range(0, rows, step):
         squares, lengths = gram_squares(left[start : start + step], right[start : start + step])

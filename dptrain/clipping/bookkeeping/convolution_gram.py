@@ -36,7 +36,8 @@ def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.T
     dtype, inputs, outputs = torch.float64, tuple(a.shape[2:]), tuple(g.shape[2:])
     pixels, length = positions(inputs), positions(outputs)
     found = g.new_zeros(len(g), dtype=summing_dtype(g))
-    step = chunk_size(g, shape.groups * 4 * (pixels**2 + length**2))  # doubles are two numbers
+    numbers = shape.groups * 2 * (pixels**2 + length**2) + a[:1].numel() + g[:1].numel()
+    step = chunk_size(g, 2 * numbers)  # of float64
     terms = (shape.in_channels + shape.out_channels) // shape.groups + 2 * length
     relative = pad(summing_dtype(g), terms + positions(shape.kernel))
     stages = _stages(shape, inputs, outputs, step * shape.groups, g.new_empty(0, dtype=dtype))
