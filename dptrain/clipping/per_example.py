@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.precision import full_float32
+from dptrain.clipping.recomputation import recomputation
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms
@@ -57,7 +58,15 @@ class HookedModule(OpacusLayers, GradSampleModule):
     def capture_activations_hook(
         self, module: nn.Module, forward_input: Any, forward_output: Any
     ) -> None:
-        """Keep the layer's input, and which batch it is of."""
+        """Keep the layer's input, and which batch it is of.
+
+        What non-reentrant checkpointing runs anew is not kept: it was, when it ran first, and
+        Opacus would wait for gradients of both.
+        """
+        if recomputation() == "non-reentrant":
+            return
+        if self.at_hand() is not self._since:
+            self._forget_calls()
         self._since = self.at_hand()
         super().capture_activations_hook(module, forward_input, forward_output)
 
@@ -80,6 +89,21 @@ class HookedModule(OpacusLayers, GradSampleModule):
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
+        if recomputation() == "reentrant":  # its passes are parts of one
+            for p in module.parameters():
+                if isinstance(several := getattr(p, "grad_sample", None), list):
+                    p.grad_sample = sum(several)  # type: ignore[attr-defined]
+
+    def _forget_calls(self) -> None:
+        """Drop what an abandoned batch left, whose gradients would be waited for."""
+        for layer in self._module.modules():
+            if "activations" in vars(layer):
+                vars(layer)["activations"].clear()
+        for p in self._module.parameters():
+            if p.requires_grad:
+                p._forward_counter = 0
+            if hasattr(p, "_current_grad_sample"):
+                del p._current_grad_sample
 
 
 class PerExampleClipper(GradientClipper):
@@ -95,6 +119,7 @@ class PerExampleClipper(GradientClipper):
         views: K, rows an example has.
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
+        names: of the parameters, for messages.
     """
 
     def __init__(
@@ -104,9 +129,11 @@ class PerExampleClipper(GradientClipper):
         views: int = 1,
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
+        names: Mapping[nn.Parameter, str] | None = None,
     ) -> None:
         super().__init__(parameters, style=style, groups=groups)
         self.views = views
+        self._names = {} if names is None else names
 
     @full_float32()
     def clipped_sum(
@@ -125,9 +152,11 @@ class PerExampleClipper(GradientClipper):
                 depend on must be public.
 
         Raises:
-            RuntimeError: if there was no backward pass, more than one, or one whose per-example
-                gradients are not one per row (each would break the sensitivity R).
+            RuntimeError: if there was no backward pass, more than one, one whose per-example
+                gradients are not one per row (each would break the sensitivity R), or one that
+                did not reach all calls of a layer that it reached.
         """
+        self._check_complete()
         samples = [self._grad_sample(p, len(weights)) for p in self.parameters]
         if all(g is None for g in samples):
             raise RuntimeError(
@@ -164,6 +193,20 @@ class PerExampleClipper(GradientClipper):
         """Forget gradients of a batch that will not be used."""
         for p in self.parameters:
             p.grad_sample = None  # type: ignore[attr-defined]
+
+    def _check_complete(self) -> None:
+        """Refuse gradients that Opacus holds back because it waits for those of other calls.
+
+        The parameter would be trained on noise alone.
+        """
+        waiting = [p for p in self.parameters if hasattr(p, "_current_grad_sample")]
+        if waiting:
+            names = ", ".join(repr(self._names.get(p, tuple(p.shape))) for p in waiting)
+            raise RuntimeError(
+                f"of the forward calls that use parameter(s) {names}, the backward pass reached "
+                "some and not others: run forward passes that the loss does not depend on under "
+                "torch.no_grad(), or use grad_sample_mode='bookkeeping'"
+            )
 
     def _grad_sample(self, p: nn.Parameter, examples: int) -> torch.Tensor | None:
         """Gradients of the examples, shape (examples, *p.shape)."""

@@ -80,7 +80,8 @@ def wrap_module(
         )
         book.at_hand = lambda: loader.current
         return BookkeepingModule(module, book=book, loss_reduction=loss_reduction), book
-    clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups)
+    names = {p: name for name, p in module.named_parameters()}
+    clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups, names=names)
 
     def at_hand() -> MicroBatch | None:
         clipper.batch = loader.current
