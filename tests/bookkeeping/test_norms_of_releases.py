@@ -30,11 +30,11 @@ def ids(positions, rows=3):
     return torch.randint(0, 7, (rows, positions), generator=torch.Generator().manual_seed(1))
 
 
-# By its form, a use keeps its inputs or its gradients: each layer is here in all of its forms.
+# A use keeps its inputs or, where that is less, its gradients: the check looks at both.
 CASES = {
     "linear, one position": (lambda: nn.Linear(40, 30), images(40)),
-    "linear, gradients": (lambda: nn.Linear(6, 5), images(9, 6)),
-    "linear, products": (lambda: nn.Linear(700, 600), images(3, 700)),
+    "linear, many positions": (lambda: nn.Linear(6, 5), images(9, 6)),
+    "linear, few positions": (lambda: nn.Linear(90, 80), images(3, 90)),
     "linear, more dimensions": (lambda: nn.Linear(6, 5), images(3, 2, 6)),
     "linear of torch's attention": (
         lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(6, 5),
@@ -42,15 +42,15 @@ CASES = {
     ),
     "Conv1D": (lambda: Conv1D(5, 6), images(4, 6)),
     "attention": (lambda: nn.MultiheadAttention(6, 2, batch_first=True), (images(5, 6),) * 3),
-    "attention, products": (
-        lambda: nn.MultiheadAttention(420, 2, batch_first=True),
-        (images(2, 420),) * 3,
+    "attention to another": (
+        lambda: nn.MultiheadAttention(8, 2, batch_first=True, kdim=5, vdim=3, add_bias_kv=True),
+        (images(2, 8), images(4, 5), images(4, 3)),
     ),
     "embedding, table": (lambda: nn.Embedding(7, 4), ids(9)),
     "embedding, looked up": (lambda: nn.Embedding(50, 4, padding_idx=2), ids(9)),
     "Conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, groups=2), images(4, 9)),
-    "Conv2d, gradients": (lambda: nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 6)),
-    "Conv2d, products": (lambda: nn.Conv2d(200, 220, 3, padding=1), images(200, 3, 3)),
+    "Conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 6)),
+    "Conv2d, few pixels": (lambda: nn.Conv2d(30, 20, 3, padding=1), images(30, 3, 3)),
     "Conv2d, circular": (
         lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"),
         images(3, 5, 5),
