@@ -53,12 +53,15 @@ class Accountant(ABC):
         name: short name that appears in guarantees; no two have the same one.
         kind: how its statements are shown.
         adjacency: the neighbouring relation that its statements are about.
+        refines: whether it simulates only to better what deterministic accountants prove, which
+            it asks itself: it answers instead of them.
         failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
     """
 
     name: str
     kind: Kind
     adjacency: Adjacency = Adjacency.ZERO_OUT
+    refines: bool = False
     failure_probability: float = 0.0
 
     @abstractmethod

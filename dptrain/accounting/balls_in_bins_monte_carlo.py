@@ -10,7 +10,7 @@ from dptrain.accounting.balls_in_bins_loss import BallsInBinsLosses
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.mechanism import MatrixMechanism
 
-_MOST_BINS = 8192  # a factor of half a gigabyte
+MOST_BINS = 8192  # a factor of half a gigabyte
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class BallsInBinsMonteCarlo(MonteCarloAccountant):
         bins = mechanism.scheme.min_sep
         if reason := periodic_refusal(mechanism):
             return reason
-        if bins > _MOST_BINS:
-            return f"{bins} bins exceed the {_MOST_BINS} whose products it can correlate"
+        if bins > MOST_BINS:
+            return f"{bins} bins exceed the {MOST_BINS} whose products it can correlate"
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:

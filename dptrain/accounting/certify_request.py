@@ -12,10 +12,10 @@ import torch
 from dptrain.accounting.certificate_cache import check_folder
 from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation import Simulation
 from dptrain.accounting.statement import check_delta, check_epsilon
+from dptrain.accounting.weighted_accountant import WeightedAccountant
 from dptrain.mechanism import FORMAT, MatrixMechanism
 
 
@@ -72,7 +72,7 @@ def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccou
     if name is not None:
         if name not in simulating:
             why = "is unknown"
-            if any(isinstance(a, MinSepImportance) and a.name == name for a in ACCOUNTANTS):
+            if any(isinstance(a, WeightedAccountant) and a.name == name for a in ACCOUNTANTS):
                 why = "certifies in one process: use dptrain calibrate --certificates"
             elif any(a.name == name for a in ACCOUNTANTS):
                 why = "proves without simulation, so it needs no certificate"

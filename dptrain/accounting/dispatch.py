@@ -8,6 +8,7 @@ import numpy.typing as npt
 from dptrain.accounting.accountant import Accountant, Availability, Profile, size_refusal
 from dptrain.accounting.allocation_pld import AllocationPLD
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.balls_in_bins_importance import BallsInBinsImportance
 from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
 from dptrain.accounting.best_of import BestOf
 from dptrain.accounting.conditional_composition import ConditionalComposition
@@ -60,6 +61,7 @@ ACCOUNTANTS: list[Accountant] = [
     RevealedDrawsAnyBlocking(),
     UnsampledGaussian(),
     MinSepRenyi(),
+    BallsInBinsImportance(),
     MinSepImportance(),
     MinSepMonteCarlo(),
     AnyMatrixMonteCarlo(),
@@ -87,8 +89,8 @@ def find_accountants(
 ) -> list[Accountant]:
     """The accountant asked for (by name or itself), or the automatic ones for the mechanism.
 
-    Those are all deterministic ones that cover it, since what they prove needs no simulation;
-    without any, the first one that simulates.
+    That is one that refines what the deterministic ones prove by a simulation. Without it they are
+    all deterministic ones that cover the mechanism; without any, the first one that simulates.
 
     Raises:
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
@@ -122,6 +124,8 @@ def find_accountants(
             f"{nobody}. {reasons}. accountant='gaussian' covers every pair under zero_out, without "
             "amplification; 'dptrain account --support' lists what each scheme is accounted with"
         )
+    if refining := [member for member in found if member.refines]:
+        return refining[:1]
     proven = [member for member in found if isinstance(member, DeterministicAccountant)]
     return [*proven] if proven else found[:1]
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
-from scipy.special import log_ndtr, ndtri_exp
 
 from dptrain.accounting.hockey_stick import hockey_stick
 from dptrain.accounting.min_sep_jensen import best_linear_loss
 from dptrain.accounting.min_sep_loss import log_ratio, sample_losses
 from dptrain.accounting.min_sep_renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep_replicas import ROUNDING, Replicas, largest_order
+from dptrain.accounting.weighted_terms import WeightedTerms, below_linear_loss
 
 Array = npt.NDArray[np.float64]
 
@@ -24,21 +22,6 @@ _SLACK = 1e-9
 _CHUNK_BYTES = 64 << 20
 # A larger order shrinks the terms a little further and makes each draw dearer by more.
 _MOST_STATES = 16_000
-
-
-@dataclasses.dataclass(frozen=True)
-class WeightedTerms:
-    """Independent terms in [0, ``ceiling``] of mean ≥ δ(ε) in one direction.
-
-    Attributes:
-        ceiling: proven bound of every term, hence of δ(ε).
-        lanes: terms a chunk.
-        draw: ``draw(rng, size)`` gives ``size`` terms.
-    """
-
-    ceiling: float
-    lanes: int
-    draw: Callable[[np.random.Generator, int], Array]
 
 
 class TiltedMinSep:
@@ -117,34 +100,19 @@ class TiltedMinSep:
     def add(self, epsilon: float) -> WeightedTerms:
         """Terms of the add direction at ε ≥ 0."""
         linear = best_linear_loss(self._law, self._sigma, epsilon)
-        log_mean = float(linear.log_delta(np.array([epsilon]))[0]) + 2 * ROUNDING
-        xi = linear.xi
-        unit = linear.direction / xi
-        # Y = ν - ξ g with g standard normal under Q; Y > ε where g < edge.
-        edge = (linear.nu - epsilon) / xi
-        log_mass = float(log_ndtr(edge))
 
-        def along(rng: np.random.Generator, size: int) -> Array:
-            found = np.empty(size)
-            missing = np.arange(size)
-            while missing.size:
-                # log of a uniform number below Φ(edge): exact however deep the tail.
-                trial = ndtri_exp(log_mass - rng.standard_exponential(missing.size))
-                keep = rng.random(missing.size) < hockey_stick(linear.nu - xi * trial, epsilon)
-                found[missing[keep]] = trial[keep]
-                missing = missing[~keep]
-            return found
+        def loss(noise: Array) -> Array:
+            return -log_ratio(self._law, self._sigma, self._sigma * noise)
 
-        def draw(rng: np.random.Generator, size: int) -> Array:
-            tilted = along(rng, size)
-            noise = rng.standard_normal((self._law.steps, size))
-            noise += unit[:, None] * (tilted - unit @ noise)
-            loss = -log_ratio(self._law, self._sigma, self._sigma * noise)
-            top = hockey_stick(linear.nu - xi * tilted, epsilon)
-            share = np.minimum(hockey_stick(loss, epsilon - _SLACK) / top, 1.0)
-            return np.asarray(math.exp(log_mean) * share)
-
-        return WeightedTerms(math.exp(log_mean), self.lanes, draw)
+        return below_linear_loss(
+            loss,
+            epsilon,
+            nu=linear.nu,
+            direction=linear.direction,
+            log_mean=float(linear.log_delta(np.array([epsilon]))[0]) + 2 * ROUNDING,
+            slack=_SLACK,
+            lanes=self.lanes,
+        )
 
     def both(self, epsilon: float) -> dict[str, WeightedTerms]:
         """Terms of either direction at ε ≥ 0, by its name."""

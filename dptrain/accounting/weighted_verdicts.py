@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting.min_sep_tilted import WeightedTerms
 from dptrain.accounting.simulation import DIRECTIONS, chunks
 from dptrain.accounting.verify import largest_threshold
+from dptrain.accounting.weighted_terms import WeightedTerms
 
 _ROUGH_SAMPLES = 16_384
 _FIRST_DEPTH = 8
@@ -26,20 +26,22 @@ class Rule(NamedTuple):
         violated: δ_v, the δ that a rejected mechanism may have and an accepted one should not.
         failure: q, the chance that a mechanism whose δ exceeds δ_v is accepted.
         most: samples a direction at most.
+        ample: samples a direction that are drawn though fewer would do, for a higher threshold.
     """
 
     violated: float
     failure: float
     most: int
+    ample: int = 65_536
 
     def span(self, ceiling: float) -> tuple[int, int]:
-        """The least samples that pay, and enough for a threshold near .9 δ_v (or 65,536).
+        """The least samples that pay, and enough for a threshold near .9 δ_v (or ``ample``).
 
         With fewer than about 4 log(1/q) M/δ_v the threshold falls below half of δ_v.
         """
         scale = -math.log(self.failure) * ceiling / self.violated
         least = math.ceil(5.0 * scale) + 1
-        return least, max(least, min(math.ceil(200.0 * scale), 65_536))
+        return least, max(least, min(math.ceil(200.0 * scale), self.ample))
 
     def samples(self, ceiling: float) -> int | None:
         """How many to draw, or ``None`` where ``most`` is too few for sampling to pay."""

@@ -14,10 +14,10 @@ from tqdm.auto import tqdm
 from dptrain.accounting.accountant import Accountant, Cost
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.dispatch import accountants_for, find_accountants
-from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
 from dptrain.accounting.verify import samples_needed
+from dptrain.accounting.weighted_accountant import WeightedAccountant
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import (
@@ -137,14 +137,14 @@ class _Search:
         q = self.question
         try:
             mechanism = candidate.mechanism(q)
-            members, automatic = self._members(mechanism)
+            members, offered, automatic = self._members(mechanism)
         except ValueError as error:
             yield Skipped(candidate, str(error))
             return
         results: list[tuple[float, Kind, Accountant]] = []
         exact = False
         for member in sorted(members, key=lambda each: each.kind_of(mechanism) is not Kind.EXACT):
-            if not isinstance(member, DeterministicAccountant) or member.name not in automatic:
+            if not isinstance(member, DeterministicAccountant) or member.name not in offered:
                 continue
             if not self.slow and (cost := member.cost(mechanism)) not in _QUICK:
                 yield Skipped(candidate, f"{member.name} would take {cost.value}; ask with --slow")
@@ -189,7 +189,7 @@ class _Search:
                 yield Skipped(candidate, "no accountant answers for it in reasonable time")
             return
         quickest = min(plain, key=lambda m: m.simulation(mechanism).work)
-        weighted = [m for m in simulating if isinstance(m, MinSepImportance)]
+        weighted = [m for m in simulating if isinstance(m, WeightedAccountant)]
         states = next((m for m in simulating if m.name in automatic), (*weighted, quickest)[0])
         # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
         delta = self.question.delta
@@ -202,16 +202,18 @@ class _Search:
         about = mechanism.with_noise(sigma)
         yield self._row(candidate, about, states, automatic, Kind.ESTIMATE)
 
-    def _members(self, mechanism: MatrixMechanism) -> tuple[list[Accountant], set[str]]:
-        """Who covers the pair, and the names of those who answer without being named."""
+    def _members(self, mechanism: MatrixMechanism) -> tuple[list[Accountant], set[str], set[str]]:
+        """Who covers the pair; the names of those who need not be asked for, and who answers."""
         if self.accountant is not None:
             found = find_accountants(mechanism, self.accountant)
-            return found, {member.name for member in found}
+            names = {member.name for member in found}
+            return found, names, names
         table = accountants_for(mechanism)
+        offered = {each.name for each in table if each.reason is None}
         automatic: set[str] = set()
-        if any(each.reason is None for each in table):
+        if offered:
             automatic = {member.name for member in find_accountants(mechanism)}
-        return [each.accountant for each in table if each.refusal is None], automatic
+        return [each.accountant for each in table if each.refusal is None], offered, automatic
 
     def _row(
         self,

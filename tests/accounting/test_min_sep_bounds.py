@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import gaussian
-from dptrain.accounting.min_sep_importance import STEP, MinSepImportance
+from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.min_sep_jensen import availability, best_linear_loss, linear_loss
 from dptrain.accounting.min_sep_law import MinSepLaw
 from dptrain.accounting.min_sep_loss import log_ratio
@@ -19,6 +19,7 @@ from dptrain.accounting.min_sep_renyi import MinSepRenyi, MinSepRenyiCurve
 from dptrain.accounting.min_sep_replicas import Replicas, largest_order
 from dptrain.accounting.min_sep_tilted import TiltedMinSep
 from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.weighted_accountant import STEP
 from dptrain.mechanism import MatrixMechanism
 from dptrain.registry import digest
 from dptrain.sampling import MinSep, Poisson

@@ -12,8 +12,8 @@ import pytest
 
 from dptrain.accounting.accountant import Accountant
 from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.accounting.min_sep_importance import MinSepImportance
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.weighted_accountant import WeightedAccountant
 from tests.oracles.random_mechanisms import FAMILIES, Subject, subjects
 from tests.oracles.true_delta import Evidence
 
@@ -32,7 +32,7 @@ def seeded(member: Accountant, seed: int) -> Accountant:
         return dataclasses.replace(
             member, seed=seed, profile_samples=10_000, threads=1, progress=False
         )
-    if isinstance(member, MinSepImportance):
+    if isinstance(member, WeightedAccountant):
         return dataclasses.replace(member, seed=seed, threads=1, progress=False)
     return member
 
@@ -55,7 +55,7 @@ def compare(subject: Subject, seed: int) -> int:
         epsilons = np.unique(np.append(epsilons, [0.0, 2 * epsilons[-1] + 0.3]))
     members = answering(subject, seed)
     for member in members:
-        weighted = isinstance(member, MinSepImportance)
+        weighted = isinstance(member, WeightedAccountant)
         some = epsilons[-1:] if weighted else epsilons
         if weighted or seed % 2 == 0:  # the guarantees of every mechanism, every second's profiles
             check_profile(subject, member, evidence, some)
