@@ -10,6 +10,7 @@ import numpy as np
 
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Guarantee, Kind
+from dptrain.published_profile import as_shown
 from dptrain.sampling.graph_statistics import GraphStatistics
 from dptrain.strategies.correlation import noise_autocorrelation
 from dptrain.strategies.table import StrategyTable
@@ -20,6 +21,8 @@ LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to 
 def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:
     """Draw δ(ε) of a run in both directions, with the guarantee as a point, to an image file.
 
+    The profile is shown as :func:`~dptrain.published_profile.as_shown` says.
+
     The axis of δ ends at 1e-16, or a tenth of the guarantee's δ if that is smaller: curves that
     fall below leave the picture there.
 
@@ -29,6 +32,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     """
     figure, axes = figure_of(1)
     ax = axes[0]
+    profile = as_shown(profile, guarantee)
     least = LEAST_DELTA
     if math.isfinite(guarantee.epsilon) and guarantee.delta > 0:
         least = min(least, guarantee.delta / 10)

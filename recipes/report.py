@@ -11,7 +11,7 @@ from dptrain.accounting import profile
 from dptrain.accounting.accountant import Profile
 from dptrain.guarantee import Guarantee
 from dptrain.plots import plot_graph
-from dptrain.report import as_shown, plot_curves, plot_privacy, privacy_report
+from dptrain.report import plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Scheme, UserMinSep
 from dptrain.sampling.bounding import BoundedGraph
 from recipes.filter_profile import filter_profile
@@ -50,7 +50,7 @@ def write_report(current: Run) -> None:
     if current.simulation is not None:
         return
     if current.settings.plots:
-        curve = as_shown(_profile(current, guarantee), guarantee)
+        curve = _profile(current, guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
         privacy_report(guarantee, path, profile=curve)
     if current.history is not None:

@@ -110,6 +110,12 @@ def axes_of(monkeypatch, *arguments):
     return drawn[0].axes[0]
 
 
+def test_the_picture_passes_through_the_guarantee(shown, monkeypatch):
+    axes = axes_of(monkeypatch, curve([0.5, 0.01, 3e-4, 2e-4, 1e-9]), shown)
+    removed = next(line for line in axes.lines if line.get_label() == "contribution removed")
+    assert removed.get_ydata()[2] == shown.delta == 1e-4
+
+
 @pytest.mark.parametrize(
     ("smallest", "delta", "bottom"),
     [(1e-312, 1e-4, 1e-16), (1e-9, 1e-4, 0.5e-9), (1e-312, 1e-20, 1e-21)],

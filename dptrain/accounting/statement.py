@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.accountant import Accountant
+from dptrain.accounting.accountant import Accountant, size_refusal
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.scheme import Scheme
@@ -37,7 +37,14 @@ def statement(
     kind: Kind | None = None,
     certificate: dict[str, Any] | None = None,
 ) -> Guarantee:
-    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit."""
+    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit.
+
+    Raises:
+        ValueError: if the number of examples is private to one of the two and public to the other,
+            whatever the accountant thinks of that.
+    """
+    if reason := size_refusal(accountant.adjacency, mechanism):
+        raise ValueError(f"the {accountant.name} accountant states nothing: {reason}")
     if mechanism.scheme.unit.kind == "user":
         notes = (*notes, PUBLIC_GRAPH)
     return Guarantee(

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from dptrain import CyclicPoisson, MinSep, Poisson, TruncatedPoisson
 from dptrain.accounting import account, accountants_for, calibrate, profile
+from dptrain.accounting.poisson_pld import PoissonPLD
 from dptrain.guarantee import Adjacency
 from dptrain.individual import GDPFilter
 from dptrain.mechanism import MatrixMechanism
@@ -167,6 +168,22 @@ def test_nothing_is_stated_where_the_run_reads_the_number_of_examples():
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"divides by its expected batch.*nominal_size="):
                 ask(plain)
+
+
+class Careless(PoissonPLD):
+    """An accountant from elsewhere that does not ask."""
+
+    adjacency = Adjacency.ADD_REMOVE
+
+    def check_covers(self, mechanism):
+        pass
+
+
+def test_accountants_that_do_not_ask_state_nothing_either():
+    public = mechanism(Poisson(probability=0.1, dataset_size=50, steps=4))
+    with pytest.raises(ValueError, match=r"states nothing: .*nominal_size="):
+        Careless().guarantee(public, delta=1e-3)
+    assert Careless().guarantee(mechanism(scheme_of("Poisson", 53)), delta=1e-3).epsilon > 0
 
 
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE])
