@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import nn
 
+from dptrain import checks
 from dptrain.clipping.weights import summing_dtype
 
 
@@ -117,13 +118,9 @@ class ScaledAdam(torch.optim.Adam):
 
 
 def _check_eps_scale(value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"eps_scale={value!r}: must be a number, not {type(value).__name__}")
-    if not (0 < value < math.inf and 1 / value < math.inf):
-        raise ValueError(
-            f"eps_scale={value}: positive and finite, about the size of a typical coordinate of "
-            "the noisy mean gradient"
-        )
+    remedy = "about the size of a typical coordinate of the noisy mean gradient"
+    least = 1 / sys.float_info.max  # below, its reciprocal is infinite
+    checks.number("eps_scale", value, above=least, remedy=remedy)
 
 
 def scales_of(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from dptrain import checks
 from dptrain.clipping.weights import summing_dtype
 from dptrain.registry import digest
 from dptrain.transport import buckets, device_for, everywhere, reported, travel
@@ -70,8 +71,8 @@ class Ranks:
             TypeError: if ``distributed`` is neither a truth value nor ``None``.
             ValueError: if it is ``True`` and there is no such group.
         """
-        if distributed is not None and not isinstance(distributed, bool):
-            raise TypeError(f"distributed={distributed!r}: True, False or None")
+        if distributed is not None:
+            checks.flag("distributed", distributed)
         there = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if distributed and not there:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import warnings
 from collections.abc import Callable, Iterable
@@ -12,9 +13,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dptrain import validation
+from dptrain import checks, validation
 from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting.statement import check_delta
 from dptrain.adaptive import ScalesGradients
 from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.styles import FLAT, ClippingStyle
@@ -26,7 +28,7 @@ from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
 from dptrain.optimizer import PrivateOptimizer
-from dptrain.private import PrivateTraining
+from dptrain.private import PrivateTraining, check_scheduler
 from dptrain.randomness import split_seed
 from dptrain.sampling import Scheme
 from dptrain.sampling.fields import check_microbatches
@@ -163,13 +165,24 @@ class PrivacyEngine:
         """
         ranks = Ranks.of(distributed)
         ranks.log(distributed)
+        validation.check_types(
+            scheme=(scheme, Scheme),
+            strategy=(strategy, Strategy),
+            mechanism=(mechanism, MatrixMechanism),
+            accountant=(accountant, (str, Accountant)),
+            ledger=(ledger, (str, os.PathLike)),
+        )
+        checks.function("criterion", criterion)
+        if lr_scheduler is not None:
+            check_scheduler(lr_scheduler)
         module = bare_module(module, grad_sample_mode)
         check_whole_optimizer(optimizer)
         check_not_prepared(optimizer=optimizer, data_loader=data_loader)
         validation.check_not_private(data_loader=data_loader, dataset=dataset)
+        validation.check_types(data_loader=(data_loader, DataLoader))
         noise_stated = noise_multiplier is not None or mechanism is not None
         check_individual(individual, target_epsilon, noise_stated=noise_stated)
-        validation.check_choices(
+        numbers = validation.check_choices(
             loss_reduction=loss_reduction,
             max_grad_norm=max_grad_norm,
             noise_multiplier=noise_multiplier,
@@ -177,14 +190,9 @@ class PrivacyEngine:
             target_delta=target_delta,
             mechanism=mechanism,
         )
+        max_grad_norm, noise_multiplier, target_epsilon, target_delta = numbers
         validation.check_noise_options(
             secure=secure, noise_dtype=noise_dtype, regenerate_noise=regenerate_noise, seed=seed
-        )
-        validation.check_types(
-            scheme=(scheme, Scheme),
-            strategy=(strategy, Strategy),
-            mechanism=(mechanism, MatrixMechanism),
-            data_loader=(data_loader, DataLoader),
         )
         validation.check_module(module)
         public = checked_public(module, buffers)
@@ -192,7 +200,9 @@ class PrivacyEngine:
         validation.check_mode(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
         validation.check_criterion(criterion, loss_reduction)
-        validation.check_views(views)
+        views = checks.integer("views", views)
+        if num_workers is not None:
+            num_workers = checks.integer("num_workers", num_workers, minimum=0)
         check_microbatches(max_physical_batch_size, microbatches)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         groups = parameter_groups(clipping, module, parameters)
@@ -206,6 +216,8 @@ class PrivacyEngine:
         planned = scheme if mechanism is None else mechanism.scheme
         assert planned is not None
         check_length(source, planned)
+        if target_delta is not None:
+            check_delta(target_delta, planned, name="target_delta", large="refuse")
         if mechanism is not None:
             validation.check_only_mechanism(
                 scheme=scheme,

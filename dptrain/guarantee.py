@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 from typing import Any
+
+from dptrain import checks
+from dptrain.registry import parsed
 
 
 class Adjacency(enum.Enum):
@@ -30,6 +34,7 @@ class Unit:
     """The protected unit: one example, or one user with at most ``max_examples`` examples.
 
     Raises:
+        TypeError: if a field is of another type.
         ValueError: if ``kind`` is neither ``"example"`` nor ``"user"``, or the bound is below 1.
     """
 
@@ -37,10 +42,8 @@ class Unit:
     max_examples: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind not in ("example", "user"):
-            raise ValueError(f"kind={self.kind!r}: a unit is 'example' or 'user'")
-        if self.max_examples < 1:
-            raise ValueError(f"max_examples={self.max_examples}: must be at least 1")
+        checks.choice("kind", self.kind, ("example", "user"))
+        checks.integer("max_examples", self.max_examples)
         if self.kind == "example" and self.max_examples != 1:
             raise ValueError("an 'example' unit has max_examples=1; use kind='user'")
 
@@ -120,6 +123,30 @@ class Guarantee:
     certificate: dict[str, Any] | None = None
     noise_generator: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.epsilon != math.inf:
+            object.__setattr__(self, "epsilon", checks.number("epsilon", self.epsilon, minimum=0))
+        for name, most in (("delta", 1.0), ("noise_multiplier", None)):
+            value = checks.number(name, getattr(self, name), minimum=0, maximum=most)
+            object.__setattr__(self, name, value)
+        checks.integer("steps_planned", self.steps_planned)
+        if self.steps_executed is not None:
+            checks.integer("steps_executed", self.steps_executed, minimum=0)
+        for name in ("strategy_hash", "accountant", "mechanism_hash"):
+            checks.text(name, getattr(self, name))
+        if self.noise_generator is not None:
+            checks.text("noise_generator", self.noise_generator)
+        for name in ("scheme", "strategy"):
+            checks.text(
+                f"{name}['type']", checks.instance(name, getattr(self, name), dict).get("type")
+            )
+        if self.certificate is not None:
+            checks.instance("certificate", self.certificate, dict)
+        for note in checks.instance("notes", self.notes, tuple):
+            checks.text("notes", note)
+        for name, kind in (("unit", Unit), ("adjacency", Adjacency), ("kind", Kind)):
+            checks.instance(name, getattr(self, name), kind)
+
     def after(self, steps_executed: int) -> Guarantee:
         """The same planned guarantee, stating how many steps have run (stopping early is free)."""
         return dataclasses.replace(self, steps_executed=steps_executed)
@@ -175,7 +202,9 @@ class Guarantee:
         Raises:
             ValueError: if a field is missing, unknown or of an unknown kind.
         """
-        value = json.loads(text)
+        value = parsed(text, "guarantee")
+        if not isinstance(value, dict):
+            raise ValueError(f"not a guarantee: {checks.shown(value)}")
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(value) - known):
             raise ValueError(f"unknown guarantee field(s) {unknown}; known: {sorted(known)}")
@@ -183,11 +212,11 @@ class Guarantee:
             return cls(
                 **{
                     **value,
-                    "epsilon": float(value["epsilon"]),
+                    "epsilon": math.inf if value["epsilon"] == "inf" else value["epsilon"],
                     "unit": Unit(**value["unit"]),
                     "adjacency": Adjacency(value["adjacency"]),
                     "kind": Kind(value["kind"]),
-                    "notes": tuple(value.get("notes", ())),
+                    "notes": tuple(checks.instance("notes", value.get("notes", []), list)),
                 }
             )
         except (KeyError, TypeError) as error:

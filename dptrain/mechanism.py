@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from dptrain import checks
 from dptrain.guarantee import Adjacency
-from dptrain.registry import digest
+from dptrain.registry import digest, parsed
 from dptrain.sampling.scheme import Scheme
 from dptrain.strategies.strategy import Strategy
 
@@ -34,7 +35,7 @@ class MatrixMechanism:
         noise_multiplier: σ ≥ 0; 0 trains without noise (and without a guarantee).
 
     Raises:
-        TypeError: if scheme or strategy is of another type.
+        TypeError: if scheme, strategy or σ is of another type.
         ValueError: if σ is negative or not finite, the strategy does not fit n steps, or its
             coefficients are out of the range of floating-point numbers.
     """
@@ -44,15 +45,12 @@ class MatrixMechanism:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not isinstance(self.scheme, Scheme):
-            raise TypeError(f"scheme={self.scheme!r}: expected a dptrain.sampling scheme")
-        if not isinstance(self.strategy, Strategy):
-            raise TypeError(f"strategy={self.strategy!r}: expected a dptrain.strategies strategy")
-        sigma = float(self.noise_multiplier)
-        if not math.isfinite(sigma) or sigma < 0:
-            raise ValueError(f"noise_multiplier={sigma}: must be finite and not negative")
+        checks.instance("scheme", self.scheme, Scheme, example="Poisson.for_batch_size(...)")
+        checks.instance("strategy", self.strategy, Strategy, example="BandMF(bands=16)")
+        sigma = checks.number("noise_multiplier", self.noise_multiplier, minimum=0)
         object.__setattr__(self, "noise_multiplier", sigma)
-        bound = self.strategy.bind(self.scheme.steps)
+        steps = checks.steps(self.scheme.steps, owner=type(self.scheme).__name__)
+        bound = self.strategy.bind(steps)
         _check_scale(bound, self.scheme.steps)
         object.__setattr__(self, "strategy", bound)
 
@@ -82,15 +80,19 @@ class MatrixMechanism:
             ValueError: if the format, a type or a field is unknown.
         """
         expected = {"format", "scheme", "strategy", "noise_multiplier"}
-        if set(value) != expected:
-            raise ValueError(f"a mechanism has the fields {sorted(expected)}, got {sorted(value)}")
+        if not isinstance(value, Mapping) or set(value) != expected:
+            got = sorted(map(str, value)) if isinstance(value, Mapping) else checks.shown(value)
+            raise ValueError(f"a mechanism has the fields {sorted(expected)}, got {got}")
         if value["format"] != FORMAT:
             raise ValueError(f"mechanism format {value['format']!r} is unknown; known: {FORMAT}")
-        return cls(
-            scheme=Scheme.from_dict(value["scheme"]),
-            strategy=Strategy.from_dict(value["strategy"]),
-            noise_multiplier=value["noise_multiplier"],
-        )
+        try:
+            return cls(
+                scheme=Scheme.from_dict(value["scheme"]),
+                strategy=Strategy.from_dict(value["strategy"]),
+                noise_multiplier=value["noise_multiplier"],
+            )
+        except TypeError as error:
+            raise ValueError(f"mechanism: {error}") from error
 
     def to_json(self) -> str:
         """JSON text of :meth:`to_dict`."""
@@ -98,8 +100,13 @@ class MatrixMechanism:
 
     @classmethod
     def from_json(cls, text: str) -> MatrixMechanism:
-        """Read what :meth:`to_json` wrote."""
-        return cls.from_dict(json.loads(text))
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            TypeError: if it is no text.
+            ValueError: if it is no JSON, or not of a mechanism.
+        """
+        return cls.from_dict(parsed(text, "mechanism"))
 
     @property
     def adjacency(self) -> Adjacency:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptrain import checks
 from dptrain.accounting import Accountant, account
 from dptrain.checkpoint import (
     check_fields,
@@ -149,6 +150,8 @@ class PrivateTraining:
             ValueError: if there is no δ to speak of.
         """
         delta = self._target_delta if delta is None else delta
+        if delta is not None:
+            delta = checks.number("delta", delta, above=0, below=1)
         if delta is None:
             raise ValueError("state delta=: below 1/N, often 1/(2N) for N examples")
         if delta not in self._guarantees:
@@ -179,8 +182,7 @@ class PrivateTraining:
         Raises:
             TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
         """
-        if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
-            raise TypeError(f"lr_scheduler={scheduler!r}: expected a torch learning-rate scheduler")
+        check_scheduler(scheduler)
         tick = scheduler.step
 
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -338,6 +340,17 @@ class PrivateTraining:
     def _find_progress(self) -> Progress:
         seed = self.optimizer.noise.normals.seed
         return progress_of(self.mechanism.hash, seed, self.mechanism.steps)
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse what does not tick, or cannot be kept in a checkpoint.
+
+    Raises:
+        TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
+    """
+    if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
+        start = checks.named("lr_scheduler", scheduler)
+        raise TypeError(f"{start} must be a torch learning-rate scheduler")
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

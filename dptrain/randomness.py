@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dptrain import checks
+
 
 def split_seed(seed: int | None) -> tuple[int, int]:
     """Two unrelated 128-bit keys, for sampling and for noise.
@@ -18,13 +20,12 @@ def split_seed(seed: int | None) -> tuple[int, int]:
         seed: a non-negative integer for a reproducible run, ``None`` for fresh entropy.
 
     Raises:
-        ValueError: if the seed is negative or not an integer.
+        TypeError: if the seed is not an integer.
+        ValueError: if it is negative.
     """
     if seed is None:
         return secrets.randbits(128), secrets.randbits(128)
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed={seed!r}: a non-negative integer, or None for fresh entropy")
-    children = np.random.SeedSequence(seed).spawn(2)
+    children = np.random.SeedSequence(checks.integer("seed", seed, minimum=0)).spawn(2)
     words = [child.generate_state(2, np.uint64) for child in children]
     first, second = (int(high) << 64 | int(low) for high, low in words)
     return first, second

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 
@@ -17,6 +18,21 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """SHA-256 (hex) of :func:`canonical_json`: equal in every process and Python version."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def parsed(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        TypeError: if it is no text.
+        ValueError: if it is no JSON, naming ``what`` was expected.
+    """
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"text={text!r:.200}: a {what} is read from its JSON text")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the text is no {what}, nor any JSON: {error}") from error
 
 
 class JsonValue:
@@ -72,13 +88,15 @@ class JsonValue:
             ValueError: if the type or a field is unknown, or a field is out of range.
         """
         members = JsonValue._families[cls._family]
+        if not isinstance(value, Mapping):
+            raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
         value = dict(value)
         name = value.pop("type", None)
-        if name not in members:
+        if not isinstance(name, str) or name not in members:
             raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
         member = members[name]
         known = {field.name for field in dataclasses.fields(member)}
-        if unknown := sorted(set(value) - known):
+        if unknown := sorted(map(str, set(value) - known)):
             raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
         fields = {key: _from_json(item) for key, item in value.items()}
         try:
@@ -99,7 +117,7 @@ def _from_json(item: Any) -> Any:
     if isinstance(item, dict):
         item = dict(item)
         family = item.pop("family", None)
-        if family not in JsonValue._bases:
+        if not isinstance(family, str) or family not in JsonValue._bases:
             raise ValueError(f"unknown family {family!r}; known: {sorted(JsonValue._bases)}")
         return JsonValue._bases[family].from_dict(item)
     return item

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -13,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
+from dptrain import checks
 from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
 from dptrain.clipping.mixing_layers import why_not
@@ -38,7 +38,7 @@ def check_module(module: nn.Module) -> None:
         ValueError: with the layer's name and the remedy.
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"module={module!r}: expected a torch.nn.Module")
+        raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError(
             "module is already wrapped for per-example gradients, by another run for instance: "
@@ -145,7 +145,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         ValueError: naming the parameters that are on one side only.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer={optimizer!r}: expected a torch.optim.Optimizer")
+        raise TypeError(f"{checks.named('optimizer', optimizer)} must be a torch.optim.Optimizer")
     if isinstance(optimizer, DPOptimizer):
         raise ValueError(
             "optimizer is already private, that of another run: build a new one for the module, or "
@@ -194,16 +194,13 @@ def check_criterion(criterion: Any, loss_reduction: str) -> None:
         )
 
 
-def check_views(views: Any) -> None:
-    """Refuse a number of views that is none.
+class Numbers(NamedTuple):
+    """The numbers among the arguments, as floats."""
 
-    Raises:
-        TypeError, ValueError: naming the argument.
-    """
-    if isinstance(views, bool) or not isinstance(views, int):
-        raise TypeError(f"views={views!r}: must be an integer, not {type(views).__name__}")
-    if views < 1:
-        raise ValueError(f"views={views}: at least 1, the number of rows an example has")
+    max_grad_norm: float
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    target_delta: float | None
 
 
 def check_choices(
@@ -214,29 +211,22 @@ def check_choices(
     target_epsilon: float | None,
     target_delta: float | None,
     mechanism: object | None,
-) -> None:
-    """Refuse settings that contradict each other.
+) -> Numbers:
+    """The numbers as floats; settings that contradict each other are refused.
 
     Raises:
-        ValueError: naming the argument, the value and the remedy.
+        TypeError, ValueError: naming the argument, the value and the remedy.
     """
-    if loss_reduction not in ("mean", "sum"):
-        raise ValueError(f"loss_reduction={loss_reduction!r}: 'mean' or 'sum'")
-    _check_numbers(
-        max_grad_norm=max_grad_norm,
-        noise_multiplier=0.0 if noise_multiplier is None else noise_multiplier,
-        target_epsilon=1.0 if target_epsilon is None else target_epsilon,
-        target_delta=0.5 if target_delta is None else target_delta,
+    checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+    remedy = "below 1/N, often 1/(2N) for N examples"
+    numbers = Numbers(
+        checks.number("max_grad_norm", max_grad_norm, above=0),
+        _optional("noise_multiplier", noise_multiplier, minimum=0),
+        _optional("target_epsilon", target_epsilon, above=0, remedy="e.g. 8"),
+        _optional("target_delta", target_delta, above=0, below=1, remedy=remedy),
     )
-    if not 0 < max_grad_norm < float("inf"):
-        raise ValueError(f"max_grad_norm={max_grad_norm}: must be positive and finite")
-    if target_delta is not None and not 0 < target_delta < 1:
-        raise ValueError(
-            f"target_delta={target_delta}: must lie strictly between 0 and 1, below 1/N, often "
-            "1/(2N) for N examples"
-        )
     if mechanism is not None:
-        return
+        return numbers
     if noise_multiplier is not None and target_epsilon is not None:
         raise ValueError(
             f"noise_multiplier={noise_multiplier} and target_epsilon={target_epsilon} are both "
@@ -245,9 +235,12 @@ def check_choices(
     if noise_multiplier is None and target_epsilon is None:
         raise ValueError("state noise_multiplier=, or target_epsilon= and target_delta=")
     if target_epsilon is not None and target_delta is None:
-        raise ValueError(
-            "target_epsilon= needs target_delta=: below 1/N, often 1/(2N) for N examples"
-        )
+        raise ValueError(f"target_epsilon= needs target_delta=: {remedy}")
+    return numbers
+
+
+def _optional(name: str, value: Any, **limits: Any) -> float | None:
+    return None if value is None else checks.number(name, value, **limits)
 
 
 def check_noise_options(
@@ -259,9 +252,9 @@ def check_noise_options(
         TypeError: if a switch is neither True nor False.
         ValueError: naming the argument, the value and the remedy.
     """
-    for name, switch in (("secure", secure), ("regenerate_noise", regenerate_noise)):
-        if not isinstance(switch, bool):
-            raise TypeError(f"{name}={switch!r}: True or False")
+    checks.flag("secure", secure)
+    checks.flag("regenerate_noise", regenerate_noise)
+    checks.instance("noise_dtype", noise_dtype, torch.dtype)
     if noise_dtype not in NOISE_DTYPES:
         raise ValueError(
             f"noise_dtype={noise_dtype!r}: torch.float32, or torch.bfloat16 for buffers of half "
@@ -280,12 +273,6 @@ def check_noise_options(
         )
 
 
-def _check_numbers(**values: Any) -> None:
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name}={value!r}: must be a number, not {type(value).__name__}")
-
-
 def check_types(**expected: tuple[Any, type | tuple[type, ...]]) -> None:
     """Refuse arguments of another type; ``None`` passes.
 
@@ -296,9 +283,8 @@ def check_types(**expected: tuple[Any, type | tuple[type, ...]]) -> None:
         TypeError: naming the argument and the value.
     """
     for name, (value, kind) in expected.items():
-        if value is not None and not isinstance(value, kind):
-            wanted = kind.__name__ if isinstance(kind, type) else [k.__name__ for k in kind]
-            raise TypeError(f"{name}={value!r}: expected a {wanted}")
+        if value is not None:
+            checks.instance(name, value, kind)
 
 
 def check_not_private(**given: object) -> None:

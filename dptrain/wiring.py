@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from dptrain import checks
 from dptrain.accounting import Accountant, calibrate
 from dptrain.distributed import Ranks
 from dptrain.guarantee import Guarantee
@@ -29,9 +30,8 @@ def poisson_like(
             "scheme=None needs data_loader= (with a batch_size) and epochs=, from which Poisson "
             "sampling follows; or state scheme=, for instance dptrain.Poisson.for_batch_size(...)"
         )
-    if epochs < 1:
-        raise ValueError(f"epochs={epochs}: at least 1")
     length = len(data_loader)
+    epochs = checks.integer("epochs", epochs, maximum=checks.MOST_STEPS // max(1, length))
     scheme = Poisson.for_batch_size(
         batch_size=data_loader.batch_size,
         dataset_size=len(data_loader.dataset),  # type: ignore[arg-type]

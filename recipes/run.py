@@ -170,7 +170,7 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
         plan = MatrixMechanism(
             scheme=scheme, strategy=settings.build_strategy(), noise_multiplier=1.0
         )
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"strategy: {error}") from error
     settings.build_accountant(plan)
     individual = settings.build_filter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from dptrain import checks
 from dptrain.accounting.accountant import Accountant
 from dptrain.accounting.dispatch import find_accountant
 from dptrain.accounting.statement import check_delta, check_epsilon
@@ -52,13 +53,15 @@ def calibrate(
         options: passed on to the accountant's ``calibrate``.
 
     Raises:
+        TypeError: if an argument is of another type.
         ValueError: if the target is out of range or out of reach, or no accountant covers the pair.
 
     Warns:
         UserWarning: if δ is not below that.
     """
-    check_epsilon(epsilon)
-    check_delta(delta, scheme)
+    epsilon = check_epsilon(epsilon)
+    checks.instance("scheme", scheme, Scheme, example="Poisson.for_batch_size(...)")
+    delta = check_delta(delta, scheme)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
     best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)

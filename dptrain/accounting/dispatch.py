@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.accounting.accountant import Accountant, Availability, Profile, size_refusal
 from dptrain.accounting.allocation_pld import AllocationPLD
 from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
@@ -25,7 +26,13 @@ from dptrain.accounting.min_sep_renyi import MinSepRenyi
 from dptrain.accounting.mmcc import MMCC
 from dptrain.accounting.poisson_pld import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
 from dptrain.accounting.random_allocation import RandomAllocationRenyi
-from dptrain.accounting.statement import SMALLEST_DELTA, check_delta, check_epsilon, statement
+from dptrain.accounting.statement import (
+    SMALLEST_DELTA,
+    check_delta,
+    check_epsilon,
+    checked_grid,
+    statement,
+)
 from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
 from dptrain.accounting.truncated_poisson import (
     TruncatedPoissonAddRemove,
@@ -76,7 +83,9 @@ def accountants_for(
     mechanism: MatrixMechanism, *, adjacency: Adjacency | None = None
 ) -> list[Availability]:
     """Every accountant for the adjacency: whether it answers for the mechanism, and if not, why."""
-    adjacency = adjacency or mechanism.adjacency
+    checks.instance("mechanism", mechanism, MatrixMechanism)
+    adjacency = mechanism.adjacency if adjacency is None else adjacency
+    checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
     members = [member for member in ACCOUNTANTS if member.adjacency is adjacency]
     return [Availability.of(member, mechanism) for member in members]
 
@@ -96,13 +105,16 @@ def find_accountants(
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
             mechanism is not covered; the error gives every accountant's reason.
     """
-    adjacency = adjacency or mechanism.adjacency
+    checks.instance("mechanism", mechanism, MatrixMechanism)
+    adjacency = mechanism.adjacency if adjacency is None else adjacency
+    checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
     if isinstance(accountant, str):
         named = {member.name: member for member in ACCOUNTANTS}
         if accountant not in named:
             raise ValueError(f"accountant={accountant!r} is unknown; known: {sorted(named)}")
         accountant = named[accountant]
     if accountant is not None:
+        checks.instance("accountant", accountant, Accountant, example="'gaussian', its name")
         if accountant.adjacency is not adjacency:
             raise ValueError(
                 f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
@@ -170,17 +182,19 @@ def account(
             theorems for zero-out.
 
     Raises:
+        TypeError: if an argument is of another type.
         ValueError: if both or neither of δ and ε are given or they are out of range, or no
             accountant covers the mechanism.
     """
     if (delta is None) == (epsilon is None):
         raise ValueError(f"give exactly one of delta and epsilon (got {delta=}, {epsilon=})")
+    checks.instance("mechanism", mechanism, MatrixMechanism)
+    delta = None if delta is None else check_delta(delta, mechanism.scheme)
+    epsilon = None if epsilon is None else check_epsilon(epsilon)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if delta is not None:
-        check_delta(delta, mechanism.scheme)
         return member.guarantee(mechanism, delta=delta)
     assert epsilon is not None
-    check_epsilon(epsilon)
     found = member.profile(mechanism, np.array([epsilon])).delta[0]
     value = max(float(found), SMALLEST_DELTA)
     notes: tuple[str, ...] = ()
@@ -202,6 +216,8 @@ def profile(
     Raises:
         ValueError: if no accountant covers the mechanism or the grid is not ascending from ε ≥ 0.
     """
+    if epsilon is not None:
+        epsilon = checked_grid(epsilon)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if epsilon is None:
         epsilon = default_grid(mechanism)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dp_accounting
 from dp_accounting import dp_event
 
+from dptrain import checks
 from dptrain.accounting.accountant import size_refusal
 from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
 from dptrain.guarantee import Adjacency
@@ -57,10 +58,13 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
         adjacency: the relation that the event will be accounted under, by default the mechanism's.
 
     Raises:
+        TypeError: if an argument is of another type.
         ValueError: if no event bounds the mechanism under this adjacency, saying why.
     """
+    checks.instance("mechanism", mechanism, MatrixMechanism)
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    adjacency = adjacency or mechanism.adjacency
+    adjacency = mechanism.adjacency if adjacency is None else adjacency
+    checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
     if reason := size_refusal(adjacency, mechanism):
         raise _none(mechanism, adjacency, reason)
     bands, b = strategy.bands, scheme.min_sep

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 from scipy.stats import binom
 
+from dptrain import checks
 from dptrain.accounting.accountant import varying_noise
 from dptrain.accounting.deterministic import Array, Curve
 from dptrain.accounting.gaussian_mixture import GaussianMixtures, common_spacing
@@ -15,7 +16,6 @@ from dptrain.accounting.mmcc_rows import raised
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.min_sep import MinSep
 from dptrain.sampling.poisson import Poisson
-from dptrain.strategies.patterns import positive_int
 
 # Relative error of the binomial probabilities, rounded up.
 _ROUNDING = 1e-12
@@ -81,8 +81,9 @@ def group_curve(mechanism: MatrixMechanism, *, group_size: int) -> BinomialMixtu
         ValueError: if the scheme is not Poisson, noise is correlated or varies, or the group is
             not a positive number of the data set's examples.
     """
+    checks.instance("mechanism", mechanism, MatrixMechanism)
     scheme, probability, norm = _independent(mechanism)
-    size = positive_int("group_size", group_size)
+    size = checks.integer("group_size", group_size)
     if size > scheme.dataset_size:
         raise ValueError(
             f"group_size={size}: the data set has {scheme.dataset_size} examples; use at most that"

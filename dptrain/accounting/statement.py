@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.accounting.accountant import Accountant, size_refusal
 from dptrain.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -75,9 +76,16 @@ def checked_grid(epsilon: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """A grid of ε as an array.
 
     Raises:
+        TypeError: if it is no sequence of numbers.
         ValueError: if it is empty, not ascending, negative or not finite.
     """
-    grid = np.atleast_1d(np.asarray(epsilon, dtype=np.float64))
+    try:
+        plain = np.atleast_1d(np.asarray(epsilon))
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor with gradients
+        raise TypeError(f"{checks.named('epsilon', epsilon)} must be numbers: {error}") from error
+    if plain.dtype.kind not in "iuf":
+        raise TypeError(f"{checks.named('epsilon', epsilon)} must be a sequence of numbers")
+    grid = plain.astype(np.float64)
     if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
         raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
     if (np.diff(grid) < 0).any():
@@ -100,39 +108,53 @@ def checked_sigma(mechanism: MatrixMechanism) -> float:
     return sigma
 
 
-def check_epsilon(epsilon: float, *, name: str = "epsilon") -> None:
-    """Refuse a target ε that means nothing.
+def check_epsilon(epsilon: float, *, name: str = "epsilon") -> float:
+    """A target ε as a float, if it means something.
 
     Args:
         epsilon: the target.
         name: of the argument.
 
     Raises:
-        ValueError: if ε is not a positive finite number.
+        TypeError: if ε is no number.
+        ValueError: if it is not positive and finite.
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"{name}={epsilon}: must be finite and above 0 (8 is a common choice)")
+    return checks.number(name, epsilon, above=0, remedy="8 is a common choice")
 
 
-def check_delta(delta: float, scheme: Scheme) -> None:
-    """Refuse a target δ outside (0, 1); warn if it is so large that it protects nobody.
+def check_delta(
+    delta: float, scheme: Scheme, *, name: str = "delta", large: Literal["warn", "refuse"] = "warn"
+) -> float:
+    """A target δ as a float, if it is in (0, 1).
+
+    Args:
+        delta: the target.
+        scheme: who is protected.
+        name: of the argument.
+        large: what to do about a δ so large that it protects nobody. A question about it may be
+            asked; nothing is to be trained for it.
 
     Raises:
-        ValueError: if δ is not in (0, 1).
+        TypeError: if δ is no number.
+        ValueError: if it is not in (0, 1), or too large.
     """
     users = scheme.unit.kind == "user"
     number, one = ("(number of users)", "user") if users else ("N", "example")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(
-            f"delta={delta}: must lie strictly between 0 and 1, e.g. 1/(2·{scheme.population}), "
-            f"half of 1/{number}"
-        )
+    delta = checks.number(
+        name,
+        delta,
+        above=0,
+        below=1,
+        remedy=f"e.g. 1/(2·{scheme.population}), half of 1/{number}",
+    )
     if delta >= 1.0 / scheme.population:
         count = f"{scheme.population} users" if users else f"N = {scheme.population}"
-        warnings.warn(
-            f"delta={delta:g} is not below 1/{number} = {1.0 / scheme.population:g} ({count}): "
+        remark = (
+            f"{name}={delta:g} is not below 1/{number} = {1.0 / scheme.population:g} ({count}): "
             f"such a guarantee allows publishing everything about a random {one} outright; use "
-            f"half of that or less",
-            UserWarning,
-            stacklevel=3,
+            "half of that or less"
         )
+        if large == "refuse":
+            raise ValueError(remark)
+        warnings.warn(remark, UserWarning, stacklevel=3)
+    return delta

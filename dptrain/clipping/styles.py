@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 
+from dptrain import checks
 from dptrain.clipping.rows import row_norms
 from dptrain.registry import JsonValue
 
@@ -221,12 +222,8 @@ class Automatic(ClippingStyle):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        if isinstance(self.gamma, bool) or not isinstance(self.gamma, int | float):
-            raise TypeError(f"gamma={self.gamma!r}: must be a number")
-        if not LEAST_GAMMA <= self.gamma < math.inf:
-            raise ValueError(
-                f"gamma={self.gamma}: must be finite and at least {LEAST_GAMMA:g}, e.g. 0.01"
-            )
+        gamma = checks.number("gamma", self.gamma, minimum=LEAST_GAMMA, remedy="e.g. 0.01")
+        object.__setattr__(self, "gamma", gamma)
 
     def groups(self, names: Sequence[str]) -> list[int]:
         """One group."""
@@ -263,9 +260,4 @@ def _checked_shares(shares: Any, names: list[str]) -> tuple[tuple[str, float], .
         raise TypeError(f"shares={shares!r}: a mapping from names of groups to numbers, or None")
     if set(shares) != set(names):
         raise ValueError(f"shares={shares!r}: one for each of the groups {names}, and no other")
-    for name, share in shares.items():
-        if isinstance(share, bool) or not isinstance(share, int | float):
-            raise TypeError(f"shares[{name!r}]={share!r}: must be a number")
-        if not 0 < share < math.inf:
-            raise ValueError(f"shares[{name!r}]={share!r}: must be positive and finite")
-    return tuple((name, float(shares[name])) for name in names)
+    return tuple((n, checks.number(f"shares[{n!r}]", shares[n], above=0)) for n in names)

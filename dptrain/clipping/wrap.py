@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from dptrain import checks
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.styles import ClippingStyle
@@ -24,6 +25,8 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
     Raises:
         ValueError: for another mode, or bookkeeping of a layer that has no rule.
     """
+    if mode is not None:
+        checks.text("grad_sample_mode", mode)
     if mode == "ghost":
         raise ValueError(
             "grad_sample_mode='ghost' is no mode: it clips by the norms of one backward pass and "

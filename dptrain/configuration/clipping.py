@@ -28,5 +28,5 @@ def build_clipping(settings: Mapping[str, Any]) -> ClippingStyle:
     )
     try:
         return ClippingStyle.from_dict({"type": member.__name__, **given})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"clipping: {error}") from error

@@ -122,7 +122,7 @@ def build_scheme(
                 f"whole epochs of {epoch} steps; use steps={epoch} times a number"
             )
         return make(**fields, epochs=steps // epoch)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"scheme: {error}") from error
 
 

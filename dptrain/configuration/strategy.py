@@ -32,5 +32,5 @@ def build_strategy(settings: Mapping[str, Any]) -> Strategy:
     )
     try:
         return Strategy.from_dict({"type": member.__name__, **given})
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"strategy: {error}") from error

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from dptrain import checks
 from dptrain.accounting import gaussian
 from dptrain.guarantee import Kind
 from dptrain.individual.individual_filter import IndividualFilter
@@ -52,8 +52,7 @@ class GDPFilter(IndividualFilter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.full_consumption, bool):
-            raise TypeError(f"full_consumption={self.full_consumption!r}: True or False")
+        checks.flag("full_consumption", self.full_consumption, owner=type(self).__name__)
 
     @functools.cached_property
     def budget(self) -> float:
@@ -64,11 +63,9 @@ class GDPFilter(IndividualFilter):
         """The least σ at which gradients of the full norm may take part in so many steps.
 
         Raises:
-            ValueError: if that is no number of steps, or there is not at least one.
+            TypeError, ValueError: if that is no number of steps, or there is not at least one.
         """
-        integer = isinstance(full_norm_steps, numbers.Integral)
-        if not integer or isinstance(full_norm_steps, bool) or full_norm_steps < 1:
-            raise ValueError(f"full_norm_steps={full_norm_steps!r}: an integer, at least 1")
+        full_norm_steps = checks.steps(full_norm_steps, name="full_norm_steps")
         return math.sqrt(full_norm_steps) / self.budget * (1.0 + 1e-12)
 
     def check_plan(self, scheme: Scheme, strategy: Strategy) -> None:

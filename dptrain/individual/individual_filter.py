@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from dptrain import checks
 from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC
 from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.guarantee import Adjacency, Guarantee, Kind
@@ -51,25 +51,21 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     max_steps: int
 
     def __post_init__(self) -> None:
+        owner = type(self).__name__
         for field in ("target_epsilon", "target_delta"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, numbers.Real):
-                raise TypeError(f"{type(self).__name__}: {field}={value!r} must be a number")
-            object.__setattr__(self, field, float(value))
+            object.__setattr__(self, field, checks.number(field, getattr(self, field), owner=owner))
         check_epsilon(self.target_epsilon, name="target_epsilon")
         if not 0 < self.target_delta < 1:
             raise ValueError(
                 f"target_delta={self.target_delta}: must lie strictly between 0 and 1, below 1/N"
             )
         steps = self.max_steps
-        if steps is None or steps == math.inf:
+        if steps is None or (isinstance(steps, float) and steps == math.inf):
             raise ValueError(
                 f"max_steps={steps}: the theorem is about a number of steps that is bounded "
                 "beforehand; state one, however large"
             )
-        if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
-            raise ValueError(f"max_steps={steps!r}: must be an integer, at least 1")
-        object.__setattr__(self, "max_steps", int(steps))
+        object.__setattr__(self, "max_steps", checks.steps(steps, name="max_steps", owner=owner))
 
     def check_plan(self, scheme: Scheme, strategy: Strategy) -> None:
         """Refuse batches and correlations that the filter's theorem is not about.

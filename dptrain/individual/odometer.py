@@ -7,10 +7,10 @@ import dataclasses
 import functools
 import itertools
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+from dptrain import checks
 from dptrain.accounting import gaussian
 from dptrain.accounting.statement import check_epsilon
 from dptrain.individual.gdp import GDPFilter, GDPLedger
@@ -211,13 +211,7 @@ def _positive(name: str, values: Any) -> tuple[float, ...]:
     Raises:
         TypeError, ValueError: naming the argument and the value.
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
-        raise TypeError(f"{name}={values!r}: a tuple of numbers, one for each round")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{name}={values!r}: {value!r} is no number")
-        if not 0 < float(value) < math.inf:
-            raise ValueError(f"{name}={values!r}: {value!r} is not positive and finite")
-    if not values:
+    found = checks.numbers(name, values)
+    if not found:
         raise ValueError(f"{name}=(): at least one round")
-    return tuple(float(value) for value in values)
+    return tuple(checks.number(f"{name}[{i}]", value, above=0) for i, value in enumerate(found))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 from abc import ABC
 
+from dptrain import checks
 from dptrain.accounting.statement import checked_sigma
 from dptrain.individual.individual_filter import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
@@ -32,7 +31,7 @@ class SampledFilter(IndividualFilter, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._settle_number("personal_clipping")
-        if self.personal_clipping is not None and not 1 <= self.personal_clipping < math.inf:
+        if self.personal_clipping is not None and not self.personal_clipping >= 1:
             raise ValueError(
                 f"personal_clipping={self.personal_clipping}: must be finite and at least 1, e.g. "
                 "1.5, or None to charge the full norm between draws"
@@ -43,9 +42,7 @@ class SampledFilter(IndividualFilter, ABC):
         value = getattr(self, field)
         if value is None:
             return
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            raise TypeError(f"{type(self).__name__}: {field}={value!r} must be a number or None")
-        object.__setattr__(self, field, float(value))
+        object.__setattr__(self, field, checks.number(field, value, owner=type(self).__name__))
 
     def check(self, mechanism: MatrixMechanism) -> None:
         """See :meth:`IndividualFilter.check`; any rate will do."""

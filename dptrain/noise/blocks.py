@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
-from typing import Any
 
+from dptrain import checks
 from dptrain.noise.gaussian import chunk_length
 from dptrain.noise.layout import Layout
 
@@ -37,6 +36,7 @@ class Shard:
     """Which of ``world`` equal slices of all flat rows, one after the other, a stream owns.
 
     Raises:
+        TypeError: if one is no integer.
         ValueError: unless 0 ≤ rank < world.
     """
 
@@ -44,10 +44,8 @@ class Shard:
     world: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rank", "world"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name)))
-        if self.world < 1:
-            raise ValueError(f"world={self.world}: must be at least 1, the number of ranks")
+        object.__setattr__(self, "rank", checks.integer("rank", self.rank, minimum=None))
+        object.__setattr__(self, "world", checks.integer("world", self.world))
         if not 0 <= self.rank < self.world:
             raise ValueError(
                 f"rank={self.rank}: must be between 0 and {self.world - 1} for world={self.world}"
@@ -76,12 +74,3 @@ class Shard:
                 first = stop
             offset += size
         return tuple(blocks)
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        if not isinstance(value, bool):
-            return operator.index(value)
-    except TypeError:
-        pass
-    raise ValueError(f"{name}={value!r}: must be an integer, such as {name} of the process group")

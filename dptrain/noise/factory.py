@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
+from dptrain import checks
 from dptrain.noise.blt import BLTStream
 from dptrain.noise.convolution import ConvolutionStream
 from dptrain.noise.flat import FlatStream
@@ -58,12 +59,24 @@ def noise_stream(
             allocation is larger than a parameter. The noise of a seed is then another.
 
     Raises:
-        TypeError: if ``strategy`` is not a strategy.
+        TypeError: if an argument is of another type.
         ValueError: if no stream serves the strategy, it does not fit the steps, or another
             argument is out of range.
     """
-    if not isinstance(strategy, Strategy):
-        raise TypeError(f"strategy={strategy!r}: expected a dptrain.strategies strategy")
+    checks.instance("strategy", strategy, Strategy, example="BandMF(bands=16)")
+    checks.instance("dtype", dtype, torch.dtype)
+    for name, switch in (
+        ("secure", secure),
+        ("regenerate", regenerate),
+        ("per_parameter", per_parameter),
+    ):
+        checks.flag(name, switch)
+    if isinstance(like, str) or not isinstance(like, Iterable):
+        raise TypeError(f"{checks.named('like', like)} must be a sequence of tensors")
+    like = list(like)
+    for tensor in like:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{checks.named('like', like)} must be a sequence of tensors")
     options: dict[str, Any] = {
         "steps": steps,
         "like": like,

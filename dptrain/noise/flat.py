@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from dptrain import checks
 from dptrain.noise.blocks import Block, Shard
 from dptrain.noise.growth import check_growth
 from dptrain.noise.layout import Layout
@@ -15,7 +16,6 @@ from dptrain.noise.normals import open_normals
 from dptrain.noise.rounding import round_randomly
 from dptrain.noise.stream import NoiseStream
 from dptrain.noise.threads import for_each
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.strategy import Strategy
 
 _STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "buffers"}
@@ -74,7 +74,7 @@ class FlatStream(NoiseStream):
         per_parameter: bool = False,
         shard: Shard | None = None,
     ) -> None:
-        self.steps = positive_int("steps", steps)
+        self.steps = checks.steps(steps)
         self.step = 0
         self.strategy = strategy.bind(self.steps)
         check_growth(self.strategy, self.steps)

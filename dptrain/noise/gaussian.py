@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dptrain import checks
 from dptrain.noise.keystream import derive_key, key_stream
 from dptrain.noise.threads import for_each
 
@@ -21,18 +22,12 @@ _SEED_BITS = 128
 
 
 def checked_seed(seed: int) -> int:
-    """``seed`` if it is an integer in [0, 2^128).
+    """``seed`` if it is an integer in [0, 2^128), such as ``secrets.randbits(128)``.
 
     Raises:
-        ValueError: otherwise.
+        TypeError, ValueError: otherwise.
     """
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-        raise ValueError(f"seed={seed!r}: must be an integer, such as secrets.randbits(128)")
-    if not 0 <= seed < 1 << _SEED_BITS:
-        raise ValueError(
-            f"seed={seed}: must be between 0 and 2**128 - 1, such as secrets.randbits(128)"
-        )
-    return int(seed)
+    return checks.integer("seed", seed, minimum=0, maximum=(1 << _SEED_BITS) - 1)
 
 
 def chunk_length(device: torch.device) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Self
+from typing import Any, Self
 
+from dptrain import checks
 from dptrain.accounting.statement import check_delta, check_epsilon
 from dptrain.sampling import Poisson
 from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
@@ -50,23 +50,31 @@ class Question:
     fixed_size: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dataset_size", "steps", "max_bands", "parameters", "physical_batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: must be at least 1")
-        if self.buffers < 0:
-            raise ValueError(f"buffers={self.buffers}: must be 0 (no BLT) or more, e.g. 3")
-        check_epsilon(self.epsilon)
-        size = Poisson.for_batch_size(
+        settled: dict[str, Any] = {
+            "epsilon": check_epsilon(self.epsilon),
+            "dataset_size": checks.integer("dataset_size", self.dataset_size),
+            "batch_size": checks.number("batch_size", self.batch_size, above=0),
+            "steps": checks.steps(self.steps),
+            "max_bands": checks.integer("max_bands", self.max_bands),
+            "buffers": checks.integer("buffers", self.buffers, minimum=0),
+            "parameters": checks.integer("parameters", self.parameters),
+            "fixed_size": checks.flag("fixed_size", self.fixed_size),
+        }
+        if self.physical_batch_size is not None:
+            size = checks.integer("physical_batch_size", self.physical_batch_size)
+            settled["physical_batch_size"] = size
+        if self.memory is not None:
+            settled["memory"] = checks.number("memory", self.memory, minimum=0)
+        for name, value in settled.items():
+            object.__setattr__(self, name, value)
+        scheme = Poisson.for_batch_size(
             batch_size=self.batch_size, dataset_size=self.dataset_size, steps=self.steps
         )
-        check_delta(self.delta, size)
+        object.__setattr__(self, "delta", check_delta(self.delta, scheme))
         if self.max_bands > self.steps:
             raise ValueError(
                 f"max_bands={self.max_bands} exceeds steps={self.steps}: use at most {self.steps}"
             )
-        if self.memory is not None and not self.memory >= 0:
-            raise ValueError(f"memory={self.memory}: must be a number of bytes, at least 0")
         checked_workload(self.workload)
 
     @classmethod
@@ -88,20 +96,23 @@ class Question:
         """
         if (epochs is None) == (steps is None):
             raise ValueError(f"give exactly one of epochs and steps (got {epochs=}, {steps=})")
-        size: float = others["batch_size"]  # type: ignore[assignment]
-        population: int = others["dataset_size"]  # type: ignore[assignment]
+        size = checks.number("batch_size", others["batch_size"], above=0)
+        population = checks.integer("dataset_size", others["dataset_size"])
         if steps is None:
             assert epochs is not None
-            if not (math.isfinite(epochs) and epochs > 0):
-                raise ValueError(f"epochs={epochs}: must be positive")
-            if not 0 < size <= population:
+            epochs = checks.number("epochs", epochs, above=0)
+            if size > population:
+                raise ValueError(f"batch_size={size:g}: must be at most dataset_size={population}")
+            if epochs * population / size > checks.MOST_STEPS:
                 raise ValueError(
-                    f"batch_size={size}: must be above 0 and at most dataset_size={population}"
+                    f"epochs={epochs:g} are {epochs * population / size:.3g} steps, and a run has "
+                    f"at most {checks.MOST_STEPS}; lower them"
                 )
             if float(epochs).is_integer():
                 steps = int(epochs) * round(population / size)
             else:
                 steps = max(1, round(epochs * population / size))
+        steps = checks.steps(steps)
         bands = max(1, min(DEFAULT_BANDS, steps)) if max_bands is None else max_bands
         return cls(steps=steps, max_bands=bands, **others)  # type: ignore[arg-type]
 

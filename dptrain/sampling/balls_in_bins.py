@@ -38,6 +38,7 @@ class BallsInBins(ExchangeableScheme):
 
     def __post_init__(self) -> None:
         fields.settle(self, integers=("bins", "epochs", "dataset_size"))
+        fields.check_steps(self, "bins", "epochs")
 
     @classmethod
     def for_batch_size(

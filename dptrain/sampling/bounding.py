@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset, Subset
 from tqdm.auto import tqdm
 
-from dptrain.sampling import fields
+from dptrain import checks
 from dptrain.sampling.graph_edges import any_in_row, gather
 
 if TYPE_CHECKING:
@@ -102,12 +102,12 @@ def bound(
     Raises:
         ValueError: if a bound is below 1 or no integer, or the graph has no edges here.
     """
-    k = fields.integer("bound", "k", k)
-    seed = fields.integer("bound", "seed", seed, minimum=0)
-    fields.flag("bound", "duplicates", duplicates)
+    k = checks.integer("k", k, owner="bound")
+    seed = checks.integer("seed", seed, minimum=0, owner="bound")
+    checks.flag("duplicates", duplicates, owner="bound")
     crowding = None
     if max_neighbours is not None:
-        max_neighbours = fields.integer("bound", "max_neighbours", max_neighbours)
+        max_neighbours = checks.integer("max_neighbours", max_neighbours, owner="bound")
         crowding = _Crowding(graph.users, max_neighbours)
     counts = np.zeros(graph.users, dtype=np.int64)
     sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN,))

@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.any_size import AnySizeScheme
 from dptrain.sampling.scheme import Indices
@@ -100,7 +101,7 @@ class CyclicPoisson(AnySizeScheme):
                 the largest batch size.
         """
         public = fields.public_size("CyclicPoisson", dataset_size, nominal_size)
-        b = fields.integer("CyclicPoisson", "cycle", cycle)
+        b = checks.integer("cycle", cycle, owner="CyclicPoisson")
         size = fields.expected_batch_size(
             "CyclicPoisson",
             batch_size,

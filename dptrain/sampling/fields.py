@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import numbers
-import operator
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-
-def integer(owner: str, name: str, value: Any, *, minimum: int = 1) -> int:
-    """``value`` as a Python int.
-
-    Raises:
-        ValueError: if it is a bool, not an integer, or below ``minimum``.
-    """
-    # bool is an int to Python; steps=True is a mistake, and its JSON would not equal that of 1.
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ValueError(
-            f"{owner}: {name}={value!r} must be an integer, not {type(value).__name__}"
-        )
-    number = operator.index(value)
-    if number < minimum:
-        raise ValueError(f"{owner}: {name}={number} must be at least {minimum}")
-    return number
-
-
-def optional_integer(owner: str, name: str, value: Any) -> int | None:
-    """``None``, or ``value`` as :func:`integer` takes it."""
-    return None if value is None else integer(owner, name, value)
+from dptrain import checks
 
 
 def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
     """Refuse sizes and numbers of microbatches that are none, and both at once.
 
     Raises:
-        ValueError: naming the argument and the value.
+        TypeError, ValueError: naming the argument and the value.
     """
-    optional_integer("PrivateLoader", "max_physical_batch_size", max_physical_batch_size)
-    optional_integer("PrivateLoader", "microbatches", microbatches)
+    for name, value in (
+        ("max_physical_batch_size", max_physical_batch_size),
+        ("microbatches", microbatches),
+    ):
+        if value is not None:
+            checks.integer(name, value, owner="PrivateLoader")
     if max_physical_batch_size is not None and microbatches is not None:
         raise ValueError(
             f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} with microbatches="
@@ -47,59 +29,49 @@ def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
         )
 
 
-def _real(owner: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{owner}: {name}={value!r} must be a number, not {type(value).__name__}")
-    return float(value)
-
-
-def probability(owner: str, name: str, value: Any) -> float:
-    """``value`` as a float in (0, 1].
-
-    Raises:
-        ValueError: if it is no number or outside (0, 1].
-    """
-    number = _real(owner, name, value)
-    if not 0.0 < number <= 1.0:
-        raise ValueError(f"{owner}: {name}={number} must be a probability in (0, 1]")
-    return number
-
-
 def settle(
     value: object, *, integers: Sequence[str] = (), probabilities: Sequence[str] = ()
 ) -> None:
     """Check fields of a frozen dataclass and leave them in their canonical types.
 
+    ``min_sep`` may be any integer from 1; ``steps`` is limited as everywhere.
+
     Raises:
-        ValueError: as :func:`integer` and :func:`probability`, naming the class and the field.
+        TypeError, ValueError: as :mod:`dptrain.checks`, naming the class and the field.
     """
     owner = type(value).__name__
+    assert dataclasses.is_dataclass(value)
     for name in probabilities:
-        object.__setattr__(value, name, probability(owner, name, getattr(value, name)))
+        found = checks.probability(name, getattr(value, name), owner=owner)
+        object.__setattr__(value, name, found)
     for name in integers:
-        object.__setattr__(value, name, integer(owner, name, getattr(value, name)))
+        most = checks.MOST_STEPS if name == "steps" else None
+        whole = checks.integer(name, getattr(value, name), maximum=most, owner=owner)
+        object.__setattr__(value, name, whole)
 
 
-def flag(owner: str, name: str, value: Any) -> bool:
-    """``value`` if it is a bool.
+def check_steps(value: Any, *names: str) -> None:
+    """Refuse a scheme of more steps than a run may have, where they follow from other fields.
 
     Raises:
-        ValueError: if it is anything else.
+        ValueError: naming the fields.
     """
-    if not isinstance(value, bool):
-        raise ValueError(f"{owner}: {name}={value!r} must be True or False")
-    return value
+    if value.steps > checks.MOST_STEPS:
+        said = ", ".join(f"{name}={getattr(value, name)}" for name in names)
+        raise ValueError(
+            f"{type(value).__name__}: {said} make {value.steps} steps, and a run has at most "
+            f"{checks.MOST_STEPS}; lower them"
+        )
 
 
 def expected_batch_size(owner: str, value: Any, *, largest: float, why: str) -> float:
     """``value`` as a float in (0, largest]; it need not be an integer, it is an expectation.
 
     Raises:
+        TypeError: if it is no number.
         ValueError: naming the largest possible batch size, and ``why`` that is the limit.
     """
-    number = _real(owner, "batch_size", value)
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{owner}: batch_size={number} must be positive and finite")
+    number = checks.number("batch_size", value, above=0, owner=owner)
     if number > largest:
         raise ValueError(
             f"{owner}: batch_size={number:.10g} is not reachable; the largest possible batch size "
@@ -112,10 +84,12 @@ def public_size(owner: str, dataset_size: Any, nominal_size: Any = None) -> int:
     """N, or ``nominal_size``, which settings are worked out with where N is private.
 
     Raises:
-        ValueError: as :func:`integer`, for either of them.
+        TypeError, ValueError: as :func:`dptrain.checks.integer`, for either of them.
     """
-    n_examples = integer(owner, "dataset_size", dataset_size)
-    return n_examples if nominal_size is None else integer(owner, "nominal_size", nominal_size)
+    n_examples = checks.integer("dataset_size", dataset_size, owner=owner)
+    if nominal_size is None:
+        return n_examples
+    return checks.integer("nominal_size", nominal_size, owner=owner)
 
 
 def whole_epochs(owner: str, epoch: int, *, epochs: Any, steps: Any) -> int:
@@ -127,8 +101,8 @@ def whole_epochs(owner: str, epoch: int, *, epochs: Any, steps: Any) -> int:
     if (epochs is None) == (steps is None):
         raise ValueError(f"{owner}: give exactly one of epochs and steps (got {epochs=}, {steps=})")
     if steps is None:
-        return integer(owner, "epochs", epochs)
-    count, rest = divmod(integer(owner, "steps", steps), epoch)
+        return checks.integer("epochs", epochs, owner=owner)
+    count, rest = divmod(checks.steps(steps, owner=owner), epoch)
     if rest:
         near = [epoch * each for each in (count, count + 1) if each]
         raise ValueError(
@@ -146,7 +120,7 @@ def batch_of_dataset(
     N is ``nominal_size``, if that is given.
 
     Raises:
-        ValueError: as :func:`public_size` and :func:`expected_batch_size`.
+        TypeError, ValueError: as :func:`public_size` and :func:`expected_batch_size`.
     """
     public = public_size(owner, dataset_size, nominal_size)
     why = f"the dataset has {public} examples"

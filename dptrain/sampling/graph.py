@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.registry import JsonValue
 from dptrain.sampling import bounding, fields, neighbours
 from dptrain.sampling.graph_arrow import edges_from_dataset
@@ -101,7 +102,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             ValueError: if the lengths differ, a number is out of range, or an example has no user.
         """
         if dataset_size is not None:
-            dataset_size = fields.integer("AttributionGraph", "dataset_size", dataset_size)
+            dataset_size = checks.integer("dataset_size", dataset_size, owner="AttributionGraph")
         return cls._of(*edges_from_pairs(examples, users, dataset_size))
 
     @classmethod

@@ -10,10 +10,11 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from dptrain import checks
 from dptrain.randomness import seed_globals
 from dptrain.registry import digest
 from dptrain.sampling.fetch import Rows
-from dptrain.sampling.fields import check_microbatches, integer, optional_integer
+from dptrain.sampling.fields import check_microbatches
 from dptrain.sampling.fingerprint import fingerprint
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.plan import Plan
@@ -87,12 +88,23 @@ class PrivateLoader:
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        owner = "PrivateLoader"
+        checks.instance("scheme", scheme, Scheme, owner=owner)
         check_length(dataset, scheme)
-        seed = integer("PrivateLoader", "seed", seed, minimum=0)
+        seed = checks.integer("seed", seed, minimum=0, owner=owner)
         check_microbatches(max_physical_batch_size, microbatches)
-        steps_per_epoch = optional_integer("PrivateLoader", "steps_per_epoch", steps_per_epoch)
-        world_size = integer("PrivateLoader", "world_size", world_size)
-        rank = integer("PrivateLoader", "rank", rank, minimum=0)
+        if steps_per_epoch is not None:
+            steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, owner=owner)
+        checks.function("collate_fn", collate_fn, owner=owner)
+        checks.function("worker_init_fn", worker_init_fn, owner=owner)
+        num_workers = checks.integer("num_workers", num_workers, minimum=0, owner=owner)
+        if prefetch_factor is not None:
+            prefetch_factor = checks.integer("prefetch_factor", prefetch_factor, owner=owner)
+        timeout = checks.number("timeout", timeout, minimum=0, owner=owner)
+        checks.flag("pin_memory", pin_memory, owner=owner)
+        checks.flag("persistent_workers", persistent_workers, owner=owner)
+        world_size = checks.integer("world_size", world_size, owner=owner)
+        rank = checks.integer("rank", rank, minimum=0, owner=owner)
         if rank >= world_size:
             raise ValueError(f"PrivateLoader: rank={rank} must be below world_size={world_size}")
         self.dataset = dataset
@@ -143,6 +155,8 @@ class PrivateLoader:
             ValueError: if the loader does not batch, or chooses rows in a way that the scheme
                 would silently replace (a batch sampler, a sampler of some of the rows).
         """
+        checks.instance("data_loader", data_loader, DataLoader, owner="PrivateLoader")
+        checks.instance("scheme", scheme, Scheme, owner="PrivateLoader")
         check_length(data_loader.dataset, scheme)
         check_sampler(data_loader)
         _log.warning(

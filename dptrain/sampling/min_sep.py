@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.pool import Pool
 from dptrain.sampling.scheme import ExchangeableScheme, Indices, Scheme
@@ -25,8 +26,8 @@ def probability_for(owner: str, *, batch_size: float, dataset_size: int, min_sep
     Raises:
         ValueError: naming ``owner``, if p0 > 1/b; the message gives the largest batch size.
     """
-    n_examples = fields.integer(owner, "dataset_size", dataset_size)
-    b = fields.integer(owner, "min_sep", min_sep)
+    n_examples = checks.integer("dataset_size", dataset_size, owner=owner)
+    b = checks.integer("min_sep", min_sep, owner=owner)
     size = fields.expected_batch_size(
         owner,
         batch_size,
@@ -68,7 +69,7 @@ class MinSep(ExchangeableScheme):
         fields.settle(
             self, integers=("min_sep", "dataset_size", "steps"), probabilities=("probability",)
         )
-        fields.flag("MinSep", "warm_start", self.warm_start)
+        checks.flag("warm_start", self.warm_start, owner="MinSep")
 
     @classmethod
     def for_batch_size(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from tqdm.auto import tqdm
 
-from dptrain.sampling import fields
+from dptrain import checks
 from dptrain.sampling.graph_edges import Offsets, Users, spans
 
 # (example, neighbour) pairs looked at in one go, each pair counted once per shared user.
@@ -75,8 +75,8 @@ def expected_batch_size(
     Raises:
         ValueError: if p or b is out of range.
     """
-    p = fields.probability("expected_batch_size", "probability", probability)
-    b = fields.integer("expected_batch_size", "min_sep", min_sep)
+    p = checks.probability("probability", probability, owner="expected_batch_size")
+    b = checks.integer("min_sep", min_sep, owner="expected_batch_size")
     if b == 1:
         kept = np.ones(len(sizes))
     else:

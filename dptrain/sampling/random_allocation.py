@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.pool import move_last
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
@@ -44,6 +45,7 @@ class RandomAllocation(ExchangeableScheme):
         fields.settle(
             self, integers=("steps_per_epoch", "participations", "epochs", "dataset_size")
         )
+        fields.check_steps(self, "steps_per_epoch", "epochs")
         if self.participations > self.steps_per_epoch:
             raise ValueError(
                 f"RandomAllocation: participations={self.participations} do not fit into "
@@ -67,7 +69,7 @@ class RandomAllocation(ExchangeableScheme):
         Raises:
             ValueError: if the batch size is not in (0, N], or the steps are no whole epochs.
         """
-        k = fields.integer("RandomAllocation", "participations", participations)
+        k = checks.integer("participations", participations, owner="RandomAllocation")
         size, n_examples = fields.batch_of_dataset("RandomAllocation", batch_size, dataset_size)
         epoch = round(n_examples * k / size)
         return cls(

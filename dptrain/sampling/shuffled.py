@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
@@ -50,7 +51,8 @@ class Shuffled(ExchangeableScheme):
 
     def __post_init__(self) -> None:
         fields.settle(self, integers=("batch_size", "dataset_size", "epochs"))
-        fields.flag("Shuffled", "reshuffle", self.reshuffle)
+        checks.flag("reshuffle", self.reshuffle, owner="Shuffled")
+        fields.check_steps(self, "dataset_size", "batch_size", "epochs")
         if self.batch_size > self.dataset_size:
             raise ValueError(
                 f"Shuffled: batch_size={self.batch_size} is not reachable; the largest possible "

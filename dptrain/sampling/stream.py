@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dptrain import checks
 from dptrain.registry import digest
-from dptrain.sampling.fields import integer
 from dptrain.sampling.scheme import BatchStream, Indices, Scheme
 
 # Keeps the batches apart from anything else that is derived from an equal seed.
@@ -54,7 +54,7 @@ class SeededStream(BatchStream):
     """
 
     def __init__(self, scheme: Scheme, seed: int) -> None:
-        seed = integer(type(scheme).__name__, "seed", seed, minimum=0)
+        seed = checks.integer("seed", seed, minimum=0, owner=type(scheme).__name__)
         sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN,))
         self._rng = np.random.Generator(np.random.PCG64DXSM(sequence))
         self._digest = digest(scheme.to_dict())

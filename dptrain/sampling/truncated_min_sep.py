@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.min_sep import MinSep, MinSepStream, probability_for
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
@@ -49,7 +50,7 @@ class TruncatedMinSep(ExchangeableScheme):
             integers=("min_sep", "dataset_size", "steps", "max_batch_size"),
             probabilities=("probability",),
         )
-        fields.flag("TruncatedMinSep", "warm_start", self.warm_start)
+        checks.flag("warm_start", self.warm_start, owner="TruncatedMinSep")
 
     @classmethod
     def for_batch_size(

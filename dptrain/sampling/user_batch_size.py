@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.neighbours import neighbourhood_sizes
@@ -51,17 +52,18 @@ def simulated_batch_size(
     Raises:
         ValueError: if an argument is out of range or the graph holds no edges.
     """
-    p = fields.probability(_OWNER, "probability", probability)
+    checks.instance("graph", graph, AttributionGraph, owner=_OWNER)
+    p = checks.probability("probability", probability, owner=_OWNER)
     if burn_in is not None:
-        burn_in = fields.integer(_OWNER, "burn_in", burn_in, minimum=0)
+        burn_in = checks.integer("burn_in", burn_in, minimum=0, owner=_OWNER)
     with _bar() as bar:
         simulation = Simulation(
             graph,
-            min_sep=fields.integer(_OWNER, "min_sep", min_sep),
+            min_sep=checks.integer("min_sep", min_sep, owner=_OWNER),
             exclusion=checked(_OWNER, exclusion),
-            steps=fields.integer(_OWNER, "steps", steps),
+            steps=checks.steps(steps, owner=_OWNER),
             burn_in=burn_in,
-            seed=fields.integer(_OWNER, "seed", seed, minimum=0),
+            seed=checks.integer("seed", seed, minimum=0, owner=_OWNER),
             first=p,
             bar=bar,
         )
@@ -105,12 +107,13 @@ def probability_for_batch_size(
         ValueError: if an argument is out of range, the graph holds no edges, or exclusion allows no
             such batches; the message gives the largest possible size, rounded down.
     """
+    checks.instance("graph", graph, AttributionGraph, owner=_OWNER)
     exclusion = checked(_OWNER, exclusion)
-    b = fields.integer(_OWNER, "min_sep", min_sep)
-    steps = fields.integer(_OWNER, "steps", steps)
-    seed = fields.integer(_OWNER, "seed", seed, minimum=0)
+    b = checks.integer("min_sep", min_sep, owner=_OWNER)
+    steps = checks.steps(steps, owner=_OWNER)
+    seed = checks.integer("seed", seed, minimum=0, owner=_OWNER)
     if relative_error is not None:
-        relative_error = fields.probability(_OWNER, "relative_error", relative_error)
+        relative_error = checks.probability("relative_error", relative_error, owner=_OWNER)
     method = _method(method, exclusion)
     n_examples = graph.examples
     size = fields.expected_batch_size(
@@ -160,8 +163,7 @@ def probability_for_batch_size(
 def _method(method: Any, exclusion: Exclusion) -> Method:
     if method is None:
         return "exact" if exclusion == "sampling" else "simulation"
-    if method not in ("exact", "simulation"):
-        raise ValueError(f"{_OWNER}: method={method!r} must be 'exact' or 'simulation'")
+    checks.choice("method", method, ("exact", "simulation"), owner=_OWNER)
     if method == "exact" and exclusion == "participation":
         raise ValueError(
             f"{_OWNER}: method='exact' is not known for exclusion='participation'; use "

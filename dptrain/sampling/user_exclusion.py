@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dptrain import checks
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.graph_edges import any_in_row, gather
 from dptrain.sampling.scheme import Indices
@@ -20,8 +21,7 @@ def checked(owner: str, exclusion: Any) -> Exclusion:
     Raises:
         ValueError: naming ``owner``, if it is anything else.
     """
-    if exclusion not in EXCLUSIONS:
-        raise ValueError(f"{owner}: exclusion={exclusion!r} must be one of {list(EXCLUSIONS)}")
+    checks.choice("exclusion", exclusion, EXCLUSIONS, owner=owner)
     return exclusion
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.example_queue import Queue
 from dptrain.sampling.graph import AttributionGraph
@@ -78,7 +79,7 @@ class UserFixed(UserScheme):
             )
         fit = -(-self.steps // self.min_sep)
         most = self.max_participations
-        most = fit if most is None else fields.integer(owner, "max_participations", most)
+        most = fit if most is None else checks.integer("max_participations", most, owner=owner)
         object.__setattr__(self, "max_participations", min(most, fit))
 
     @classmethod

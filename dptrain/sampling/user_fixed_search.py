@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from dptrain.sampling import fields
+from dptrain import checks
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.user_fixed import UserFixed
 
@@ -34,7 +34,7 @@ def largest_min_sep(
     Raises:
         ValueError: if an argument is out of range, or not even b = 1 fills every batch.
     """
-    steps = fields.integer("UserFixed", "steps", steps)
+    steps = checks.steps(steps, owner="UserFixed")
 
     def scheme(min_sep: int) -> UserFixed:
         return UserFixed(

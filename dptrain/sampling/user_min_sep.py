@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from tqdm import tqdm
 
+from dptrain import checks
 from dptrain.sampling import fields
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.scheme import Indices
@@ -80,7 +81,7 @@ class UserMinSep(UserScheme):
         burn_in = self.burn_in
         if burn_in is None:
             burn_in = default_burn_in(self.min_sep, self.exclusion)
-        burn_in = fields.integer(owner, "burn_in", burn_in, minimum=0)
+        burn_in = checks.integer("burn_in", burn_in, minimum=0, owner=owner)
         object.__setattr__(self, "burn_in", burn_in)
         # A user's last step is kept in 32 bits.
         if burn_in + self.steps > _MOST_STEPS or self.min_sep > _MOST_STEPS:

@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC
 from typing import Self
 
+from dptrain import checks
 from dptrain.guarantee import Unit
 from dptrain.sampling.graph import AttributionGraph
 from dptrain.sampling.scheme import Scheme
@@ -20,9 +21,7 @@ class UserScheme(Scheme, ABC):
     graph: AttributionGraph
 
     def _check_graph(self) -> None:
-        if not isinstance(self.graph, AttributionGraph):
-            owner = type(self).__name__
-            raise ValueError(f"{owner}: graph={self.graph!r} must be an AttributionGraph")
+        checks.instance("graph", self.graph, AttributionGraph, owner=type(self).__name__)
 
     @property
     def dataset_size(self) -> int:

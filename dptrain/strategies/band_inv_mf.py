@@ -8,11 +8,11 @@ from typing import Self
 
 import numpy as np
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bound, unoptimised
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.inverse_banded import InverseBandedToeplitz, check_bounded
 from dptrain.strategies.inverse_optimize import optimal_inverse_coefficients
-from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.toeplitz import Array
 from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
@@ -64,11 +64,11 @@ class BandInvMF(InverseBandedToeplitz):
 
     def __post_init__(self) -> None:
         for name in ("inverse_bands", "max_participations"):
-            object.__setattr__(self, name, positive_int(name, getattr(self, name)))
+            object.__setattr__(self, name, checks.integer(name, getattr(self, name)))
         checked_objective(self.objective)
         checked_workload(self.workload)
         if self.min_sep is not None:
-            object.__setattr__(self, "min_sep", positive_int("min_sep", self.min_sep))
+            object.__setattr__(self, "min_sep", checks.integer("min_sep", self.min_sep))
         elif self.max_participations > 1:
             raise ValueError(
                 f"min_sep=None with max_participations={self.max_participations}: say how many "
@@ -83,7 +83,7 @@ class BandInvMF(InverseBandedToeplitz):
             check_bounded("BandInvMF", self.filter(), self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
-        g = tuple(value + 0.0 for value in numbers("coefficients", coefficients))  # no -0.0
+        g = tuple(value + 0.0 for value in checks.numbers("coefficients", coefficients))  # no -0.0
         if len(g) != self.inverse_bands:
             raise ValueError(
                 f"coefficients has {len(g)} entries, inverse_bands={self.inverse_bands}: make equal"

@@ -8,10 +8,10 @@ from typing import Self
 
 import numpy as np
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.error_loss import checked_objective
 from dptrain.strategies.optimize import optimal_coefficients
-from dptrain.strategies.patterns import numbers, positive_int
 from dptrain.strategies.stability import check_stable_filter
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
 from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
@@ -50,13 +50,13 @@ class BandMF(BandedToeplitz):
     workload: Workload = PREFIX_SUMS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", positive_int("bands", self.bands))
+        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
         checked_objective(self.objective)
         checked_workload(self.workload)
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", self._checked(self.coefficients))
         if self.steps is not None:
-            object.__setattr__(self, "steps", positive_int("steps", self.steps))
+            object.__setattr__(self, "steps", checks.steps(self.steps))
             if self.coefficients is None:
                 raise unoptimised(self.steps, "coefficients")
             self._check_fits(self.steps)
@@ -64,7 +64,7 @@ class BandMF(BandedToeplitz):
             check_stable_filter(owner, self.coefficients, self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
-        c = numbers("coefficients", coefficients)
+        c = checks.numbers("coefficients", coefficients)
         if len(c) != self.bands:
             raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
         for k, value in enumerate(c):
@@ -87,7 +87,7 @@ class BandMF(BandedToeplitz):
             ValueError: if ``bands > steps``, the value is bound to or the workload is made for
                 another n, or C^-1 blows up within n steps (the message says which).
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.steps is not None:
             self._check_bound_to(steps)
             return self
@@ -111,7 +111,7 @@ class BandMF(BandedToeplitz):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.coefficients is None or self.steps is None:
             raise ValueError(f"this BandMF has no coefficients yet: use bind({steps}) first")
         self._check_bound_to(steps)

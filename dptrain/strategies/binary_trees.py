@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.strategies.patterns import positive_int
+from dptrain import checks
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz import checked_vector
 from dptrain.strategies.tree_estimator import (
@@ -117,10 +117,10 @@ class BinaryTrees(Strategy, ABC):
 
     def _worst_square(self, steps: int, m: int, b: int) -> tuple[int, bool]:
         return worst_square(
-            positive_int("steps", steps),
+            checks.steps(steps),
             self.levels(steps),
-            positive_int("max_participations", m),
-            positive_int("min_sep", b),
+            checks.integer("max_participations", m),
+            checks.integer("min_sep", b),
         )
 
     def errors(self, steps: int, workload: Workload = PREFIX_SUMS) -> Array:

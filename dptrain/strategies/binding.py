@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain.strategies.patterns import positive_int
+from dptrain import checks
 
 
 def steps_of(owner: str, bound_to: int | None) -> int:
@@ -29,7 +29,7 @@ def check_bound(owner: str, bound_to: int | None, steps: int) -> int:
     Raises:
         ValueError: if it is not bound, or is bound to another n.
     """
-    steps = positive_int("steps", steps)
+    steps = checks.steps(steps)
     if bound_to is None:
         raise ValueError(f"this {owner} is not bound to a number of steps: use bind({steps}) first")
     if bound_to != steps:

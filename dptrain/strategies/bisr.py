@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bound
 from dptrain.strategies.inverse_banded import InverseBandedToeplitz
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.square_root_series import (
     checked_decay,
     inverse_square_root_coefficients,
@@ -59,7 +59,7 @@ class BISR(InverseBandedToeplitz):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        bands = positive_int("inverse_bands", self.inverse_bands)
+        bands = checks.integer("inverse_bands", self.inverse_bands)
         object.__setattr__(self, "inverse_bands", bands)
         alpha, beta = checked_decay(self.alpha, self.beta)
         object.__setattr__(self, "alpha", alpha)

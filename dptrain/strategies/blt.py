@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bound, steps_of, unoptimised
 from dptrain.strategies.blt_forms import (
     inverse_column,
@@ -22,11 +23,12 @@ from dptrain.strategies.blt_forms import (
 )
 from dptrain.strategies.blt_optimize import optimal_buffers
 from dptrain.strategies.error_loss import checked_objective
-from dptrain.strategies.patterns import numbers, participations, positive_int
+from dptrain.strategies.patterns import participations
 from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector
 from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload, checked_workload
 
 _SMALLEST = 2.0**-53  # θ below this counts as this: C ≥ 0 only grows, by less than its rounding
+_MOST_OPTIMISED = 32  # buffers; bind takes a quarter of a second for each and for each start
 _LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for other families
 
 
@@ -75,15 +77,15 @@ class BLT(Toeplitz):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", positive_int("buffers", self.buffers))
+        object.__setattr__(self, "buffers", checks.integer("buffers", self.buffers))
         checked_objective(self.objective)
         if self.workload is None:
             object.__setattr__(self, "workload", PREFIX_SUMS)
         checked_workload(self.workload)
-        m = positive_int("max_participations", self.max_participations)
+        m = checks.integer("max_participations", self.max_participations)
         object.__setattr__(self, "max_participations", m)
         if self.min_sep is not None:
-            object.__setattr__(self, "min_sep", positive_int("min_sep", self.min_sep))
+            object.__setattr__(self, "min_sep", checks.integer("min_sep", self.min_sep))
         elif m > 1:
             raise ValueError(
                 f"min_sep is missing: with max_participations={m} say how many steps are between "
@@ -92,18 +94,23 @@ class BLT(Toeplitz):
         self._check_coefficients()
         if self.steps is None:
             return
-        object.__setattr__(self, "steps", positive_int("steps", self.steps))
+        object.__setattr__(self, "steps", checks.steps(self.steps))
         if self.theta is None:
             raise unoptimised(self.steps, "theta and omega")
         self._check_stable()
 
     def _check_coefficients(self) -> None:
         if self.theta is None and self.omega is None:
+            if self.buffers > _MOST_OPTIMISED:
+                raise ValueError(
+                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} are optimised, and beyond "
+                    "about 5 they gain next to nothing; use fewer, or give theta and omega"
+                )
             return
         if self.theta is None or self.omega is None:
             missing = "theta" if self.theta is None else "omega"
             raise ValueError(f"{missing} is missing: give both theta and omega, or neither")
-        theta, omega = numbers("theta", self.theta), numbers("omega", self.omega)
+        theta, omega = checks.numbers("theta", self.theta), checks.numbers("omega", self.omega)
         for name, values in (("theta", theta), ("omega", omega)):
             if len(values) != self.buffers:
                 raise ValueError(
@@ -183,7 +190,7 @@ class BLT(Toeplitz):
                 coefficients pass 10^6 times the first one), or the workload is made for another
                 n or (not Toeplitz) too large to optimise for.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.steps is not None:
             self._check_bound(steps)
             return self

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bands_fit
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.square_root_series import checked_decay, square_root_coefficients
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
@@ -42,7 +42,7 @@ class BSR(BandedToeplitz):
     beta: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", positive_int("bands", self.bands))
+        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
         alpha, beta = checked_decay(self.alpha, self.beta)
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "beta", beta)
@@ -53,10 +53,10 @@ class BSR(BandedToeplitz):
         Raises:
             ValueError: if ``bands > steps``.
         """
-        check_bands_fit(self.bands, positive_int("steps", steps))
+        check_bands_fit(self.bands, checks.steps(steps))
         return self
 
     def first_column(self, steps: int) -> Array:
         """The first min(bands, n) coefficients of A_{α,β}^{1/2}."""
-        count = min(self.bands, positive_int("steps", steps))
+        count = min(self.bands, checks.steps(steps))
         return square_root_coefficients(count, self.alpha, self.beta)

@@ -9,12 +9,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.strategies.band_mf import BandMF
 from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.column_normalized_optimize import optimal_columns
 from dptrain.strategies.lower_triangular import LowerTriangular
 from dptrain.strategies.packed import decode, encode
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 Array = npt.NDArray[np.float64]
@@ -57,10 +57,10 @@ class ColumnNormalizedBandMF(LowerTriangular):
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bands", positive_int("bands", self.bands))
+        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
         checked_workload(self.workload)
         if self.steps is not None:
-            object.__setattr__(self, "steps", positive_int("steps", self.steps))
+            object.__setattr__(self, "steps", checks.steps(self.steps))
         if self.coefficients is None:
             if self.steps is not None:
                 raise unoptimised(self.steps, "coefficients")
@@ -115,7 +115,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
                 to another n, the workload is for another n, or C^-1 blows up.
             RuntimeError: if the optimisation fails.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.coefficients is not None:
             self._check_bound_to(steps)
             _ = self._stable
@@ -148,7 +148,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        self._check_bound_to(positive_int("steps", steps))
+        self._check_bound_to(checks.steps(steps))
         return self._diagonals
 
 

@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.strategies.band_mf import BandMF
 from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.column_normalized_optimize import optimal_columns
@@ -19,7 +20,6 @@ from dptrain.strategies.lower_triangular import (
     diagonals_from_dense,
 )
 from dptrain.strategies.packed import pack, unpack
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 
 Array = npt.NDArray[np.float64]
@@ -73,7 +73,7 @@ class Dense(LowerTriangular):
         for name in ("epochs", "bands", "steps"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, positive_int(name, value))
+                object.__setattr__(self, name, checks.integer(name, value))
         checked_workload(self.workload)
         if self.matrix is not None:
             text = self.matrix if isinstance(self.matrix, str) else pack(self.matrix)
@@ -127,7 +127,7 @@ class Dense(LowerTriangular):
                 ``epochs``, ``bands > n``, the workload is for another n, or C^-1 blows up.
             RuntimeError: if the optimisation does not converge.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.matrix is not None:
             self._check_bound_to(steps)
             _ = self._stable
@@ -171,7 +171,7 @@ class Dense(LowerTriangular):
         Raises:
             ValueError: if the value is not bound, or is bound to another n.
         """
-        self._check_bound_to(positive_int("steps", steps))
+        self._check_bound_to(checks.steps(steps))
         return self._diagonals
 
     def magnitude(self) -> Dense:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import fftconvolve
 
+from dptrain import checks
 from dptrain.strategies.row_norms import RowNorms
 from dptrain.strategies.workload import Workload
 
@@ -25,11 +26,9 @@ def checked_objective(objective: str) -> str:
     """``objective`` if it is known.
 
     Raises:
-        ValueError: otherwise.
+        TypeError, ValueError: otherwise.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective={objective!r}: must be one of {OBJECTIVES}")
-    return objective
+    return checks.choice("objective", objective, OBJECTIVES)
 
 
 def error_loss(workload: Workload, steps: int, objective: str) -> Loss:

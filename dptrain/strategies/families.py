@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from dptrain import checks
 from dptrain.strategies.band_inv_mf import BandInvMF
 from dptrain.strategies.band_mf import BandMF
 from dptrain.strategies.bisr import BISR
@@ -14,7 +15,6 @@ from dptrain.strategies.bsr import BSR
 from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.dense import Dense
 from dptrain.strategies.identity import Identity
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.square_root import SquareRoot
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.tree import Tree, TreeRestart
@@ -49,7 +49,9 @@ def families(
     b = steps if min_sep is None else min_sep
     run: dict[str, Any] = {"max_participations": max_participations, "min_sep": b}
     found: list[Strategy] = [Identity()]
-    for count in sorted({positive_int("bands", value) for value in bands} - {1}):
+    if isinstance(bands, str) or not isinstance(bands, Iterable):
+        raise TypeError(f"{checks.named('bands', bands)} must be numbers of bands, such as (4, 16)")
+    for count in sorted({checks.integer("bands", value) for value in bands} - {1}):
         if count > steps:
             raise ValueError(f"bands={count} exceeds steps={steps}: leave it out")
         found += [

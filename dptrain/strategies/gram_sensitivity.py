@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.strategies.patterns import participations, positive_int
+from dptrain import checks
+from dptrain.strategies.patterns import participations
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz import Toeplitz
 
@@ -141,8 +142,8 @@ def fixed_epoch_sensitivity(strategy: Strategy, *, steps: int, epochs: int) -> f
     Raises:
         ValueError: if they are not positive integers or n is not a multiple of e.
     """
-    steps = positive_int("steps", steps)
-    epochs = positive_int("epochs", epochs)
+    steps = checks.steps(steps)
+    epochs = checks.integer("epochs", epochs)
     if steps % epochs:
         raise ValueError(
             f"steps={steps} is not a multiple of epochs={epochs}: participations exactly "

@@ -7,7 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.strategies.patterns import positive_int
+from dptrain import checks
 from dptrain.strategies.toeplitz import Array, BandedToeplitz
 
 
@@ -26,10 +26,10 @@ class Identity(BandedToeplitz):
         Raises:
             ValueError: if ``steps`` is not a positive integer.
         """
-        positive_int("steps", steps)
+        checks.steps(steps)
         return self
 
     def first_column(self, steps: int) -> Array:
         """c = (1,)."""
-        positive_int("steps", steps)
+        checks.steps(steps)
         return np.ones(1)

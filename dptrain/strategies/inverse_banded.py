@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bands_fit, check_bound, steps_of
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.toeplitz import Array, Toeplitz, checked_vector, impulse_response
 
 _LARGEST_GROWTH = 1e6  # c_t / c_0 at which C counts as blown up; families of the paper stay ≤ 1
@@ -49,7 +49,7 @@ class InverseBandedToeplitz(Toeplitz, ABC):
         Raises:
             ValueError: if ``inverse_bands > steps`` or ``steps`` is not a positive integer.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         check_bands_fit(self.inverse_bands, steps, name="inverse_bands")
         return steps
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from scipy.linalg.lapack import dtbtrs
 from scipy.signal import lfilter
 
-from dptrain.strategies.patterns import number, positive_int
+from dptrain import checks
 from dptrain.strategies.workload import Workload
 
 Array = npt.NDArray[np.float64]
@@ -50,29 +49,18 @@ class MomentumSGD(Workload):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        beta = number("momentum", self.momentum)
-        decay = number("weight_decay", self.weight_decay)
-        if not 0 <= beta < 1:
-            raise ValueError(f"momentum={self.momentum!r}: must be at least 0 and less than 1")
-        if not 0 <= decay < math.inf:
-            raise ValueError(f"weight_decay={self.weight_decay!r}: must be finite and at least 0")
+        beta = checks.number("momentum", self.momentum, minimum=0, below=1)
+        decay = checks.number("weight_decay", self.weight_decay, minimum=0)
         rates = self.learning_rates
-        single = not isinstance(rates, Sequence | np.ndarray)
-        try:
-            values = np.atleast_1d(np.asarray(rates, dtype=np.float64))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"learning_rates={rates!r}: must be one number, or one a step"
-            ) from error
-        if values.ndim != 1 or not values.size:
-            raise ValueError(
-                f"learning_rates has the shape {values.shape}: must be one number, or one a step"
-            )
-        wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        single = getattr(rates, "ndim", None) == 0 or not isinstance(rates, Iterable)
+        name = "learning_rates"
+        values = np.array([checks.number(name, rates)] if single else checks.numbers(name, rates))
+        if not values.size:
+            raise ValueError("learning_rates is empty: must be one number, or one a step")
+        wrong = np.flatnonzero(values < 0)
         if wrong.size:
             raise ValueError(
-                f"learning_rates: {values[wrong[0]]} at step {wrong[0]}: must be finite and at "
-                "least 0"
+                f"learning_rates: {values[wrong[0]]} at step {wrong[0]} must be at least 0"
             )
         if not values.any():
             raise ValueError("learning_rates are all zero: one must be positive")
@@ -100,7 +88,9 @@ class MomentumSGD(Workload):
         Raises:
             ValueError: as the constructor, or if ``steps`` is not a positive integer.
         """
-        rates = tuple(float(schedule(t)) for t in range(positive_int("steps", steps)))
+        if not callable(schedule):
+            raise TypeError(f"schedule={schedule!r} must be a function of the step")
+        rates = tuple(float(schedule(t)) for t in range(checks.steps(steps)))
         return cls(momentum=momentum, learning_rates=rates, weight_decay=weight_decay)
 
     @property
@@ -186,10 +176,9 @@ def linear_decay(
     Raises:
         ValueError: if an argument is out of range.
     """
-    steps = positive_int("steps", steps)
-    if not 0 <= begin < end <= 1:
-        raise ValueError(f"begin={begin!r}, end={end!r}: must be 0 <= begin < end <= 1")
-    if not 0 <= final <= 1:
-        raise ValueError(f"final={final!r}: must be between 0 and 1")
+    steps = checks.steps(steps)
+    begin = checks.number("begin", begin, minimum=0, below=1)
+    end = checks.number("end", end, above=begin, maximum=1)
+    final = checks.number("final", final, minimum=0, maximum=1)
     rates = np.interp(np.arange(steps), [begin * steps, end * steps], [1.0, final])
     return tuple(rates.tolist())

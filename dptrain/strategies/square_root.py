@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
+from dptrain import checks
 from dptrain.strategies.binding import check_bound, steps_of
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.square_root_series import (
     checked_decay,
     inverse_square_root_coefficients,
@@ -45,7 +45,7 @@ class SquareRoot(Toeplitz):
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "beta", beta)
         if self.steps is not None:
-            object.__setattr__(self, "steps", positive_int("steps", self.steps))
+            object.__setattr__(self, "steps", checks.steps(self.steps))
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -65,7 +65,7 @@ class SquareRoot(Toeplitz):
         if self.steps is not None:
             check_bound("SquareRoot", self.steps, steps)
             return self
-        return dataclasses.replace(self, steps=positive_int("steps", steps))
+        return dataclasses.replace(self, steps=checks.steps(steps))
 
     def first_column(self, steps: int) -> Array:
         """The first n coefficients of A_{α,β}^{1/2}.

@@ -17,13 +17,11 @@ negative but for the first: two facts that the strategies build their sensitivit
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 from scipy.linalg.blas import dtbsv
 
-from dptrain.strategies.patterns import positive_int
+from dptrain import checks
 
 Array = npt.NDArray[np.float64]
 
@@ -34,18 +32,16 @@ def checked_decay(alpha: float, beta: float) -> tuple[float, float]:
     """(α, β) as floats.
 
     Raises:
+        TypeError: if one is no number.
         ValueError: unless 0 < α ≤ 1 and 0 ≤ β < α.
     """
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ValueError(f"{name}={value!r}: must be a number")
-    alpha, beta = float(alpha), float(beta)
+    alpha, beta = checks.number("alpha", alpha), checks.number("beta", beta)
     if not 0 < alpha <= 1:
         raise ValueError(
             f"alpha={alpha}: must be in (0, 1]; it is 1 - learning rate · weight decay, "
             "1 without weight decay"
         )
-    if not (math.isfinite(beta) and 0 <= beta < alpha):
+    if not 0 <= beta < alpha:
         raise ValueError(
             f"beta={beta}: the momentum must be in [0, alpha) = [0, {alpha}), 0 for none"
         )
@@ -68,7 +64,7 @@ def square_root_coefficients(count: int, alpha: float = 1.0, beta: float = 0.0) 
     Raises:
         ValueError: if an argument is out of range.
     """
-    count = positive_int("count", count)
+    count = checks.integer("count", count)
     alpha, beta = checked_decay(alpha, beta)
     return _scaled(_beta_moments(count, alpha, beta, 0.5), alpha)
 
@@ -79,7 +75,7 @@ def inverse_square_root_coefficients(count: int, alpha: float = 1.0, beta: float
     Positive at 0 and not positive after (see the module). Arguments, shape and errors as for
     :func:`square_root_coefficients`.
     """
-    count = positive_int("count", count)
+    count = checks.integer("count", count)
     alpha, beta = checked_decay(alpha, beta)
     g = np.ones(count)
     if count > 1:

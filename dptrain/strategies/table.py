@@ -11,10 +11,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dptrain import checks
 from dptrain.strategies.families import describe, families
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
 from dptrain.text import aligned, duration, size
 
 _TIMED_BYTES = 1 << 29  # of buffers while a step is timed; larger ones are scaled from this size
@@ -144,10 +144,12 @@ def table(
     Raises:
         ValueError: for contradicting or impossible arguments.
     """
-    steps = positive_int("steps", steps)
-    parameters = positive_int("parameters", parameters)
+    steps = checks.steps(steps)
+    parameters = checks.integer("parameters", parameters)
     m, b = _participations(steps, epochs, max_participations, min_sep)
-    workload.check(steps)
+    checks.flag("timed", timed)
+    checks.flag("dense", dense)
+    checked_workload(workload).check(steps)
     if strategies is None:
         strategies = families(
             steps=steps,
@@ -194,7 +196,7 @@ def _participations(
     steps: int, epochs: int | None, max_participations: int | None, min_sep: int | None
 ) -> tuple[int, int]:
     if epochs is not None:
-        epochs = positive_int("epochs", epochs)
+        epochs = checks.integer("epochs", epochs)
         if max_participations is not None or min_sep is not None:
             raise ValueError(
                 f"epochs={epochs} beside max_participations={max_participations} and min_sep="
@@ -203,13 +205,17 @@ def _participations(
         if epochs > steps:
             raise ValueError(f"epochs={epochs} exceeds steps={steps}: use at most {steps}")
         return epochs, steps // epochs
-    m = 1 if max_participations is None else positive_int("max_participations", max_participations)
+    m = (
+        1
+        if max_participations is None
+        else checks.integer("max_participations", max_participations)
+    )
     b = steps if min_sep is None and m == 1 else min_sep
     if b is None:
         raise ValueError(
             f"max_participations={m} without min_sep: say how many steps lie between two of them"
         )
-    b = positive_int("min_sep", b)
+    b = checks.integer("min_sep", b)
     if m > math.ceil(steps / b):
         raise ValueError(
             f"max_participations={m} at least min_sep={b} steps apart do not fit in steps={steps}: "

@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import fftconvolve, lfilter
 
-from dptrain.strategies.patterns import participations, positive_int, regular_pattern
+from dptrain import checks
+from dptrain.strategies.patterns import participations, regular_pattern
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.workload import PREFIX_SUMS, Workload
 
@@ -198,7 +199,7 @@ class BandedToeplitz(Toeplitz, ABC):
 
     def inverse_column(self, steps: int) -> Array:
         """Impulse response of 1/c(x): shape (steps,)."""
-        return impulse_response(self.first_column(steps), positive_int("steps", steps))
+        return impulse_response(self.first_column(steps), checks.steps(steps))
 
     def apply(self, x: npt.ArrayLike) -> Array:
         """``C @ x`` by the filter c."""

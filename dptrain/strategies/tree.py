@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
+from dptrain import checks
 from dptrain.strategies.binary_trees import BinaryTrees
 from dptrain.strategies.binding import check_bound, steps_of
-from dptrain.strategies.patterns import positive_int
 from dptrain.strategies.tree_nodes import steps_with
 
 
@@ -29,7 +29,7 @@ class Tree(BinaryTrees):
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            object.__setattr__(self, "steps", positive_int("steps", self.steps))
+            object.__setattr__(self, "steps", checks.steps(self.steps))
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -46,7 +46,7 @@ class Tree(BinaryTrees):
         Raises:
             ValueError: if it is bound to another n.
         """
-        steps = positive_int("steps", steps)
+        steps = checks.steps(steps)
         if self.steps is None:
             return dataclasses.replace(self, steps=steps)
         check_bound("Tree", self.steps, steps)
@@ -83,7 +83,7 @@ class TreeRestart(BinaryTrees):
     height: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "height", positive_int("height", self.height))
+        object.__setattr__(self, "height", checks.integer("height", self.height))
 
     @property
     def bands(self) -> int:  # type: ignore[override]
@@ -101,7 +101,7 @@ class TreeRestart(BinaryTrees):
 
     def levels(self, steps: int) -> int:
         """``height``."""
-        fits = positive_int("steps", steps).bit_length()
+        fits = checks.steps(steps).bit_length()
         if self.height > fits:
             raise ValueError(
                 f"height={self.height} asks for trees of 2^{self.height - 1} leaves, more than the "

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
+from dptrain import checks
 from dptrain.registry import JsonValue
 
 Array = npt.NDArray[np.float64]
@@ -65,11 +66,6 @@ def checked_workload(workload: Workload) -> Workload:
     """``workload`` if it is one.
 
     Raises:
-        ValueError: otherwise.
+        TypeError: otherwise.
     """
-    if not isinstance(workload, Workload):
-        raise ValueError(
-            f"workload={workload!r}: must be a Workload, such as MomentumSGD(momentum=0.9) or "
-            "DenseWorkload(entries=matrix)"
-        )
-    return workload
+    return checks.instance("workload", workload, Workload, example="MomentumSGD(momentum=0.9)")

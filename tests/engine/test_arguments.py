@@ -123,12 +123,14 @@ def test_mechanism_excludes_what_it_fixes():
     refused("already fixes", mechanism=mechanism, noise_multiplier=1.0, scheme=None)
 
 
-def test_delta_of_a_whole_example_warns():
-    with pytest.warns(UserWarning, match=r"1/N"):
-        make(
-            small_net(), images(), scheme=ONE, noise_multiplier=None, target_epsilon=3.0,
-            target_delta=0.05,
-        )  # fmt: skip
+def test_delta_of_a_whole_example_is_refused():
+    refused("target_delta=0.05 is not below 1/N", target_delta=0.05)
+    refused(
+        "target_delta=0.05 is not below 1/N",
+        noise_multiplier=None,
+        target_epsilon=3.0,
+        target_delta=0.05,
+    )
 
 
 def test_datasets_without_length():

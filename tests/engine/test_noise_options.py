@@ -201,7 +201,7 @@ def test_a_mechanism_of_a_checkpoint_takes_the_options_too():
         ({"secure": 1}, TypeError, "secure=1"),
         ({"regenerate_noise": None}, TypeError, "regenerate_noise=None"),
         ({"noise_dtype": torch.float16}, ValueError, r"noise_dtype=torch\.float16.*bfloat16"),
-        ({"noise_dtype": "bfloat16"}, ValueError, "noise_dtype='bfloat16'"),
+        ({"noise_dtype": "bfloat16"}, TypeError, "noise_dtype='bfloat16'"),
         (
             {"noise_dtype": torch.bfloat16, "regenerate_noise": True},
             ValueError,

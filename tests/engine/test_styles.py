@@ -61,7 +61,11 @@ def test_groups_that_do_not_divide_the_parameters_are_refused(groups, message):
         (lambda: PerGroup(SPLIT, {"head": 1.0}), ValueError, "one for each"),
         (lambda: PerGroup(SPLIT, {"head": 1, "body": 1, "x": 1}), ValueError, "one for each"),
         (lambda: PerGroup(SPLIT, {"head": 1.0, "body": 0.0}), ValueError, r"shares\['body'\]"),
-        (lambda: PerGroup(SPLIT, {"head": 1.0, "body": math.nan}), ValueError, "positive"),
+        (
+            lambda: PerGroup(SPLIT, {"head": 1.0, "body": math.nan}),
+            ValueError,
+            "finite and above 0",
+        ),
         (lambda: PerGroup(SPLIT, {"head": "1", "body": 1.0}), TypeError, r"shares\['head'\]"),
         (lambda: PerGroup(SPLIT, [1.0, 1.0]), TypeError, "shares="),
         (lambda: Automatic(0.0), ValueError, "gamma=0.0"),

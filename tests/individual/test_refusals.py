@@ -161,7 +161,7 @@ def test_unbounded_steps(steps):
 
 @pytest.mark.parametrize("steps", [0, -3, 2.5, 10.0, True, "10", math.nan])
 def test_bad_numbers_of_steps(steps):
-    with pytest.raises(ValueError, match=r"max_steps=.*integer, at least 1"):
+    with pytest.raises((TypeError, ValueError), match=r"max_steps=.* (an integer, not|at least 1)"):
         GDPFilter(target_epsilon=2.0, target_delta=1e-3, max_steps=steps)
 
 
@@ -173,7 +173,9 @@ def test_bad_epsilons(epsilon):
 
 @pytest.mark.parametrize("steps", [0, -1, 2.5, math.nan, "5", None, True])
 def test_bad_numbers_of_full_norm_steps(steps):
-    with pytest.raises(ValueError, match=r"full_norm_steps=.*integer, at least 1"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"full_norm_steps=.* (an integer, not|at least 1)"
+    ):
         GDP.noise_multiplier(steps)
 
 
@@ -184,7 +186,7 @@ def test_bad_deltas(delta):
 
 
 @pytest.mark.parametrize("field", ["target_epsilon", "target_delta"])
-@pytest.mark.parametrize("value", ["1", None, True, torch.tensor(0.5)])
+@pytest.mark.parametrize("value", ["1", None, True, torch.tensor([0.5])])
 def test_values_of_another_type(field, value):
     fields = {"target_epsilon": 1.0, "target_delta": 1e-3, "max_steps": 5, field: value}
     with pytest.raises(TypeError, match=rf"GDPFilter: {field}="):

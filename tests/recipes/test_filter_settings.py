@@ -39,7 +39,7 @@ PLAIN = [
         (["individual.max_steps=7"], "max_steps=7 is below the 8 steps"),
         (["privacy.delta=1e-6"], "privacy.delta=1e-06 and individual.delta=1e-05"),
         (["individual.report=perhaps"], "individual.report='perhaps': true or false"),
-        (["individual.full_consumption=1"], "full_consumption=1: True or False"),
+        (["individual.full_consumption=1"], "full_consumption=1 must be True or False"),
         (["--simulate", "2"], "simulate=2 with individual.type=GDPFilter"),
         (["scheme.epoch_length=2"], "a sampled step is not Gaussian"),
         (

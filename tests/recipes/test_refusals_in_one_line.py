@@ -52,7 +52,7 @@ def test_a_refusal_while_the_run_is_made(config, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(PrivacyEngine, "make_private", with_views)
     assert run(config, tmp_path / "run", *PLAIN) == 2
-    assert last_line(capsys) == "error: views=2.5: must be an integer, not float"
+    assert last_line(capsys) == "error: views=2.5 must be an integer, not float"
 
 
 def test_too_little_memory(config, tmp_path, monkeypatch, capsys):

@@ -49,7 +49,7 @@ def test_dataset_without_length(data):
     ],
 )
 def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make(**{"data": Untouchable(), **options})
 
 

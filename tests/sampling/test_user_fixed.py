@@ -234,11 +234,11 @@ def test_detached_graph():
         ({"steps": math.nan}, "steps"),
         ({"max_participations": 0}, "max_participations=0"),
         ({"max_participations": 1.5}, "max_participations"),
-        ({"graph": [[0]]}, "must be an AttributionGraph"),
+        ({"graph": [[0]]}, "must be a dptrain.AttributionGraph"),
     ],
 )
 def test_bad_input(changes, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         scheme_of(**{"graph": SMALL, **changes})
 
 

@@ -65,11 +65,11 @@ def test_copies_share_the_graph():
         ({"burn_in": 1.5}, "burn_in"),
         ({"batch_size": 81}, "largest possible batch size is 80"),
         ({"batch_size": math.inf}, "batch_size"),
-        ({"graph": None}, "graph=None must be an AttributionGraph"),
+        ({"graph": None}, "graph=None must be a dptrain.AttributionGraph"),
     ],
 )
 def test_bad_input(changes, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         scheme_of(**{"graph": SMALL, **changes})
 
 

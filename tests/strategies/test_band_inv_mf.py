@@ -99,7 +99,7 @@ def test_bad_coefficients(coefficients):
     ],
 )
 def test_bad_input(arguments, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         BandInvMF(**{"inverse_bands": 2, **arguments})
 
 

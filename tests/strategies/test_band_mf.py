@@ -60,14 +60,14 @@ def test_values_written_before_workloads_existed_are_read():
     ("coefficients", "message"),
     [
         ((1.0, -0.5), "coefficients: entry 1 is -0.5: must be finite and not negative"),
-        ((1.0, float("nan")), "entry 1 is nan"),
-        ((float("inf"), 1.0), "entry 0 is inf"),
+        ((1.0, float("nan")), r"coefficients\[1\]=nan must be finite"),
+        ((float("inf"), 1.0), r"coefficients\[0\]=inf must be finite"),
         ((0.0, 1.0), "entry 0 is 0: must be positive"),
         ((1.0,), "coefficients has 1 entries, bands=2"),
     ],
 )
 def test_refuses_coefficients(coefficients, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         BandMF(bands=2, coefficients=coefficients)
 
 
@@ -84,13 +84,17 @@ def test_refuses_coefficients_whose_inverse_blows_up():
 
 def test_refuses_a_workload_of_another_length():
     strategy = BandMF(bands=2, workload=MomentumSGD(learning_rates=linear_decay(9)))
-    with pytest.raises(ValueError, match="learning_rates has 9 entries, the run 10 steps"):
+    with pytest.raises(
+        (TypeError, ValueError), match="learning_rates has 9 entries, the run 10 steps"
+    ):
         strategy.bind(10)
-    with pytest.raises(ValueError, match="matrix of 3 steps, the run has 4"):
+    with pytest.raises((TypeError, ValueError), match="matrix of 3 steps, the run has 4"):
         BandMF(bands=2, workload=DenseWorkload(entries=np.eye(3))).bind(4)
-    with pytest.raises(ValueError, match=r"workload=<class.*must be a Workload"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"workload=<class.*must be a dptrain.Workload"
+    ):
         BandMF(bands=2, workload=MomentumSGD)
-    with pytest.raises(ValueError, match="workload='prefix'"):
+    with pytest.raises((TypeError, ValueError), match="workload='prefix'"):
         BandMF(bands=2, workload="prefix")
 
 

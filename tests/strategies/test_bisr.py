@@ -105,7 +105,7 @@ def test_a_million_steps():
 
 @pytest.mark.parametrize("bands", [0, -1, 1.5, "3", None, True])
 def test_inverse_bands_must_be_a_positive_integer(bands):
-    with pytest.raises(ValueError, match="inverse_bands="):
+    with pytest.raises((TypeError, ValueError), match="inverse_bands="):
         BISR(inverse_bands=bands)
 
 

@@ -223,7 +223,7 @@ def test_bad_coefficients(coefficients, message):
     ],
 )
 def test_bad_input(fields, steps, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ColumnNormalizedBandMF(**fields).bind(steps)
 
 

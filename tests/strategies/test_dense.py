@@ -154,7 +154,7 @@ def test_too_many_steps():
     ],
 )
 def test_bad_declarations(fields, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         Dense(**fields)
 
 

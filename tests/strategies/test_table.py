@@ -97,5 +97,5 @@ def test_refuses_what_is_no_strategy():
     ],
 )
 def test_refuses(options, match):
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         table(**{**SMALL, **options})
