@@ -292,9 +292,10 @@ class PrivateTraining:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
         self.loader.check_state(private["loader"])  # refuses another data set
         ledger, digests, run = self.optimizer.ledger, state["ledger"], state["ledger_run"]
-        kept = state["ledger_kept"]
-        ledger.check(digests, run=run, kept=kept, accept_lost=accept_lost_ledger)
-        seen_all = ledger.knows(digests, run=run)
+        finished = state["steps_executed"] == self.mechanism.steps  # no later step can be lost
+        accept_lost = accept_lost_ledger or finished
+        ledger.check(digests, run=run, kept=state["ledger_kept"], accept_lost=accept_lost)
+        seen_all = finished or ledger.knows(digests, run=run)
         self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
         ledger.resume(digests)
         self.loader.load_state_dict(private["loader"])

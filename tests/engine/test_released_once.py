@@ -221,6 +221,25 @@ def test_a_ledger_that_is_left_out_is_said(finished):
     assert "resumed after 2 steps without a ledger of released steps" in str(private.guarantee())
 
 
+def test_a_finished_run_needs_no_ledger(finished, tmp_path):
+    """All of its releases are in the checkpoint, and there is no further one."""
+    states, ledger, _ = finished
+    path = tmp_path / "ledger.jsonl"
+    shutil.copy(ledger, path)
+    whole = run(path)
+    whole.load_state_dict(states[4])
+    train(whole)
+    state = through_disk(whole.state_dict())
+    for again in (run(None), run(tmp_path / "new.jsonl")):
+        again.load_state_dict(state)
+        assert "resumed" not in str(again.guarantee())
+        with pytest.raises(RuntimeError, match="all 8 planned steps have run"):
+            train(again)
+    earlier = run(tmp_path / "new.jsonl")  # which does not make it the ledger of earlier ones
+    with pytest.raises(ValueError, match="is not what the checkpoint's run left"):
+        earlier.load_state_dict(states[4])
+
+
 def test_a_moved_ledger_is_the_same(finished, tmp_path):
     states, ledger, end = finished
     path = tmp_path / "elsewhere" / "steps.jsonl"
