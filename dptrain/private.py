@@ -256,7 +256,7 @@ class PrivateTraining:
                 or was cut off; the guarantee then says what it assumes.
 
         Raises:
-            TypeError: if the state is no mapping.
+            TypeError: if the state is no mapping, or the switch neither True nor False.
             ValueError: if the state is damaged, of another mechanism, setting or format, or the
                 ledger has not seen its releases; nothing has been changed then.
         """
@@ -265,6 +265,8 @@ class PrivateTraining:
                 f"state={state!r:.80}: expected what private.state_dict() returned, for instance "
                 "torch.load(path, weights_only=True)"
             )
+        if not isinstance(accept_lost_ledger, bool):
+            raise TypeError(f"accept_lost_ledger={accept_lost_ledger!r}: True or False")
         if state.get("format") != FORMAT:
             raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
         check_fields(state)

@@ -200,6 +200,8 @@ def test_a_loss_that_is_accepted_is_said(finished, tmp_path, lose):
     path = tmp_path / "ledger.jsonl"
     lose(path, ledger)
     private = run(path)
+    with pytest.raises(TypeError, match=r"accept_lost_ledger='no': True or False"):
+        private.load_state_dict(states[4], accept_lost_ledger="no")
     private.load_state_dict(states[4], accept_lost_ledger=True)
     told = "resumed after 4 steps without a ledger of released steps"
     assert told in str(private.guarantee())
