@@ -199,6 +199,8 @@ class PrivacyEngine:
         grad_sample_mode = choose_mode(grad_sample_mode, module)
         validation.check_mode(module, grad_sample_mode)
         validation.check_optimizer(optimizer, module)
+        if lr_scheduler is not None:
+            validation.check_scheduled(lr_scheduler, optimizer)
         validation.check_criterion(criterion, loss_reduction)
         views = checks.integer("views", views)
         if num_workers is not None:

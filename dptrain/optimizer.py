@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from opacus.optimizers import DPOptimizer
+from torch.utils.hooks import RemovableHandle
 
 from dptrain.adaptive import scales_of
 from dptrain.distributed import Ranks
@@ -285,6 +286,44 @@ class PrivateOptimizer(DPOptimizer):
     def _begin_watch(self, batch: MicroBatch) -> None:
         assert self.watch is not None
         self.watch.begin(last=batch.step == self.loader.steps - 1)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks for first, in its ``step(optimizer)``."""
+        raise RuntimeError(
+            "torch.amp.GradScaler multiplies the loss, so that every example is clipped by its "
+            "scale, and looks for overflows in gradients that have no noise yet; leave the scaler "
+            "out (GradScaler(enabled=False)) and use torch.autocast with dtype=torch.bfloat16, or "
+            "float32: nothing of this step was released"
+        )
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        """On the wrapped optimiser: called before each noisy update, once a logical step."""
+        return self.original_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        """On the wrapped optimiser: called after each noisy update, once a logical step."""
+        return self.original_optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(
+        self, hook: Any, prepend: bool = False
+    ) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(
+        self, hook: Any, prepend: bool = False
+    ) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def add_noise(self) -> None:
         """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""

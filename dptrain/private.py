@@ -26,6 +26,7 @@ from dptrain.optimizer import PrivateOptimizer
 from dptrain.randomness import global_state, remember_globals, restore_global_state
 from dptrain.sampling import PrivateLoader
 from dptrain.unfinished import Progress, progress_of
+from dptrain.validation import check_scheduled
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +182,10 @@ class PrivateTraining:
 
         Raises:
             TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
+            ValueError: if it is a scheduler of another optimizer.
         """
         check_scheduler(scheduler)
+        check_scheduled(scheduler, self.optimizer)
         tick = scheduler.step
 
         def step(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -129,6 +130,24 @@ def check_mode(module: nn.Module, mode: str) -> None:
         and layer.sparse
         and layer.weight.requires_grad
     ]
+    errors += [
+        f"layer {name!r}: {type(layer).__name__}, which returns a tuple; use "
+        f"opacus.layers.dp_rnn.DP{type(layer).__name__} with grad_sample_mode='hooks'"
+        for name, layer in module.named_modules()
+        if mode != "bookkeeping"
+        and type(layer) is nn.LSTMCell
+        and any(p.requires_grad for p in layer.parameters())
+    ]
+    errors += [
+        f"layer {name!r}: {type(layer).__name__} has trained parameters and the buffer(s) "
+        f"{[n for n, _ in layer.named_buffers()]}, which grad_sample_mode={mode!r} cannot form "
+        "gradients with; freeze its parameters with requires_grad_(False), or use "
+        "grad_sample_mode='bookkeeping', with a rule for it by dptrain.register_layer()"
+        for name, layer in module.named_modules()
+        if mode != "bookkeeping"
+        and any(p.requires_grad for p in layer.parameters(recurse=False))
+        and next(layer.buffers(), None) is not None
+    ]
     if errors:
         raise ValueError(
             "module cannot be trained privately: "
@@ -151,6 +170,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
             "optimizer is already private, that of another run: build a new one for the module, or "
             "pass the one that it wraps, its original_optimizer"
         )
+    name = type(optimizer).__name__
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimizer is a {name}, whose step() evaluates the loss several times: a step has one "
+            "release, with its noise; use an optimizer that steps by p.grad alone, SGD or Adam for "
+            "instance"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            f"optimizer is a {name}, which takes sparse gradients only, and noise is dense; use "
+            "torch.optim.Adam"
+        )
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trainable = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if missing := [name for p, name in trainable.items() if p not in held]:
@@ -162,6 +194,25 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
         raise ValueError(
             f"the optimizer holds parameter(s) of shape {extra} that the module does not have; "
             "build it from module.parameters() of this very module"
+        )
+
+
+def check_scheduled(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a scheduler that sets the learning rate of something else.
+
+    Args:
+        scheduler: a learning-rate scheduler.
+        optimizer: that of the run, as it is or wrapped.
+
+    Raises:
+        ValueError: if it belongs to another optimizer.
+    """
+    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
+    if groups is not None and groups is not optimizer.param_groups:
+        raise ValueError(
+            f"lr_scheduler is a {type(scheduler).__name__} of another optimizer: it would leave "
+            "the run's learning rate alone; build it on the optimizer of the run, the one given to "
+            "make_private or the one it returns"
         )
 
 

@@ -68,6 +68,8 @@ class HookedModule(OpacusLayers, GradSampleModule):
         if self.at_hand() is not self._since:
             self._forget_calls()
         self._since = self.at_hand()
+        if self.hooks_enabled and module.training and torch.is_grad_enabled():
+            self._check_call(module, forward_input)
         super().capture_activations_hook(module, forward_input, forward_output)
 
     def capture_backprops_hook(
@@ -93,6 +95,34 @@ class HookedModule(OpacusLayers, GradSampleModule):
             for p in module.parameters():
                 if isinstance(several := getattr(p, "grad_sample", None), list):
                     p.grad_sample = sum(several)  # type: ignore[attr-defined]
+
+    def _check_call(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Refuse inputs that Opacus cannot use, or would leave out, and parameters unfrozen since.
+
+        Raises:
+            RuntimeError: naming the layer and the remedy.
+        """
+        own = dict(module.named_parameters(recurse=False))
+        if new := [n for n, p in own.items() if p.requires_grad and not hasattr(p, "grad_sample")]:
+            raise RuntimeError(
+                f"parameter(s) {new} of layer {self._name(module)!r} were unfrozen since "
+                "make_private, and have neither per-example gradients nor noise: call "
+                "requires_grad_(False) on them again, or make a new run that trains them"
+            )
+        others = sorted({type(x).__name__ for x in inputs if not isinstance(x, torch.Tensor)})
+        plain = self.force_functorch or type(module) not in self.GRAD_SAMPLERS
+        if not others and not (plain and len(inputs) > 1):
+            return
+        what = f"argument(s) of type {others}" if others else f"{len(inputs)} tensors"
+        raise RuntimeError(
+            f"layer {self._name(module)!r}, a {type(module).__name__}, is called with {what}, and "
+            "Opacus forms its gradients from one tensor: freeze its parameters with "
+            "requires_grad_(False), or use grad_sample_mode='bookkeeping', with a rule for it by "
+            "dptrain.register_layer() if there is none"
+        )
+
+    def _name(self, layer: nn.Module) -> str:
+        return next(name for name, other in self._module.named_modules() if other is layer)
 
     def _forget_calls(self) -> None:
         """Drop what an abandoned batch left, whose gradients would be waited for."""

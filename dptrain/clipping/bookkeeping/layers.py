@@ -72,6 +72,25 @@ class LinearRule(WeightRule):
         return found
 
 
+class BilinearRule(WeightRule):
+    """y_o = x1ᵀ A_o x2 + b_o."""
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See :meth:`LayerRule.uses`."""
+        outer = positions(gradient)
+        found: dict[str, Use] = {}
+        if inputs:
+            first, second = (positions(x) for x in inputs)
+            left = (outer[..., None] * first[..., None, :]).flatten(2)  # (rows, positions, o · i)
+            weight = left.transpose(1, 2) @ second
+            found["weight"] = Materialised(weight.unflatten(1, (-1, first.shape[2])))
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialised(outer.sum(1))
+        return found
+
+
 class EmbeddingRule(LayerRule):
     """Rows of a table; the row of ``padding_idx`` gets no gradient."""
 
@@ -112,6 +131,7 @@ class ConvRule(WeightRule):
 
 register_layer(nn.Linear, LinearRule())
 register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
+register_layer(nn.Bilinear, BilinearRule())
 register_layer(nn.MultiheadAttention, AttentionRule())
 register_layer(nn.Embedding, EmbeddingRule())
 for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):

@@ -242,6 +242,8 @@ def _without_rule(layer: nn.Module) -> str:
     kind = type(layer).__name__
     if isinstance(layer, nn.RNN | nn.LSTM | nn.GRU):
         return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
+    if isinstance(layer, nn.RNNCellBase):
+        return f"{kind} has no rule (in hooks mode opacus.layers.dp_rnn.DP{kind} computes the same)"
     if isinstance(layer, nn.ParameterDict | nn.ParameterList):
         return f"{kind} has no rule, nor can it have one, as it is never called (nor in hooks mode)"
     return f"{kind} has no rule"
