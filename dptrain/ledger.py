@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -176,11 +177,17 @@ class StepLedger:
         """Whether this is the ledger ``run``, and whole at least up to ``digests``."""
         return run == self.run and len(self.digests) >= len(digests)
 
-    def resume(self, digests: Sequence[str]) -> None:
+    def resume(self, digests: Sequence[str], *, run: str) -> None:
         """Go on from a checkpoint that had released ``digests``; says which steps are repeated.
 
-        Call :meth:`check` before.
+        Call :meth:`check` before. Where the ledger was cut off below the checkpoint it gets another
+        name: to an earlier one it would look whole again once it is filled up.
         """
+        if run == self.run and len(self.digests) < len(digests):
+            # The same on all ranks, each of which loads the checkpoint.
+            lost = f"{self.run} after {len(self.digests)} steps"
+            self.run = hashlib.sha256(lost.encode()).hexdigest()[: len(self.run)]
+            self._append({"run": self.run})
         for step in range(len(self.digests), len(digests)):
             self.record(step, digests[step])
         if len(self.digests) > len(digests):
@@ -243,10 +250,12 @@ class StepLedger:
         try:
             if b"}" in rest:
                 raise ValueError("its last line is damaged")
-            head, *entries = (json.loads(line) for line in data[: self._size].splitlines())
+            head, *lines = (json.loads(line) for line in data[: self._size].splitlines())
+            entries = [line for line in lines if "run" not in line]
             digests = [entry["digest"] for entry in entries]
             steps = [entry["step"] for entry in entries]
-            owner, self.run = head["mechanism_hash"], head["run"]
+            owner = head["mechanism_hash"]
+            self.run = [head["run"], *(line["run"] for line in lines if "run" in line)][-1]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"ledger {path} cannot be read ({error}); restore it") from error
         if owner != self.mechanism_hash:

@@ -302,7 +302,7 @@ class PrivateTraining:
         ledger.check(digests, run=run, kept=state["ledger_kept"], accept_lost=accept_lost)
         seen_all = finished or ledger.knows(digests, run=run)
         self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
-        ledger.resume(digests)
+        ledger.resume(digests, run=run)
         self.loader.load_state_dict(private["loader"])
         if self.individual_filter is not None:
             self.individual.load_state_dict(private["individual"])

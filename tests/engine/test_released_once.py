@@ -223,6 +223,24 @@ def test_a_ledger_that_is_left_out_is_said(finished):
     assert "resumed after 2 steps without a ledger of released steps" in str(private.guarantee())
 
 
+def test_an_accepted_loss_is_not_mended_by_a_checkpoint(finished, tmp_path):
+    """What it fills up is not what was lost: an earlier checkpoint knows as little as before."""
+    states, ledger, _ = finished
+    path = tmp_path / "ledger.jsonl"
+    cut_to(1)(path, ledger)
+    run(path).load_state_dict(states[4], accept_lost_ledger=True)
+    for _ in range(2):
+        again = run(path)
+        with pytest.raises(ValueError, match="is not what the checkpoint's run left"):
+            again.load_state_dict(states[2])
+        again.load_state_dict(states[2], accept_lost_ledger=True)
+        assert "resumed after 2 steps" in str(again.guarantee())
+    train(again, steps=RELEASED)
+    final = run(path)
+    final.load_state_dict(through_disk(again.state_dict()))
+    assert len(StepLedger(final.mechanism.hash, path).digests) == RELEASED
+
+
 def test_a_finished_run_needs_no_ledger(finished, tmp_path):
     """All of its releases are in the checkpoint, and there is no further one."""
     states, ledger, _ = finished
