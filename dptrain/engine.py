@@ -79,6 +79,7 @@ class PrivacyEngine:
         microbatches: int | None = None,
         grad_sample_mode: str | None = None,
         loss_reduction: str = "mean",
+        probe: str = "shapes",
         views: int = 1,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_workers: int | None = None,
@@ -126,6 +127,11 @@ class PrivacyEngine:
             grad_sample_mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``.
                 ``None`` is bookkeeping if it knows every trainable layer, and else hooks.
             loss_reduction: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch.
+            probe: when it is checked, by passes over a few examples that leave no trace, that the
+                module keeps the examples apart: ``"shapes"`` whenever its arguments come in shapes
+                (but for the number of rows) that were not seen before, ``"first"`` on the first
+                batch, ``"off"`` never. :class:`~dptrain.clipping.probe.RowProbe` says what that
+                shows, and the guarantee where less was done than ``"shapes"``.
             views: K, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
                 K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
                 (B, K, ...), labels by ``y.repeat_interleave(K)``), and the loss is reduced over all
@@ -184,6 +190,7 @@ class PrivacyEngine:
         check_individual(individual, target_epsilon, noise_stated=noise_stated)
         numbers = validation.check_choices(
             loss_reduction=loss_reduction,
+            probe=probe,
             max_grad_norm=max_grad_norm,
             noise_multiplier=noise_multiplier,
             target_epsilon=target_epsilon,
@@ -281,6 +288,7 @@ class PrivacyEngine:
             loss_reduction=loss_reduction,
             loader=loader,
             views=views,
+            probe=probe,
         )
         watch = StateWatch(wrapped._module, public, own=wrapped.own_attributes)
         private_optimizer = PrivateOptimizer(
@@ -305,6 +313,7 @@ class PrivacyEngine:
             target_delta=target_delta,
             accountant=accountant,
             seed_given=seed is not None,
+            probe=probe,
             settings={
                 "max_grad_norm": float(max_grad_norm),
                 "clipping": clipping.to_dict(),

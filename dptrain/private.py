@@ -35,6 +35,15 @@ SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
 )
+_APART = "the guarantee assumes that the module treats every example of a batch by itself, which "
+PROBE_NOTES = {
+    "first": _APART + "was checked on the first batch only (probe='first')",
+    "off": _APART + "was not checked (probe='off')",
+}
+OUTSIDE_NOTE = _APART + (
+    "was not checked for the parts of it that were called without its own forward (in a "
+    "training_step, say)"
+)
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
     "that no later step had been released otherwise than in this run"
@@ -63,6 +72,7 @@ class PrivateTraining:
         target_delta: float | None,
         accountant: str | Accountant | None,
         seed_given: bool,
+        probe: str,
         settings: dict[str, Any],
         individual: IndividualFilter | None = None,
     ) -> None:
@@ -76,7 +86,8 @@ class PrivateTraining:
             self._settings["individual"] = individual.to_dict()
         self._target_delta = target_delta
         self._accountant = accountant
-        self._notes = (SEED_NOTE,) if seed_given else ()
+        self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
+        self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
         self._schedulers: list[Any] = []
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
@@ -88,6 +99,13 @@ class PrivateTraining:
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.module, self.optimizer, self.loader])
+
+    @property
+    def _conditions(self) -> tuple[str, ...]:
+        """Notes of the guarantee, as things stand."""
+        outside: Any = getattr(self.module, "probe", None)
+        seen = outside is not None and outside.outside
+        return tuple(dict.fromkeys((*self._notes, *((OUTSIDE_NOTE,) if seen else ()))))
 
     @property
     def steps_executed(self) -> int:
@@ -169,7 +187,7 @@ class PrivateTraining:
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
         watch = self.optimizer.watch
         declared = () if watch is None else watch.notes
-        return drawn.after(self.steps_executed).with_notes(*self._notes, *declared)
+        return drawn.after(self.steps_executed).with_notes(*self._conditions, *declared)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of :meth:`guarantee`."""
@@ -226,7 +244,7 @@ class PrivateTraining:
             "steps_executed": self.steps_executed,
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
-            "notes": list(self._notes),
+            "notes": list(self._conditions),
             "module": copy.deepcopy(self.module.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "max_grad_norm": float(self.optimizer.max_grad_norm),
@@ -315,7 +333,7 @@ class PrivateTraining:
         self.optimizer.max_grad_norm = state["max_grad_norm"]
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
         self.optimizer.restart_at(state["steps_executed"])
-        self._notes = tuple(state["notes"])
+        self._notes = tuple(dict.fromkeys((*state["notes"], *self._probe_notes)))
         if not seen_all:
             note = RESUME_NOTE.format(self.steps_executed)
             self._notes = tuple(dict.fromkeys((*self._notes, note)))

@@ -17,6 +17,7 @@ from dptrain import checks
 from dptrain.clipping.bookkeeping.module import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
 from dptrain.clipping.mixing_layers import why_not
+from dptrain.clipping.probe import PROBES
 from dptrain.sampling import PrivateLoader
 
 NOISE_DTYPES = (torch.float32, torch.bfloat16)
@@ -257,6 +258,7 @@ class Numbers(NamedTuple):
 def check_choices(
     *,
     loss_reduction: str,
+    probe: Any,
     max_grad_norm: float,
     noise_multiplier: float | None,
     target_epsilon: float | None,
@@ -269,6 +271,7 @@ def check_choices(
         TypeError, ValueError: naming the argument, the value and the remedy.
     """
     checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+    checks.choice("probe", probe, PROBES)
     remedy = "below 1/N, often 1/(2N) for N examples"
     numbers = Numbers(
         checks.number("max_grad_norm", max_grad_norm, above=0),

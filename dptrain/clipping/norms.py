@@ -78,7 +78,9 @@ class _OtherRows(BookkeepingClipper):
         batch: Any = types.SimpleNamespace(rows=rows)
         self.at_hand = lambda: batch
 
-    def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
+    def record(
+        self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None
+    ) -> None:
         """The forward pass may have been made before this was asked for."""
         super().record(uses, self.at_hand())
 

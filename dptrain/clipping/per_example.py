@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus_layers import OpacusLayers
 from dptrain.clipping.packed_rows import refuse_reordered_rows
 from dptrain.clipping.precision import full_float32
+from dptrain.clipping.probe import RowProbe, Witness
 from dptrain.clipping.recomputation import recomputation
 from dptrain.clipping.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
@@ -51,9 +53,31 @@ class HookedModule(OpacusLayers, GradSampleModule):
         super().__init__(m, **kwargs)
         self.at_hand = at_hand
         self.views = views
+        self.probe: RowProbe | None = None
+        self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
+        self._witness: Witness | None = None
         self.autograd_grad_sample_hooks.extend(
             [*refuse_reordered_rows(m), *refuse_training_mode(m)]
         )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward; before it the probe, where there is one, of what it may do."""
+        if self.probe is None:
+            return super().forward(*args, **kwargs)
+        self.probe.begin(args, kwargs)
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self.probe.end()
+
+    @contextlib.contextmanager
+    def reporting_to(self, witness: Witness) -> Iterator[None]:
+        """Have layers report what they see to a witness meanwhile, and form no gradients."""
+        self._witness = witness
+        try:
+            yield
+        finally:
+            self._witness = None
 
     def capture_activations_hook(
         self, module: nn.Module, forward_input: Any, forward_output: Any
@@ -65,17 +89,26 @@ class HookedModule(OpacusLayers, GradSampleModule):
         """
         if recomputation() == "non-reentrant":
             return
-        if self.at_hand() is not self._since:
+        if self._witness is None and self.at_hand() is not self._since:
             self._forget_calls()
-        self._since = self.at_hand()
+            self._since = self.at_hand()
         if self.hooks_enabled and module.training and torch.is_grad_enabled():
             self._check_call(module, forward_input)
         super().capture_activations_hook(module, forward_input, forward_output)
+        if self.probe is not None and self._witness is None:
+            doubts = self._doubts.setdefault(module, [])
+            calls: Any = getattr(module, "activations", ())
+            doubts[:] = [*doubts[: len(calls) - 1], self.probe.doubt(module)] if calls else []
 
     def capture_backprops_hook(
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
     ) -> None:
         """Per-example gradients of one call of a layer."""
+        if self._witness is not None:
+            calls: Any = getattr(module, "activations", None)
+            if self.hooks_enabled and calls:
+                self._witness.saw(module, calls.pop(), forward_output[0])
+            return
         batch = self.at_hand()
         rows = None if batch is None else batch.rows
         if self.hooks_enabled and batch is not None:
@@ -90,6 +123,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
             )
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
+        doubts = self._doubts.get(module)
+        if self.hooks_enabled and doubts and self.probe is not None:
+            self.probe.resolve(doubts.pop())
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
         if recomputation() == "reentrant":  # its passes are parts of one
             for p in module.parameters():

@@ -11,6 +11,7 @@ from torch import nn
 from dptrain import checks
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
 from dptrain.clipping.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.probe import AtHand, RowProbe
 from dptrain.clipping.styles import ClippingStyle
 from dptrain.sampling import MicroBatch, PrivateLoader
 
@@ -62,6 +63,7 @@ def wrap_module(
     loss_reduction: str,
     loader: PrivateLoader,
     views: int = 1,
+    probe: str = "shapes",
 ) -> tuple[BookkeepingModule | HookedModule, BookkeepingClipper | PerExampleClipper]:
     """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
 
@@ -74,7 +76,15 @@ def wrap_module(
         loss_reduction: ``"mean"`` or ``"sum"``.
         loader: knows the examples of the batch at hand.
         views: rows that the model sees of an example, one after the other.
+        probe: when it is checked that the module keeps the examples apart, one of ``PROBES``.
     """
+
+    def fed() -> AtHand | None:
+        batch = loader.current
+        if batch is None:
+            return None
+        return AtHand(examples=len(batch.indices), rows=batch.rows * views, views=views)
+
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "bookkeeping":
@@ -82,7 +92,12 @@ def wrap_module(
             parameters, loss_reduction=loss_reduction, views=views, style=style, groups=groups
         )
         book.at_hand = lambda: loader.current
-        return BookkeepingModule(module, book=book, loss_reduction=loss_reduction), book
+        booked = BookkeepingModule(module, book=book, loss_reduction=loss_reduction)
+        booked.probe = RowProbe(
+            booked._module, booked.reporting_to, fed, when=probe, settle=booked.settling
+        )
+        book.probe = booked.probe
+        return booked, book
     names = {p: name for name, p in module.named_parameters()}
     clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups, names=names)
 
@@ -97,4 +112,5 @@ def wrap_module(
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",
     )
+    wrapped.probe = RowProbe(module, wrapped.reporting_to, fed, when=probe)
     return wrapped, clipper

@@ -18,7 +18,7 @@ def blank(batch: Any) -> Any:
     Looks into dictionaries, lists, tuples, named tuples and dataclasses; shapes, dtypes and
     devices stay. The argument is not changed.
     """
-    return _map(batch, _zeros)
+    return map_leaves(batch, _zeros)
 
 
 def blank_rows(batch: Any, *, start: int, rows: int) -> Any:
@@ -28,17 +28,17 @@ def blank_rows(batch: Any, *, start: int, rows: int) -> Any:
     kept: padding rows have weight 0, whatever they hold.
     """
 
-    def zero_tail(leaf: Any) -> Any:
+    def zero_tail(leaf: Any, _: str) -> Any:
         if isinstance(leaf, PackedSequence) or np.ndim(leaf) == 0 or len(leaf) != rows:
             return leaf
         clone = leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy()
         clone[start:] = 0
         return clone
 
-    return _map(batch, zero_tail)
+    return map_leaves(batch, zero_tail)
 
 
-def _zeros(leaf: Any) -> Any:
+def _zeros(leaf: Any, _: str) -> Any:
     if isinstance(leaf, PackedSequence):  # its other fields are structure, not numbers
         return leaf._replace(data=torch.zeros_like(leaf.data))
     if isinstance(leaf, torch.Tensor):
@@ -46,24 +46,29 @@ def _zeros(leaf: Any) -> Any:
     return np.zeros_like(leaf)[()]
 
 
-def _map(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """``change`` applied to the numeric leaves."""
+def map_leaves(batch: Any, change: Callable[[Any, str], Any], name: str = "") -> Any:
+    """``change`` applied to the numeric leaves, and their names: the keys and fields they are in.
+
+    What is not numeric is kept, and nothing that is given is changed.
+    """
     if isinstance(batch, torch.Tensor | PackedSequence):
-        return change(batch)
+        return change(batch, name)
     if isinstance(batch, np.ndarray | np.generic):
-        return change(batch) if batch.dtype.kind in "biufc" else batch
+        return change(batch, name) if batch.dtype.kind in "biufc" else batch
     if isinstance(batch, MutableMapping):
         clone = copy.copy(batch)
-        clone.update({key: _map(value, change) for key, value in batch.items()})
+        clone.update({key: map_leaves(value, change, str(key)) for key, value in batch.items()})
         return clone
     if isinstance(batch, tuple):
-        items = [_map(item, change) for item in batch]
+        fields = getattr(batch, "_fields", (name,) * len(batch))
+        items = [map_leaves(item, change, n) for item, n in zip(batch, fields, strict=True)]
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
     if isinstance(batch, list):
-        return [_map(item, change) for item in batch]
+        return [map_leaves(item, change, name) for item in batch]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         record: Any = copy.copy(batch)
         for field in dataclasses.fields(batch):  # replace() would refuse init=False fields
-            object.__setattr__(record, field.name, _map(getattr(batch, field.name), change))
+            value = map_leaves(getattr(batch, field.name), change, field.name)
+            object.__setattr__(record, field.name, value)
         return record
     return batch

@@ -57,6 +57,14 @@ class _Book:
     def discard(self) -> None:
         self.uses.clear()
 
-    def record(self, uses: Mapping[nn.Parameter, Use], since: Any = None) -> None:
+    def doubt(self, layer: nn.Module) -> str | None:
+        return None
+
+    def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
+        return False
+
+    def record(
+        self, uses: Mapping[nn.Parameter, Use], since: Any = None, doubt: str | None = None
+    ) -> None:
         for p, use in uses.items():
             self.uses.setdefault(p, []).append(use)

@@ -195,7 +195,7 @@ def test_forward_passes_without_a_backward_pass_leave_no_memory():
 def test_reports_are_dropped_with_the_step():
     """Nothing of a batch outlives it: neither inputs nor gradients."""
     a = dense()
-    private = run_of(a)
+    private = run_of(a, probe="off")  # which calls hooks too
     seen = []
     a.module[3].register_forward_hook(lambda _layer, i, _o: seen.append(weakref.ref(i[0])))
     backward(private)

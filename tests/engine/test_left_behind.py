@@ -169,6 +169,7 @@ def test_every_microbatch_is_watched(mode, part):
         mode,
         scheme=everything_every_step(24, 1),
         max_physical_batch_size=8,
+        probe="off",  # which would be counted too
     )
     batches = []
     with pytest.raises(RuntimeError, match="'mean' of"):

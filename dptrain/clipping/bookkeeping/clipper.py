@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from dptrain.clipping.bookkeeping.convolved import Formed
 from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
 from dptrain.clipping.clipper import GradientClipper, check_same_batch
 from dptrain.clipping.precision import full_float32
+from dptrain.clipping.probe import RowProbe
 from dptrain.clipping.rows import check_rows, summing_dtype
 from dptrain.clipping.styles import FLAT, ClippingStyle
 from dptrain.clipping.weights import group_norms, total_norms
@@ -33,9 +35,11 @@ class BookkeepingClipper(GradientClipper):
 
     Attributes:
         at_hand: returns the batch that the user holds; set by ``wrap_module``.
+        probe: of the module, where there is one; set by ``wrap_module``.
     """
 
     at_hand: Callable[[], MicroBatch | None]
+    probe: RowProbe | None = None
 
     def __init__(
         self,
@@ -58,12 +62,26 @@ class BookkeepingClipper(GradientClipper):
         batch = self.at_hand()
         return None if batch is None else batch.rows * self.views
 
-    def record(self, uses: Mapping[nn.Parameter, Use], since: MicroBatch | None) -> None:
+    def doubt(self, layer: nn.Module) -> str | None:
+        """What speaks against gradients of a call of the layer that is being made."""
+        return None if self.probe is None else self.probe.doubt(layer)
+
+    def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
+        """Nothing to look at: uses are made of every call."""
+        return False
+
+    def record(
+        self,
+        uses: Mapping[nn.Parameter, Use],
+        since: MicroBatch | None,
+        doubt: str | None = None,
+    ) -> None:
         """Take in what a layer reports in the backward pass.
 
         Args:
             uses: by the parameters.
             since: the batch that was at hand in the forward pass.
+            doubt: why they must not be taken in (:meth:`doubt`), if there is a reason.
 
         Raises:
             RuntimeError: if there is no batch, or another than in the forward pass, or the uses
@@ -81,6 +99,8 @@ class BookkeepingClipper(GradientClipper):
             self.batch = batch
         for p, use in uses.items():
             check_rows(use.rows, batch.rows, self.views)
+            if self.probe is not None:
+                self.probe.resolve(doubt)
             use = (use if self.views == 1 else use.folded(self.views)).compact()
             held = self._uses.setdefault(p, [])
             if held:

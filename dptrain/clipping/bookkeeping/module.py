@@ -15,6 +15,7 @@ from dptrain.clipping.bookkeeping.layers import register_imported
 from dptrain.clipping.bookkeeping.rules import layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 from dptrain.clipping.mixing_layers import refuse_training_mode
+from dptrain.clipping.probe import RowProbe, Witness
 
 
 def check_layers(module: nn.Module) -> str | None:
@@ -29,6 +30,14 @@ def check_layers(module: nn.Module) -> str | None:
         f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
         "parameters with requires_grad_(False)"
     )
+
+
+_LEAK = (
+    "parameter {name!r} is used outside the layer that owns it (through torch.nn.functional, say, "
+    "or in a penalty on the weights), which no rule for per-example gradients knows: call the "
+    "layer, use the optimizer's weight_decay, or grad_sample_mode='hooks', which leaves such "
+    "gradients out"
+)
 
 
 class BookkeepingModule(AbstractGradSampleModule):
@@ -58,17 +67,25 @@ class BookkeepingModule(AbstractGradSampleModule):
             LayerTap(layer, rule, book, self._anchor)
             for layer, rule in layers_with_rules(self._module).values()
         ]
+        self.probe: RowProbe | None = None
+        self._elsewhere = False  # whether layers report to another book than the run's
         self._leaks = [
-            p.register_post_accumulate_grad_hook(functools.partial(_refuse, name))
+            p.register_post_accumulate_grad_hook(functools.partial(self._refuse, name))
             for name, p in self._module.named_parameters()
             if p.requires_grad
         ]
         self._leaks += refuse_training_mode(self._module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's forward."""
+        """The user's forward; before it the probe, where there is one, of what it may do."""
         run: Any = getattr(self, "_compiled", self._module)
-        return run(*args, **kwargs)
+        if self.probe is None or self._elsewhere:
+            return run(*args, **kwargs)
+        self._begin(args, kwargs)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self._end()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and drop what the layers reported of the batch at hand."""
@@ -76,17 +93,46 @@ class BookkeepingModule(AbstractGradSampleModule):
         for tap in self._taps:
             tap.book.discard()
 
+    @torch.compiler.disable
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        assert self.probe is not None
+        self.probe.begin(args, kwargs)
+
+    @torch.compiler.disable
+    def _end(self) -> None:
+        assert self.probe is not None
+        self.probe.end()
+
     @contextlib.contextmanager
     def reporting_to(self, book: Book) -> Iterator[None]:
         """Have the layers report to another book meanwhile, of rows that are no part of the run."""
-        books = [tap.book for tap in self._taps]
+        books, elsewhere = [tap.book for tap in self._taps], self._elsewhere
         try:
+            self._elsewhere = True
             for tap in self._taps:
                 tap.book = book
             yield
         finally:
+            self._elsewhere = elsewhere
             for tap, own in zip(self._taps, books, strict=True):
                 tap.book = own
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Have embeddings note meanwhile, in passes over few rows, what all examples share."""
+        shared = [tap.sharing for tap in self._taps if tap.sharing is not None]
+        for rows in shared:
+            rows.watch()
+        try:
+            yield
+        finally:
+            for rows in shared:
+                rows.settle()
+
+    def _refuse(self, name: str, p: torch.Tensor) -> None:
+        p.grad = None  # not clipped
+        if not isinstance(self._taps[0].book, Witness):  # the real pass will raise it
+            raise RuntimeError(_LEAK.format(name=name))
 
     def remove_hooks(self) -> None:
         """Leave the user's module as it was."""
@@ -99,7 +145,12 @@ class BookkeepingModule(AbstractGradSampleModule):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, for averaged weights or a file, computes the same and reports nothing."""
-        state = super().__getstate__() | {"_taps": [], "_leaks": [], "_anchor": None}
+        state = super().__getstate__() | {
+            "_taps": [],
+            "_leaks": [],
+            "_anchor": None,
+            "probe": None,
+        }
         state.pop("_compiled", None)
         return state
 
@@ -128,13 +179,3 @@ def _forget_traces(module: nn.Module) -> None:
     """Have compiled modules traced anew: a trace from before the taps would go past them."""
     if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in module.modules()):
         torch.compiler.reset()
-
-
-def _refuse(name: str, p: torch.Tensor) -> None:
-    p.grad = None  # not clipped
-    raise RuntimeError(
-        f"parameter {name!r} is used outside the layer that owns it (through "
-        "torch.nn.functional, say, or in a penalty on the weights), which no rule for per-example "
-        "gradients knows: call the layer, use the optimizer's weight_decay, or "
-        "grad_sample_mode='hooks', which leaves such gradients out"
-    )

@@ -18,8 +18,10 @@ class SharedRows:
 
     What follows broadcasts it to the batch: the gradient of the shared row would be the batch's, of
     no example in particular. Ids of shape (1, T) are shared. Ids of shape (T,) may be positions, or
-    one id an example if there are T of those: what the layer was used for before decides, and
-    until that is known, ids that look like positions are refused rather than guessed at.
+    one id an example if there are T of those: passes over a few rows show whether their number
+    follows that of the rows (:meth:`watch`). Without such, what the layer was used for before
+    decides, and until that is known, ids that look like positions are refused rather than guessed
+    at.
 
     What other layers make of a single row stays as it is, and is refused when its gradient is
     counted: more often than something shared it is the batch, with the examples elsewhere.
@@ -27,6 +29,19 @@ class SharedRows:
 
     def __init__(self) -> None:
         self._one_an_example: bool | None = None  # how the layer takes ids of one dimension
+        self._seen: list[tuple[int, int]] | None = None  # while watching: rows, and ids
+
+    def watch(self) -> None:
+        """From now on, note how many ids of one dimension there are for how many rows."""
+        self._seen = []
+
+    def settle(self) -> None:
+        """Tell from what was noted, for several numbers of rows, how the layer takes such ids."""
+        seen, self._seen = self._seen, None
+        if seen and all(rows == ids for rows, ids in seen):
+            self._one_an_example = True
+        elif seen and len({ids for _, ids in seen}) == 1:
+            self._one_an_example = False
 
     def one_row_each(
         self, ids: torch.Tensor, output: torch.Tensor, rows: int | None
@@ -62,6 +77,9 @@ class SharedRows:
             raise RuntimeError(
                 f"an embedding looks up ids of shape (1,) in a batch of {rows} rows: {_REMEDY}"
             )
+        if self._seen is not None:
+            self._seen.append((rows, len(ids)))
+            return output if len(ids) == rows else output.expand(rows, *output.shape)
         found = self._one_an_example
         if len(ids) != rows:
             found = False

@@ -26,11 +26,22 @@ class Book(Protocol):
     def at_hand(self) -> Any:
         """What a backward pass has to find as its forward pass did: the batch, or ``None``."""
 
-    def record(self, uses: Mapping[nn.Parameter, Use], since: Any) -> None:
-        """Take in uses of parameters by a layer that ran when ``since`` was at hand."""
+    def record(
+        self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None
+    ) -> None:
+        """Take in uses of parameters by a layer that ran when ``since`` was at hand.
+
+        With a doubt, refuse them, at the latest for that.
+        """
 
     def discard(self) -> None:
         """Forget what was recorded of the batch at hand."""
+
+    def doubt(self, layer: nn.Module) -> str | None:
+        """What speaks against gradients of a call that is being made, for :meth:`record`."""
+
+    def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
+        """Look at a call of a layer before uses are made of it; whether none are to be made."""
 
 
 class LayerTap:
@@ -52,7 +63,7 @@ class LayerTap:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.parameters = owned(layer, rule)
         self.keeps_inputs = rule.keeps_inputs(layer)
-        self._sharing = SharedRows() if isinstance(layer, nn.Embedding) else None
+        self.sharing = SharedRows() if isinstance(layer, nn.Embedding) else None
         self._observer = _Observer(self)
         self._own = vars(layer).get("forward")  # of this very layer, set by some library
         self._forward: Callable[..., Any] = layer.forward
@@ -94,16 +105,17 @@ class LayerTap:
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
         """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.__call__`."""
-        if self._sharing is not None:
-            output = self._sharing.one_row_each(inputs[0], output, self.book.rows())
+        if self.sharing is not None:
+            output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
         inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]
-        since = self.book.at_hand()
+        since, doubt = self.book.at_hand(), self.book.doubt(self.layer)
 
         def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            self._report(uses, rest, places, saved, gradient, since)
+            if not self.book.saw(self.layer, saved, gradient):
+                self._report(uses, rest, places, saved, gradient, since, doubt)
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 
@@ -113,11 +125,14 @@ class LayerTap:
         if name not in self.parameters:
             return parameter.expand(rows, *parameter.shape)
         since, p = self.book.at_hand(), self.parameters[name]
+        doubt = self.book.doubt(self.layer)
 
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            if self.book.saw(self.layer, (), gradient):
+                return
             if p.requires_grad:  # it may have been frozen since
                 rows = gradient.to(summing_dtype(gradient))
-                self.book.record({p: Materialised(rows)}, since)
+                self.book.record({p: Materialised(rows)}, since, doubt)
 
         return _Each.apply(parameter, self.anchor, report, rows)
 
@@ -129,6 +144,7 @@ class LayerTap:
         saved: tuple[torch.Tensor, ...],
         gradient: torch.Tensor,
         since: Any,
+        doubt: str | None,
     ) -> None:
         inputs = list(rest)
         # Half precision would round norms and sums past R; see summing_dtype.
@@ -144,7 +160,7 @@ class LayerTap:
             # what has been frozen since the run was made takes no part.
             trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
             here = {p: found[name] for name, p in trained.items() if name in found}
-            self.book.record(here, since)
+            self.book.record(here, since, doubt)
 
 
 def _full_precision(device_type: str) -> contextlib.AbstractContextManager[Any]:

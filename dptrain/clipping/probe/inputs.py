@@ -1,0 +1,243 @@
+"""The arguments of a module with a few of their rows, and with one example's numbers changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from dptrain.sampling.padding import map_leaves
+
+NO_TARGET = -100  # torch's and Hugging Face's mark of a token without a label
+_LABELS = ("label", "target")
+_LENGTHS = ("length", "lens")
+
+# What becomes of a leaf's rows of one example: (rows, other rows, name) -> rows.
+Change = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
+
+
+def named(module: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Positional arguments by the names that they have in the module's ``forward``."""
+    try:
+        parameters = list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    single = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters if p.kind in single]
+    return {names[k] if k < len(names) else f"{k}": value for k, value in enumerate(args)}
+
+
+def structure(arguments: dict[str, Any], rows: int) -> tuple[Any, ...]:
+    """What of the arguments is public: names, types, shapes without the rows, and switches."""
+    found: list[Any] = []
+
+    def note(leaf: Any, name: str) -> Any:
+        data = leaf.data if isinstance(leaf, PackedSequence) else leaf
+        shape = tuple(data.shape)
+        follows = _follows(leaf, rows)
+        found.append((name, type(leaf), data.dtype, shape[1:] if follows else shape, follows))
+        return leaf
+
+    map_leaves(arguments, note)
+    found += [(n, v) for n, v in arguments.items() if isinstance(v, bool | int | str | None)]
+    return tuple(found)
+
+
+def _follows(leaf: Any, rows: int) -> bool:
+    if isinstance(leaf, PackedSequence):
+        return int(leaf.batch_sizes[0]) == rows
+    return np.ndim(leaf) > 0 and len(leaf) == rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Arguments of which some leaves are known, or supposed, to have a row for each row fed.
+
+    Attributes:
+        args, kwargs: of the call, by name.
+        rows: number of rows.
+        names: what a leaf is called, by its place.
+        following: places of the leaves that have these rows.
+    """
+
+    args: dict[str, Any]
+    kwargs: dict[str, Any]
+    rows: int
+    names: tuple[str, ...]
+    following: frozenset[int]
+
+    @classmethod
+    def of(cls, args: dict[str, Any], kwargs: dict[str, Any], rows: int) -> Self:
+        """With all leaves following that have so many rows."""
+        names: list[str] = []
+        following: list[int] = []
+
+        def note(leaf: Any, name: str) -> Any:
+            if _follows(leaf, rows):
+                following.append(len(names))
+            names.append(name)
+            return leaf
+
+        map_leaves([args, kwargs], note)
+        return cls(args, kwargs, rows, tuple(names), frozenset(following))
+
+    def call(self, module: Callable[..., Any]) -> Any:
+        """The module's output of them."""
+        return module(*self.args.values(), **self.kwargs)
+
+    def supposing(self, following: frozenset[int]) -> Rows:
+        """The same, with only these leaves following."""
+        return dataclasses.replace(self, following=following)
+
+    def sizes(self) -> set[int]:
+        """Of all other dimensions."""
+        found: set[int] = set()
+        for place, leaf in enumerate(self.leaves()):
+            data = leaf.data if isinstance(leaf, PackedSequence) else leaf
+            found.update(data.shape[1:] if place in self.following else data.shape)
+        return found
+
+    def leaves(self) -> list[Any]:
+        """Numeric leaves, by their places."""
+        found: list[Any] = []
+        self._map(lambda leaf, _: found.append(leaf))
+        return found
+
+    def taken(self, index: torch.Tensor) -> Rows:
+        """With these rows only, in ascending order, as tensors of their own."""
+
+        def take(leaf: Any, place: int) -> Any:
+            return _taken(leaf, index) if place in self.following else _own(leaf)
+
+        args, kwargs = self._map(take)
+        return dataclasses.replace(self, args=args, kwargs=kwargs, rows=len(index))
+
+    def changed(self, own: range, other: range, change: Change) -> Rows | None:
+        """With the rows ``own`` of one example changed; ``None`` if that changes nothing.
+
+        Args:
+            own, other: rows of two examples, which may be equal.
+            change: see :data:`Change`.
+        """
+        differs = False
+
+        def apply(leaf: Any, place: int) -> Any:
+            nonlocal differs
+            if place not in self.following:
+                return leaf
+            rows, back = _padded(leaf)
+            new = rows.clone()
+            new[own.start : own.stop] = change(
+                rows[own.start : own.stop], rows[other.start : other.stop], self.names[place]
+            )
+            differs = differs or not torch.equal(new, rows)
+            return back(new)
+
+        args, kwargs = self._map(apply)
+        return dataclasses.replace(self, args=args, kwargs=kwargs) if differs else None
+
+    def _map(self, change: Callable[[Any, int], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        places = iter(range(len(self.names)))
+        call = map_leaves([self.args, self.kwargs], lambda leaf, _: change(leaf, next(places)))
+        return call[0], call[1]
+
+
+def _own(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return leaf if isinstance(leaf, PackedSequence) else leaf.copy()
+
+
+def _taken(leaf: Any, index: torch.Tensor) -> Any:
+    if isinstance(leaf, PackedSequence):
+        padded, lengths = pad_packed_sequence(leaf, batch_first=True)
+        return _packed(padded[index.to(padded.device)], lengths[index], leaf)
+    if isinstance(leaf, torch.Tensor):
+        rows = leaf.detach()[index.to(leaf.device)]
+        return rows.requires_grad_(leaf.requires_grad)
+    return leaf[index.numpy()]
+
+
+def _packed(padded: torch.Tensor, lengths: torch.Tensor, like: PackedSequence) -> PackedSequence:
+    return pack_padded_sequence(
+        padded, lengths, batch_first=True, enforce_sorted=like.sorted_indices is None
+    )
+
+
+def _padded(leaf: Any) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+    """A leaf as a tensor with the rows first, and the way back."""
+    if isinstance(leaf, PackedSequence):
+        padded, lengths = pad_packed_sequence(leaf, batch_first=True)
+        return padded, lambda rows: _packed(rows, lengths, leaf)
+    if isinstance(leaf, torch.Tensor):
+        needs = leaf.requires_grad
+        return leaf.detach(), lambda rows: rows.requires_grad_(needs)
+    return torch.from_numpy(leaf), lambda rows: rows.numpy()
+
+
+def contents(rows: torch.Tensor, other: torch.Tensor, _: str) -> torch.Tensor:
+    """Other numbers within the same range, whatever they mean."""
+    if rows.is_floating_point() or rows.is_complex():
+        flipped = other.flip(tuple(range(1, other.dim())))
+        mixed = 0.5 * rows + 0.5 * flipped
+        return torch.where(mixed == rows, 0.5 * rows, mixed)
+    if rows.dim() > 1:
+        other = other.roll(1, dims=-1)
+    if not torch.equal(rows, other):
+        return other
+    # A smaller number is an index where a larger one may be none; of a mask something is left.
+    new, start = rows.clone(), rows.shape[1] // 2 if rows.dim() > 1 else 0
+    half = new[:, start:] if rows.dim() > 1 else new
+    half.copy_(torch.where(half > 0, half.long() - 1, half.long()))
+    return new
+
+
+def contents_of_sequences(rows: torch.Tensor, other: torch.Tensor, name: str) -> torch.Tensor:
+    """:func:`contents`, without one number an example, which may be a length."""
+    return rows if rows.dim() == 1 and not rows.is_floating_point() else contents(rows, other, name)
+
+
+def contents_of_floats(rows: torch.Tensor, other: torch.Tensor, name: str) -> torch.Tensor:
+    """:func:`contents`, without ids and masks."""
+    return contents(rows, other, name) if rows.is_floating_point() else rows
+
+
+def ends_early(
+    rows: torch.Tensor, _: torch.Tensor, name: str, *, padding: int = 0, labels: bool = True
+) -> torch.Tensor:
+    """The second half of a sequence is padding, of its mask hidden, of its labels no target.
+
+    Args:
+        rows: of an example, shape (views, positions, ...); (views,) are left alone, but lengths.
+        name: of the argument: what is a label cannot be told from an id otherwise.
+        padding: the id of padding.
+        labels: whether labels may be marked as none: something might look them up.
+    """
+    name = name.lower()
+    if rows.dim() == 1:
+        counts = any(word in name for word in _LENGTHS) and rows.dtype != torch.bool
+        return (rows // 2).clamp(min=1) if counts else rows
+    new, rest = rows.clone(), slice(max(1, rows.shape[1] // 2), None)
+    if rows.is_floating_point() or rows.is_complex():
+        new[:, rest] = 0
+    elif rows.dtype == torch.bool:  # a mask, whichever way round: the first position is not hidden
+        new[:, rest] = ~rows[:, :1]
+    elif any(word in name for word in _LABELS) or bool((rows < 0).any()):
+        new[:, rest] = NO_TARGET if labels else rows[:, rest]
+    else:
+        zeros_and_ones = bool(((rows == 0) | (rows == 1)).all())
+        new[:, rest] = 0 if zeros_and_ones else padding
+    return new
+
+
+def padding_id(module: nn.Module) -> int:
+    """The id that the module takes for padding, 0 if it does not say."""
+    told: Sequence[Any] = [getattr(getattr(module, "config", None), "pad_token_id", None)]
+    told = [*told, *(m.padding_idx for m in module.modules() if isinstance(m, nn.Embedding))]
+    return next((i for i in told if isinstance(i, int) and i >= 0), 0)

@@ -1,0 +1,464 @@
+"""The probe: whether what is clipped as one example's depends on that example alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from opacus.layers.dp_rnn import RNNLinear
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from dptrain.clipping.probe.inputs import (
+    Change,
+    Rows,
+    contents,
+    contents_of_floats,
+    contents_of_sequences,
+    ends_early,
+    named,
+    padding_id,
+    structure,
+)
+from dptrain.clipping.probe.untouched import replay, untouched
+from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
+
+PROBES = ("first", "shapes", "off")
+_MOST = 8  # examples that a probe is made of
+_DEPTH = 4  # of objects within what a module returns
+_SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
+
+_SWITCH = "make_private(probe='off') goes on without this check, which the guarantee then says"
+_OUTSIDE = "called outside the module's own forward"
+_UNSEEN = (
+    "a gradient reached layer {layer!r}, which the outputs of the module do not depend on as far "
+    "as a probe of it can see, so that nothing shows whether the examples stay apart: have the "
+    "module's forward return what the loss is made of, as tensors; " + _SWITCH
+)
+_FAILED = (
+    "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
+    "shows whether the examples stay apart ({error}); let every argument with a row for each "
+    "example have it in the first dimension; " + _SWITCH
+)
+_NO_ROWS = (
+    "the batch has {rows} rows, and no argument of the module has these in "
+    "its first dimension, so that nothing shows which numbers are whose: give the module tensors "
+    "with one row per example in the first dimension; " + _SWITCH
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class AtHand:
+    """The batch that the user holds.
+
+    Attributes:
+        examples: those that count, without padding.
+        rows: that the module is fed, all.
+        views: rows of an example.
+    """
+
+    examples: int
+    rows: int
+    views: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A forward and a backward pass over a few rows.
+
+    Attributes:
+        seen: calls of layers, from the last to the first.
+        finite: whether all numbers there are.
+        reduced: whether the module returned a loss, a single number.
+    """
+
+    seen: list[Sighting]
+    finite: bool
+    reduced: bool
+
+
+class RowProbe:
+    """Runs the module on two examples of the batch, and on a few more, and changes one of them.
+
+    What a mode clips as example i's is made of rows i of the inputs of each layer and of the
+    gradients by its output. The probe looks at exactly these, in forward and backward passes of a
+    loss that treats every number of the module's output by itself, with the generators in the state
+    of the real pass (so that dropout hides the same):
+
+    - their number has to follow the number of examples, for two numbers of examples;
+    - when the numbers of one example change, in every argument with a row for each, no row of
+      another may change; each example's turn comes. Then the same when a sequence ends early: its
+      second half padding, masked, without labels.
+
+    That holds the module's own loss, where it returns one, to the same. It is shown for these
+    examples and these shapes, which is a test and not a proof: what mixes the examples only for
+    other values, or only in larger batches, is not seen. Nor is what a loss outside the module
+    does.
+
+    The module, ``p.grad`` and all random generators are left as they were
+    (:func:`~dptrain.clipping.probe.untouched.untouched`).
+
+    Args:
+        module: the user's, with what reports to a witness.
+        witnessed: a context in which it reports to the given one.
+        at_hand: the batch, ``None`` where there is none.
+        when: ``"shapes"``: whenever the arguments are of a structure (types, shapes but for the
+            rows, switches, training mode) that was not probed; ``"first"``: once; ``"off"``: never.
+        settle: called before the runs with a function that runs the module on a number of examples
+            under the given context, for what has to know how a layer is used.
+
+    Attributes:
+        outside: whether gradients came of layers that were called without the module's own forward,
+            and so without a probe.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        witnessed: Callable[[Witness], contextlib.AbstractContextManager[Any]],
+        at_hand: Callable[[], AtHand | None],
+        *,
+        when: str = "shapes",
+        settle: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
+        self.when = when
+        self._layers = list(module.modules())
+        self._names = {layer: name for name, layer in module.named_modules()}
+        self._known: set[Any] = set()
+        self._shown: set[nn.Module] = set()  # layers that a probe's gradient reached
+        self._busy = False
+        self._inside = False
+        self.outside = False
+        self._why: str | None = None  # what a backward pass of this forward pass is refused for
+        self._any = False  # whether there is but one example, so that any layer will do
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is about to be called with these arguments: probe it, if need be.
+
+        Raises:
+            RuntimeError: naming the layer, and the remedy.
+        """
+        if self._busy or self.when == "off":
+            return
+        self._inside = False
+        self._any = False
+        self._why = self._look(args, kwargs)
+        self._inside = True
+
+    def end(self) -> None:
+        """The call has come to its end."""
+        if not self._busy:
+            self._inside = False
+
+    def doubt(self, layer: nn.Module) -> str | None:
+        """What :meth:`resolve` is to be given when a gradient of this call of a layer comes."""
+        if self.when == "off":
+            return None
+        if not self._inside and torch._C._current_graph_task_id() == -1:
+            return _OUTSIDE  # as Lightning calls parts of its modules
+        # In a backward pass: a layer within a checkpoint is called again.
+        if self._why is not None or self._any or layer in self._shown:
+            return self._why
+        return _UNSEEN.format(layer=self._names.get(layer))
+
+    def resolve(self, doubt: str | None) -> None:
+        """A gradient of a call came, with the doubt that there was when it was made.
+
+        Parts of the module that were called by themselves are taken as they come, and
+        :attr:`outside` says so from then on.
+
+        Raises:
+            RuntimeError: for another doubt.
+        """
+        if doubt == _OUTSIDE:
+            self.outside = True
+        elif doubt is not None:
+            raise RuntimeError(doubt)
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """See :meth:`begin` and :meth:`doubt`."""
+        batch = self.at_hand()
+        if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
+            self._any = True
+            return None
+        if self.when == "first" and self._known:
+            self._any = True
+            return None
+        arguments = named(self.module, args)
+        key = (
+            structure({**arguments, **kwargs}, batch.rows),
+            tuple([layer.training for layer in self._layers]),
+        )
+        if key in self._known or (key, batch.rows) in self._known:
+            return None
+        whole = Rows.of(arguments, kwargs, batch.rows)
+        if not whole.following:
+            return _NO_ROWS.format(rows=batch.rows)
+        self._busy = True
+        try:
+            found = self._probe(whole, batch)
+        finally:
+            self._busy = False
+        if isinstance(found, str):
+            return found
+        if found is not None:
+            self._known.add(key if found else (key, batch.rows))
+        return None
+
+    def _probe(self, whole: Rows, batch: AtHand) -> bool | str | None:
+        """Whether it holds for all batches, or only for those of this size; ``None``: unknown.
+
+        A text says why the module could not be run.
+        """
+        start = replay()
+        first_error: Exception | None = None
+        try:
+            for rows, few, more in self._attempts(whole, batch):
+                try:
+                    with self.settle():
+                        self._forward(self._taken(rows, batch, few), start)
+                        self._forward(self._taken(rows, batch, more), start)
+                    base = self._taken(rows, batch, few)
+                    smaller = self._run(base, start)
+                    larger = self._run(self._taken(rows, batch, more), start)
+                except Exception as error:
+                    first_error = first_error or error
+                    continue
+                self._check_rows(smaller.seen, few * batch.views)
+                self._check_rows(larger.seen, more * batch.views)
+                return self._vary(base, smaller, batch.views, start)
+            # Of a module that takes batches of one size only, that size is all there is to see.
+            if whole.rows == batch.views:
+                self._any = True
+                return None
+            try:
+                run = self._run(whole, start)
+            except Exception as error:  # which the call itself is left to raise
+                return _FAILED.format(error=first_error or error)
+            self._check_rows(run.seen, whole.rows)
+            known = self._vary(whole, run, batch.views, start)
+            return None if known is None else False
+        finally:
+            start()
+
+    def _attempts(self, whole: Rows, batch: AtHand) -> Iterator[tuple[Rows, int, int]]:
+        """Which leaves may follow the batch, and two numbers of examples to run.
+
+        Numbers that are a size of the arguments are the last to be used: positions must not look
+        like examples. A leaf that has as many rows as the batch by chance (a mask of positions)
+        shows in that the module cannot run with fewer of them.
+        """
+        sizes = whole.sizes()
+        near = {size + 1 for size in sizes}
+        free = [k for k in range(2, _MOST) if k * batch.views not in sizes | near]
+        sets = [whole.following]
+        for size in range(1, min(3, len(whole.following))):
+            sets += [
+                whole.following - set(c)
+                for c in itertools.combinations(sorted(whole.following), size)
+            ]
+        counts = [(free[0], free[1])] if len(free) > 1 else []
+        counts += [(2, 3)]
+        for following in sets:
+            for few, more in counts:
+                yield whole.supposing(following), few, more
+
+    def _taken(self, rows: Rows, batch: AtHand, examples: int) -> Rows:
+        """Examples of the batch, spread over it; some of them several times where there are few."""
+        picked = torch.arange(examples) * batch.examples // examples
+        within = torch.arange(batch.views)
+        return rows.taken((picked[:, None] * batch.views + within).flatten())
+
+    def _forward(self, rows: Rows, start: Callable[[], None]) -> None:
+        start()
+        with untouched(self.module), _eagerly(self._layers), self.witnessed(Witness(rows.rows)):
+            rows.call(self.module)
+
+    def _run(self, rows: Rows, start: Callable[[], None]) -> _Run:
+        start()
+        witness = Witness(rows.rows)
+        with untouched(self.module), _eagerly(self._layers), self.witnessed(witness):
+            outputs = list(_tensors(rows.call(self.module)))
+            loss, reduced = _loss(outputs)
+            if loss is not None:
+                loss.backward()
+        return _Run(witness.sightings, witness.finite, reduced)
+
+    def _check_rows(self, seen: Sequence[Sighting], rows: int) -> None:
+        """Refuse a call of which the first dimension does not follow the examples."""
+        self._shown.update(s.layer for s in seen)
+        for s in seen:
+            # The steps of a packed sequence have fewer rows, in the order of the examples.
+            if isinstance(s.layer, RNNLinear) or len(s.gradient) == rows:
+                continue
+            raise RuntimeError(
+                f"layer {self._name(s)!r} has {len(s.gradient)} per-example gradients for a batch "
+                f"of {rows} rows (fed to see): the first dimension of what it is called on does "
+                "not follow the examples. Keep one row per example in the first dimension "
+                "of every layer's input (give what all examples share a row for each, as in "
+                "ids.expand(rows, -1)), train on the loader's batch as a whole, or freeze the "
+                "layer with requires_grad_(False)"
+            )
+
+    def _vary(self, base: Rows, run: _Run, views: int, start: Callable[[], None]) -> bool | None:
+        """Change one example after the other; whether that showed something."""
+        examples = base.rows // views
+        early = functools.partial(ends_early, padding=padding_id(self.module), labels=run.reduced)
+        shown = run.finite and bool(run.seen)
+        for example in sorted({0, examples // 2, examples - 1}):
+            own = range(example * views, (example + 1) * views)
+            following = (example + 1) % examples
+            other = range(following * views, (following + 1) * views)
+            changes: list[Change] = [contents, contents_of_sequences, contents_of_floats]
+            found = self._first_that_runs(base, run, own, other, changes, start)
+            if found is None:
+                shown = False
+            else:
+                self._compare(base, run, found, own, start)
+            found = self._first_that_runs(base, run, own, other, [early], start)
+            if found is not None:
+                self._compare(base, run, found, own, start)
+        return True if shown else None
+
+    def _first_that_runs(
+        self,
+        base: Rows,
+        run: _Run,
+        own: range,
+        other: range,
+        changes: Sequence[Change],
+        start: Callable[[], None],
+    ) -> _Run | None:
+        """The run with the first change that the module puts up with, calling the same layers."""
+        for change in changes:
+            rows = base.changed(own, other, change)
+            if rows is None:
+                continue
+            try:
+                found = self._run(rows, start)
+            except Exception:  # lengths out of order, say: the next change leaves them alone
+                continue
+            if same_calls(run.seen, found.seen):
+                return found
+        return None
+
+    def _compare(
+        self, base: Rows, run: _Run, found: _Run, own: range, start: Callable[[], None]
+    ) -> None:
+        """Refuse what moved with another example."""
+        if next(moved(run.seen, found.seen, base.rows, own), None) is None:
+            return
+        # Is it rounding? On some devices sums come out in another order every time.
+        before = [p.detach().clone() for p in self.module.parameters()]
+        again = self._run(base, start)
+        if any(
+            not torch.equal(p, q) for p, q in zip(self.module.parameters(), before, strict=True)
+        ):
+            return  # a pass that writes into parameters: no step is made after it (StateWatch)
+        if not same_calls(run.seen, again.seen) or _noisy(run.seen, again.seen):
+            raise RuntimeError(
+                "two runs of the module on the same numbers, with all random generators in the "
+                "same state, differ, so that nothing shows whether it keeps the examples apart: "
+                "let what is random in it use torch's, numpy's or Python's global generators, or "
+                f"an attribute of a layer; {_SWITCH}"
+            )
+        calls = list(moved(run.seen, found.seen, base.rows, own, again.seen))
+        if not calls:
+            return
+        by_input = [s for s, of_input in calls if of_input]
+        if by_input:
+            raise RuntimeError(
+                f"layer {self._name(by_input[-1])!r} is given for one example what depends on "
+                "another: its input moved when another example of the batch was changed. The "
+                "module mixes the examples before this layer (by statistics, attention or a "
+                "dimension that is not theirs), and no example's contribution can be bounded; "
+                f"keep the examples apart, one in each row of the first dimension. {_SWITCH}"
+            )
+        ties = ""
+        if run.reduced:
+            ties = (
+                " The module returns a loss: one that divides by the batch's targets, weights or "
+                "lengths does this, as that of Hugging Face's models does. Call the module without "
+                "labels, and take the loss from dptrain.losses, which reduces each example by "
+                "itself."
+            )
+        raise RuntimeError(
+            f"the gradient of one example at layer {self._name(calls[0][0])!r} moved when another "
+            "example of the batch was changed, or ended early: what comes after this layer mixes "
+            f"the examples, and no example's contribution can be bounded.{ties} Keep the examples "
+            f"apart; {_SWITCH}"
+        )
+
+    def _name(self, s: Sighting) -> str:
+        return self._names.get(s.layer, type(s.layer).__name__) or "(the module itself)"
+
+
+def _noisy(ours: Sequence[Sighting], theirs: Sequence[Sighting]) -> bool:
+    for a, b in zip(ours, theirs, strict=True):
+        for x, y in zip((*a.inputs, a.gradient), (*b.inputs, b.gradient), strict=True):
+            if torch.equal(x, y):
+                continue
+            if not x.is_floating_point():
+                return True
+            off = (x - y).nan_to_num(0.0, 0.0, 0.0).abs().amax()
+            if off > _SHARED_NOISE * x.nan_to_num(0.0, 0.0, 0.0).abs().amax():
+                return True
+    return False
+
+
+def _loss(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, bool]:
+    """Σ w·y − cos y over all numbers y of the outputs, w random; and whether one is a loss.
+
+    The derivative w + sin y of every term is bounded, and changes with y wherever that is. A single
+    number is taken for a loss, which is a sum over the examples as it is.
+    """
+    total: torch.Tensor | None = None
+    reduced = False
+    generator = torch.Generator().manual_seed(0)
+    for y in outputs:
+        if y.numel() == 1:
+            part, reduced = y.sum(), True
+        else:
+            w = torch.randn(y.shape, generator=generator).to(y.device)
+            whole = torch.where(y.isfinite(), y, torch.zeros_like(y)).to(
+                torch.promote_types(y.dtype, torch.float32)
+            )
+            part = (w * whole - whole.cos()).sum()
+        total = part if total is None else total + part.to(total)
+    return total, reduced
+
+
+def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The tensors in what a module returned that a gradient can be taken by."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_floating_point():
+            yield value
+        return
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, PackedSequence):
+        items = (value.data,)
+    elif isinstance(value, list | tuple):
+        items = value
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        items = vars(value).values()
+    for item in items:
+        yield from _tensors(item, depth - 1)
+
+
+@contextlib.contextmanager
+def _eagerly(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Without compiled code, which would be compiled anew for a few rows."""
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl for m in layers)
+    if not compiled:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

@@ -1,0 +1,100 @@
+"""Running a module so that nothing of it, nor of the random generators, shows it afterwards."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dptrain.randomness import remember_globals, restore_global_state
+
+# What makes a module one: layers, parameters, hooks.
+_STRUCTURE = frozenset(vars(nn.Module())) - {"_buffers"}
+_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.deque)
+_COPIED = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
+
+
+def replay() -> Callable[[], None]:
+    """Puts Python's, numpy's and torch's generators back to what they are now, when called."""
+    state = remember_globals()()
+    return lambda: restore_global_state(state)
+
+
+@contextlib.contextmanager
+def untouched(module: nn.Module) -> Iterator[None]:
+    """Run on copies of all that a forward pass may leave in the module, which is dropped then.
+
+    Buffers and plain attributes: tensors, arrays, generators, and lists, dictionaries, sets and
+    queues of them. The originals are put back as the very objects that they were, so that not even
+    their versions tell; so is what parameters carry, ``p.grad`` among it. Objects of other kinds,
+    and values that are written into parameters, are not copied.
+
+    Args:
+        module: the one to be run; its parameters are used as they are.
+    """
+    seen: dict[int, Any] = {}
+    kept = []
+    parameters = list(module.parameters())
+    carried = [(p, p.grad, dict(vars(p))) for p in parameters]
+    for layer in module.modules():
+        own = vars(layer)
+        kept.append((own, dict(own)))
+    try:
+        for own, before in kept:
+            own.update({n: _copied(v, seen) for n, v in before.items() if n not in _STRUCTURE})
+        for p in parameters:
+            p.grad = None
+        yield
+    finally:
+        for own, before in kept:
+            own.clear()
+            own.update(before)
+        for p, gradient, own in carried:
+            vars(p).clear()
+            vars(p).update(own)
+            p.grad = gradient
+
+
+def _copied(value: Any, seen: dict[int, Any]) -> Any:
+    """The value, or a copy where it can be written to."""
+    if id(value) in seen:
+        return seen[id(value)]
+    found: Any = value
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        found = value.detach().clone().requires_grad_(value.requires_grad)
+    elif isinstance(value, torch.Generator):
+        found = torch.Generator(device=value.device)
+        found.set_state(value.get_state())
+    elif isinstance(value, _COPIED):
+        found = copy.deepcopy(value)
+    elif type(value) in _CONTAINERS:
+        found = _copied_container(value, seen)
+    seen[id(value)] = found
+    return found
+
+
+def _copied_container(value: Any, seen: dict[int, Any]) -> Any:
+    if isinstance(value, tuple):
+        items = tuple(_copied(item, seen) for item in value)
+        return items if _differ(items, value) else value
+    if isinstance(value, set):
+        return set(value)  # of what can be hashed, and is not written to
+    clone = copy.copy(value)
+    seen[id(value)] = clone  # it may hold itself
+    if isinstance(clone, dict):
+        clone.update({key: _copied(item, seen) for key, item in value.items()})
+    else:
+        for k, item in enumerate(value):
+            clone[k] = _copied(item, seen)
+    return clone
+
+
+def _differ(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    return any(a is not b for a, b in zip(ours, theirs, strict=True))
