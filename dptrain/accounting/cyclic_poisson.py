@@ -7,7 +7,7 @@ from dptrain.accounting.composed_curve import AverageCurve, CasesCurve, Composed
 from dptrain.accounting.deterministic import Curve, DeterministicAccountant
 from dptrain.accounting.part_sizes import equal_sizes, independent_sizes
 from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
-from dptrain.accounting.truncated_poisson import curve_up_to
+from dptrain.accounting.truncated_poisson import curve_up_to, sizes_covered
 from dptrain.accounting.truncated_step import Branches
 from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -139,10 +139,13 @@ class CyclicPoissonAddRemove(CyclicPoissonPLD):
         """The curve of zero-out, or that of all sizes up to one more than the nominal one."""
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
-        if not _cuts(scheme):
-            return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
         largest = scheme.max_batch_size
-        assert largest is not None
+        if largest is None:
+            return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
+        covered = sizes_covered(scheme)
+        if not _cuts(scheme):
+            plain = RemarkedCurve(super().curve(mechanism), covered)
+            return RemarkedCurve(plain, SETTINGS_ARE_PUBLIC)
         norm = float(mechanism.strategy.column_norms(scheme.steps).max())
         parts = tuple(
             (
@@ -157,7 +160,7 @@ class CyclicPoissonAddRemove(CyclicPoissonPLD):
             )
             for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle)
         )
-        return RemarkedCurve(AverageCurve(parts), SETTINGS_ARE_PUBLIC)
+        return RemarkedCurve(RemarkedCurve(AverageCurve(parts), covered), SETTINGS_ARE_PUBLIC)
 
 
 class CyclicPoissonReplaceOne(CyclicPoissonPLD):

@@ -9,6 +9,7 @@ from dptrain.accounting.poisson_pld import SETTINGS_ARE_PUBLIC, RemarkedCurve, p
 from dptrain.accounting.truncated_step import Branches
 from dptrain.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.any_size import AnySizeScheme
 from dptrain.sampling.truncated_poisson import TruncatedPoisson
 
 
@@ -42,6 +43,14 @@ def curve_up_to(
         )
     cases = Branches.covering(1, largest, probability=probability, max_batch_size=max_batch_size)
     return CasesCurve(probability, cases, steps, sensitivity, Adjacency.ADD_REMOVE)
+
+
+def sizes_covered(scheme: AnySizeScheme) -> str:
+    """Which data sets a statement of add-remove is about, where batches are cut."""
+    return (
+        f"It is about data sets of at most {scheme.population} examples, with one more or one "
+        "fewer, as larger ones would have more of their batches cut"
+    )
 
 
 class TruncatedPoissonPLD(DeterministicAccountant):
@@ -155,7 +164,7 @@ class TruncatedPoissonAddRemove(TruncatedPoissonPLD):
             steps=scheme.steps,
             sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
         )
-        return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
+        return RemarkedCurve(RemarkedCurve(found, sizes_covered(scheme)), SETTINGS_ARE_PUBLIC)
 
 
 class TruncatedPoissonReplaceOne(TruncatedPoissonPLD):

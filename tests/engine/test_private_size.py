@@ -207,6 +207,17 @@ def test_a_report_that_tells_the_number_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", list(SCHEMES))
+def test_where_batches_are_cut_the_statement_says_how_many_examples_it_covers(kind):
+    for cap in (9, NOMINAL + 5):  # which cuts, and which cuts only beyond the nominal size
+        found = scheme_of(kind, 53)
+        capped = "max_batch_size" in SCHEMES[kind][1]
+        if capped:
+            found = dataclasses.replace(found, max_batch_size=cap)
+        shown = account(mechanism(found, SCHEMES[kind][2]), delta=1e-3)
+        assert any(f"at most {NOMINAL} examples" in note for note in shown.notes) == capped
+
+
 def test_batches_that_are_cut_need_an_upper_bound():
     with pytest.raises(ValueError, match=r"nominal_size=60 .*dataset_size=61.*upper bound"):
         scheme_of("TruncatedPoisson", 61)
