@@ -17,16 +17,18 @@ def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
     """The profile of the guarantee's mechanism, with what the guarantee says itself.
 
     δ falls as ε grows, in either direction, so beyond the guarantee's ε it is at most the
-    guarantee's δ, and beyond any point of the grid at most the δ there. What was computed less
-    tightly is replaced by that; it is then shown as the weaker of the two was. If the guarantee is
-    an estimate, so is the profile: it is about the same noise. A bound that vanished in double
-    precision is :data:`SMALLEST_DELTA`.
+    guarantee's δ, and beyond any point of the grid at most the δ there (but of confidence bounds
+    each may be false by itself). What was computed less tightly is replaced by that; it is then
+    shown as the weaker of the two was. If the guarantee is an estimate, so is the profile: it is
+    about the same noise. A bound that vanished in double precision is :data:`SMALLEST_DELTA`.
     """
     beyond = profile.epsilon >= guarantee.epsilon
     found = [
-        np.minimum.accumulate(np.where(beyond, np.minimum(values, guarantee.delta), values))
+        np.where(beyond, np.minimum(values, guarantee.delta), values)
         for values in (profile.remove, profile.add)
     ]
+    if profile.kind is not Kind.CONFIDENCE:
+        found = [np.minimum.accumulate(values) for values in found]
     kind = profile.kind
     borrowed = any(
         (values[beyond] > guarantee.delta).any() for values in (profile.remove, profile.add)

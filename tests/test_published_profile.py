@@ -45,6 +45,8 @@ def test_beyond_its_epsilon_the_guarantee_bounds_the_profile(shown):
 def test_no_later_bound_is_above_an_earlier_one(shown):
     found = as_shown(curve([0.5, 1e-5, 1e-5, 8e-5, 1e-9]), shown)
     np.testing.assert_array_equal(found.remove, [0.5, 1e-5, 1e-5, 1e-5, 1e-9])
+    drawn = as_shown(curve([0.5, 1e-5, 1e-5, 8e-5, 1e-9], kind=Kind.CONFIDENCE), shown)
+    assert drawn.remove[3] == 8e-5  # each bound may be false by itself
 
 
 @pytest.mark.parametrize(
