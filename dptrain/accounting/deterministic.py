@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from dptrain.accounting.accountant import Accountant, Profile
+from dptrain.accounting.convex_envelope import convex_envelope
 from dptrain.accounting.search import least_scale
 from dptrain.accounting.statement import (
     SMALLEST_SIGMA,
@@ -75,7 +76,7 @@ class DeterministicAccountant(Accountant):
         return statement(mechanism, self, epsilon=value, delta=delta, notes=notes)
 
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
-        """δ(ε) in both directions on a grid of ε ≥ 0.
+        """δ(ε) in both directions on a grid of ε ≥ 0: falling, and convex in e^ε as the truth is.
 
         Raises:
             ValueError: if the grid is empty, not ascending, negative or not finite.
@@ -85,7 +86,7 @@ class DeterministicAccountant(Accountant):
         if sigma == 0.0:
             remove, add = np.ones_like(grid), np.ones_like(grid)
         else:
-            remove, add = curve.delta(sigma, grid)
+            remove, add = (convex_envelope(grid, each) for each in curve.delta(sigma, grid))
         kind = self.kind_of(mechanism)
         return Profile(grid, np.clip(remove, 0, 1), np.clip(add, 0, 1), kind, self.name)
 

@@ -171,7 +171,7 @@ CASES = [(30, 0.2, 8, 1.0), (30, 0.2, 8, 3.0), (20, 0.5, 5, 0.5), (200, 0.01, 4,
 @pytest.mark.parametrize("remove", [True, False])
 def test_one_step_is_the_pair_of_the_proof(adjacency, size, p, largest, sigma, remove):
     composed = curve(size, p, largest, adjacency=adjacency).composition(sigma, remove=remove)
-    top, spacing = composed.epsilon(1e-9), composed._spacing
+    top, spacing = composed.epsilon(1e-9), composed.spacing
     # On the grid of losses nothing is lost but rounding; between its points δ is convex.
     cells = np.unique(np.round(np.linspace(0.0, top, 15) / spacing))
     between = np.random.default_rng(1).uniform(0.0, top, 15)
