@@ -16,12 +16,12 @@ _LARGEST_GROWTH = 1e6  # c_t / c_0 at which C counts as blown up; families of th
 
 
 class InverseBandedToeplitz(Toeplitz, ABC):
-    """Mixin: C^-1 has ``inverse_bands`` coefficients g, with g_0 > 0 and g_k ≤ 0 for k ≥ 1.
+    """Mixin: C^-1 has ``inverse_bands`` coefficients g, with g_0 > 0 and C ≥ 0 for the n bound to.
 
-    Then C ≥ 0: c_0 = 1/g_0, and c_t = Σ_k |g_k| c_{t-k} / g_0 adds non-negative terms only, in
-    floating point too. C itself is dense, so ``bands`` is n however short g is: participations
-    are never orthogonal (Kalinin, McMahan & Upadhyay 2025). The noise of a step needs only the
-    last ``inverse_bands`` rows of Z.
+    So it is for every n where g_k ≤ 0 for k ≥ 1: c_0 = 1/g_0, and c_t = Σ_k |g_k| c_{t-k} / g_0
+    adds non-negative terms only, in floating point too. C itself is dense, so ``bands`` is n
+    however short g is: participations are never orthogonal (Kalinin, McMahan & Upadhyay 2025). The
+    noise of a step needs only the last ``inverse_bands`` rows of Z.
 
     A family has the fields ``inverse_bands`` and ``steps`` and says what :meth:`filter` is.
     """
@@ -78,19 +78,27 @@ class InverseBandedToeplitz(Toeplitz, ABC):
 
 
 def check_bounded(owner: str, g: Array, steps: int) -> None:
-    """Refuse a C^-1 whose C grows beyond use within the run.
+    """Refuse a C^-1 whose C grows beyond use, or becomes negative, within the run.
 
     Args:
         owner: the strategy's class, for the message.
-        g: coefficients of C^-1, g_0 > 0 ≥ g_1, g_2, …
+        g: coefficients of C^-1, g_0 > 0.
         steps: n.
 
     Raises:
-        ValueError: naming the first step t where c_t is not finite or c_t > 10^6·c_0.
+        ValueError: naming the first step t where c_t is negative, not finite or above 10^6·c_0.
     """
-    if -g[1:].sum() <= g[0]:
+    if np.all(g[1:] <= 0) and -g[1:].sum() <= g[0]:
         return  # every c_t is at most a weighted mean of earlier ones
     c = impulse_response(g, steps)
+    negative = np.flatnonzero(c < 0)
+    if negative.size:
+        t = int(negative[0])
+        raise ValueError(
+            f"C of this {owner} is negative at step {t} of {steps}, {c[t]:.3g}, where its "
+            "sensitivity needs C ≥ 0; use coefficients of C^-1 that are not positive after the "
+            "first, or fewer steps"
+        )
     blown = np.flatnonzero(~(c <= _LARGEST_GROWTH * c[0]))
     if blown.size:
         t = int(blown[0])

@@ -20,6 +20,13 @@ _ROUNDS = 5  # starts of the quasi-Newton method, each from the last result: kin
 _WORTH_A_ROUND = 1e-6  # gain in log(squared error × squared sensitivity)
 _COARSER = 4  # how much shorter the run is that provides the start
 _SHORTEST = 100  # steps; and at least 8 per coefficient
+_LARGEST_FREE = 1 << 18  # steps × coefficients up to which signs are freed: seconds
+_WISH = 1e-4  # slope of the loss at a_k = 0 from which on a negative a_k is worth a search
+_FLOOR = 1e-3  # of c relative to that of the start: what the search for free signs aims at
+_LEAST_SCALE = 1e-11  # of that start, relative to c_0
+_KEPT = 1e-14  # what c may come down to; rounding is less
+_STIFFNESS = 1.0  # of the floor at first
+_FREE_ROUNDS = 16
 
 
 def envelope_cost(c: Array, m: int, b: int) -> tuple[float, Array]:
@@ -101,6 +108,61 @@ def _before(x: Array) -> Array:
     return np.concatenate([[0.0], np.cumsum(x[:-1])])
 
 
+def above_floor(loss: Loss, scale: Array, multipliers: Array, stiffness: float) -> Loss:
+    """The augmented Lagrangian of c ≥ φ·scale, φ = :data:`_FLOOR` (Hestenes 1969, Powell 1969).
+
+    loss + (1/2ρ) Σ_t ((λ_t - ρ(c_t/scale_t - φ))_+² - λ_t²), with the gradient in a as in
+    :func:`inverse_log_loss`.
+    """
+    steps = scale.size
+
+    def bounded(a: Array) -> tuple[float, Array]:
+        value, slope = loss(a)
+        g = np.concatenate([[1.0], -a])
+        c = impulse_response(g, steps)
+        below = np.maximum(multipliers - stiffness * (c / scale - _FLOOR), 0.0)
+        if not below.any():
+            return value, slope
+        v = np.ascontiguousarray(lfilter([1.0], g, -(below / scale)[::-1])[::-1])
+        through_c = np.array([np.einsum("i,i", v[k:], c[: steps - k]) for k in range(1, g.size)])
+        more = (below @ below - multipliers @ multipliers) / (2.0 * stiffness)
+        return value + float(more), slope + through_c
+
+    return bounded
+
+
+def with_free_signs(loss: Loss, a: Array, steps: int) -> Array:
+    """A better a of any signs whose c is positive for ``steps`` steps, or ``a`` itself.
+
+    Only c ≥ 0 is needed for the sensitivity; a ≥ 0 is sufficient for it. Augmented Lagrangian
+    steps may leave c ≥ 0 on the way; only what keeps to it in the end counts.
+    """
+    best, found = loss(a)[0], a
+    scale = np.maximum(impulse_response(np.concatenate([[1.0], -a]), steps), _LEAST_SCALE)
+    multipliers, stiffness, last = np.zeros(steps), _STIFFNESS, np.inf
+    for _ in range(_FREE_ROUNDS):
+        result = minimize(
+            above_floor(loss, scale, multipliers, stiffness),
+            a,
+            jac=True,
+            method="L-BFGS-B",
+            options={"gtol": 1e-9, "ftol": 1e-14, "maxcor": 20, "maxiter": 300},
+        )
+        if not np.isfinite(result.fun):
+            break
+        a = result.x
+        c = impulse_response(np.concatenate([[1.0], -a]), steps)
+        room = c / scale - _FLOOR
+        value, missing = loss(a)[0], max(0.0, -float(room.min()))
+        if c.min() >= _KEPT and value < best:
+            best, found = value, a
+        multipliers = np.maximum(multipliers - stiffness * room, 0.0)
+        if missing > 0.25 * last:
+            stiffness *= 10.0
+        last = missing
+    return found
+
+
 def optimal_inverse_coefficients(
     *,
     steps: int,
@@ -113,10 +175,13 @@ def optimal_inverse_coefficients(
     """Coefficients g of C^-1, ‖c‖₂ = 1, of least error(workload) × sensitivity.
 
     Quasi-Newton (L-BFGS-B) over g_0 = 1, g_k ≤ 0 and Σ_k |g_k| < 1, so that c stays in [0, 1] all
-    along. The signs are a restriction (:class:`BandInvMF` says what it costs). Given them, nothing
-    is lost by the sum: a c that does not increase has it, since g(x)/(1 - x) = 1/((1 - x) c(x)) is
-    then one over 1 - (non-negative terms), and its coefficients 1 - Σ_{j≤k} |g_j| are not negative.
-    It is imposed by optimising :func:`from_hazards`.
+    along. Given the signs nothing is lost by the sum: a c that does not increase has it, since
+    g(x)/(1 - x) = 1/((1 - x) c(x)) is then one over 1 - (non-negative terms), and its coefficients
+    1 - Σ_{j≤k} |g_j| are not negative. It is imposed by optimising :func:`from_hazards`.
+
+    Where the loss would fall further with some g_k > 0, as it does from about
+    ``inverse_bands = min_sep / 2`` on, these are searched too (:func:`with_free_signs`), from here
+    and from half as many coefficients, while n·inverse_bands ≤ 2^18.
 
     The start is the optimum of a run a quarter as long, for prefix sums, or the banded inverse
     square root where that is better; so the result is no worse than BISR. The loss is smooth
@@ -168,5 +233,20 @@ def optimal_inverse_coefficients(
         h, gain, value = result.x, value - result.fun, result.fun
         if gain < _WORTH_A_ROUND or result.status == 1:  # 1: out of iterations, not stuck
             break
-    g = np.concatenate([[1.0], -from_hazards(h)]) + 0.0  # no negative zeros
+    a = from_hazards(h)
+    slope = loss(a)[1]
+    wished = (a < _WORTH_A_ROUND) & (slope > _WISH)
+    if wished.any() and steps * inverse_bands <= _LARGEST_FREE:
+        fewer = optimal_inverse_coefficients(
+            steps=steps,
+            inverse_bands=inverse_bands // 2,
+            objective=objective,
+            workload=workload,
+            max_participations=m,
+            min_sep=b,
+        )
+        padded = np.pad(-fewer[1:] / fewer[0], (0, inverse_bands - fewer.size))
+        tried = [with_free_signs(loss, each, steps) for each in (a, padded)]
+        a = min(tried, key=lambda each: loss(each)[0])
+    g = np.concatenate([[1.0], -a]) + 0.0  # no negative zeros
     return np.asarray(g * np.linalg.norm(impulse_response(g, steps)))

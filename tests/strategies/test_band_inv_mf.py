@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from dptrain.strategies import Strategy
@@ -76,7 +77,7 @@ def test_unbound_has_neither_bands_nor_matrix():
 
 @pytest.mark.parametrize(
     "coefficients",
-    [(1.0, 0.1), (0.0, -1.0), (-1.0, -0.5), (1.0, math.nan), (1.0, -math.inf), (1.0,), (1, 0, 0)],
+    [(0.0, -1.0), (-1.0, -0.5), (1.0, math.nan), (1.0, -math.inf), (1.0,), (1, 0, 0)],
 )
 def test_bad_coefficients(coefficients):
     with pytest.raises(ValueError, match="coefficients"):
@@ -118,3 +119,17 @@ def test_a_strategy_that_blows_up_names_the_step():
     for use in (lambda: growing.bind(100), lambda: growing.bind(5000)):
         with pytest.raises(ValueError, match="blows up: at step 35"):
             use()
+
+
+def test_positive_coefficients_are_held_to_a_non_negative_matrix():
+    # c_1 = -g_1 for g_0 = 1.
+    with pytest.raises(ValueError, match="negative at step 1 of 5"):
+        BandInvMF(inverse_bands=2, coefficients=(1.0, 0.1)).bind(5)
+    # 1/(1 - x/2 + x²/10) has complex poles: its coefficients oscillate, first below 0 at x^4.
+    late = BandInvMF(inverse_bands=3, coefficients=(1.0, -0.5, 0.1))
+    assert late.bind(4).first_column(4).min() > 0
+    with pytest.raises(ValueError, match="negative at step 4 of 100"):
+        late.bind(100)
+    real = BandInvMF(inverse_bands=3, coefficients=(1.0, -0.9, 0.2)).bind(60)  # poles .4 and .5
+    t = np.arange(60)
+    np.testing.assert_allclose(real.first_column(60), 5 * 0.5**t - 4 * 0.4**t, rtol=1e-9)
