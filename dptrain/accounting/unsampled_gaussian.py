@@ -10,16 +10,30 @@ from dptrain.accounting import gaussian
 from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
 from dptrain.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.balls_in_bins import BallsInBins
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.poisson import Poisson
+from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.shuffled import Shuffled
 from dptrain.sampling.user_fixed import UserFixed
 from dptrain.sampling.user_min_sep import UserMinSep
 from dptrain.strategies.gram_sensitivity import fixed_epoch_sensitivity
+from dptrain.strategies.toeplitz import Toeplitz
 
 # Schemes for which it is chosen automatically: their batches are fixed, or nothing that is proven
 # uses their randomness, or it competes with an accountant that uses only part of it.
 _AUTOMATIC = (UserFixed, Shuffled, UserMinSep)
+
+
+# Steps up to which all n²/e entries of the columns that meet are formed; Toeplitz needs n.
+_PERIODIC_UP_TO = 10_000
+
+
+def _keeps_distance(scheme: Scheme) -> bool:
+    """Whether participations are exactly an epoch apart."""
+    return isinstance(scheme, BallsInBins) or (
+        isinstance(scheme, Shuffled) and not scheme.reshuffle
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +76,8 @@ class UnsampledGaussian(DeterministicAccountant):
     ``Shuffled``), and beside the accountants of ``UserMinSep``; elsewhere it is offered by name.
 
     An upper bound: the worst pattern may be one that the scheme draws rarely, or never on the graph
-    at hand. Where the order of the epochs is kept (``Shuffled(reshuffle=False)``), participations
-    are *exactly* an epoch apart and the sensitivity is that of such patterns.
+    at hand. Where the order of the epochs is kept (``Shuffled(reshuffle=False)``, ``BallsInBins``),
+    participations are *exactly* an epoch apart and the sensitivity is that of such patterns.
     """
 
     name = "gaussian"
@@ -97,7 +111,10 @@ class UnsampledGaussian(DeterministicAccountant):
             max_participations=scheme.max_participations,
             min_sep=scheme.min_sep,
         )
-        if isinstance(scheme, Shuffled) and not scheme.reshuffle:
+        if _keeps_distance(scheme) and (
+            isinstance(strategy, Toeplitz) or scheme.steps <= _PERIODIC_UP_TO
+        ):
+            assert isinstance(scheme, Shuffled | BallsInBins)
             periodic = fixed_epoch_sensitivity(strategy, steps=scheme.steps, epochs=scheme.epochs)
             sensitivity = min(sensitivity, periodic * (1.0 + 1e-12))
         return GaussianCurve(scheme.max_per_batch * sensitivity)

@@ -19,6 +19,7 @@ _ITERATIONS = 300
 _SHORT = 500  # steps, up to which an iteration takes a fraction of a second, so that there may be:
 _ITERATIONS_SHORT = 1000
 _NEAR = 0.03  # of the blocks of X to identities, from where on the gap is worth computing
+_SETTLED = 0.3  # of the same, from where on norms are moved
 _EXPONENT = 3.0  # over-relaxation at the start; 1 is the plain fixed point
 _LARGEST_EXPONENT = 8.0
 _LEAST_DIAGONAL = 1e-4  # of A, relative to its largest; below, A counts as singular
@@ -30,7 +31,7 @@ class DenseOptimum:
     """A strategy matrix and how far from optimal it can be.
 
     Attributes:
-        matrix: C, lower triangular, columns of norm 1, shape (n, n).
+        matrix: C, lower triangular, columns of norm 1 unless these are free, shape (n, n).
         loss: ‖A C^-1‖_F².
         gap: (loss - lower bound)/loss, where the lower bound holds for every feasible C.
     """
@@ -57,7 +58,7 @@ def workload_factor(workload: Workload, steps: int) -> Array:
     return np.asarray(cholesky(gram, check_finite=False))
 
 
-def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
+def optimal_for_epochs(factor: Array, epochs: int, *, equal_norms: bool = True) -> DenseOptimum:
     """C of least ‖F C^-1‖_F² whose columns have norm 1 and are orthogonal at multiples of n/e.
 
     In X = CᵀC the problem is convex: minimise tr(M X^-1), M = FᵀF, over X ≻ 0 whose e×e blocks
@@ -74,9 +75,17 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
     leaves M nearly singular). Scaling X(N) by the inverse roots of its blocks makes it feasible,
     which gives an upper bound to set against the lower one.
 
+    *Free norms.* Participations exactly n/e apart cost the sum of the squared norms in one block,
+    so only that has to be e. With X = D Y D, D diagonal, Y is as X was, for D^-1 M D^-1; and the
+    multipliers of X, D^-1 N D^-1, must have equal diagonals within each block. N_ii falls like
+    1/D_ii² where the rest stays, so D_ii² ← D_ii sqrt(N_ii), scaled to sum e, is the Newton-like
+    step that goes on beside the others. As X_ii ≥ 0, e times the largest diagonal entry of a
+    block's multipliers bounds its part of tr(N X) whatever they are: the lower bound again.
+
     Args:
         factor: F, shape (n, n), with M = FᵀF ≻ 0.
         epochs: e, a divisor of n; with e = 1 only the norms are fixed.
+        equal_norms: whether every column has norm 1, or only each block's squares add up to e.
 
     Raises:
         RuntimeError: if the bounds stay more than 10^-4 apart.
@@ -89,6 +98,7 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
     iterations = _ITERATIONS_SHORT if n <= _SHORT else _ITERATIONS
     exponent, last = _EXPONENT, np.inf
     loss, gap, best = np.inf, np.inf, gram
+    squares = found_squares = np.ones((blocks.count, epochs))  # D², of the columns in order
     with tqdm(desc=f"Dense strategy, {n} steps", unit="iteration", delay=2, mininterval=1) as bar:
         for left in range(iterations - 1, -1, -1):
             root, inverse_root = _power(multipliers, 0.5), _power(multipliers, -0.5)
@@ -98,12 +108,17 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
             inner = inverse_root @ blocks.of_product(vectors, values) @ inverse_root
             distance = float(np.abs(inner - np.eye(epochs)).max())
             if distance <= _NEAR or not left:
-                bound = 2 * values.sum() - np.trace(multipliers, axis1=1, axis2=2).sum()
+                diagonal = np.diagonal(multipliers, axis1=1, axis2=2)
+                fixed = diagonal.sum(axis=1)
+                if not equal_norms:
+                    fixed = epochs * (diagonal / squares).max(axis=1)
+                bound = 2 * values.sum() - fixed.sum()
                 # A feasible X = P Pᵀ, P = blocks(X(N))^{-1/2} N^{-1/2} V sqrt(Λ) with S = V Λ Vᵀ.
                 back = blocks.left(_power(inner, 0.5) @ root, vectors) / np.sqrt(values)
                 loss = float(np.sum((gram @ back) * back))
                 gap = (loss - float(bound)) / loss
                 best = blocks.left(_power(inner, -0.5) @ inverse_root, vectors) * np.sqrt(values)
+                found_squares = squares
             bar.set_postfix(rmse=f"{np.sqrt(loss / n):.6g}", gap=f"{gap:.1e}", refresh=False)
             bar.update()
             if gap <= _TOLERANCE:
@@ -113,6 +128,13 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
             exponent = max(1.0, exponent)
             last = distance
             multipliers = root @ _power(inner, exponent) @ root
+            if not equal_norms and distance <= _SETTLED:
+                shares = np.sqrt(squares * np.diagonal(multipliers, axis1=1, axis2=2))
+                shares *= epochs / shares.sum(axis=1, keepdims=True)
+                step = np.sqrt(shares / squares)
+                squares = shares
+                multipliers = multipliers * step[:, :, None] * step[:, None, :]
+                gram = gram / step.ravel() / step.ravel()[:, None]
     if not gap <= _ACCEPTED:
         raise RuntimeError(
             f"no optimum found for steps={n}, epochs={epochs}: the duality gap is still {gap:.1e} "
@@ -122,7 +144,9 @@ def optimal_for_epochs(factor: Array, epochs: int) -> DenseOptimum:
     blocks.set_identity(product)  # which they are to rounding
     x = np.empty((n, n))
     x[np.ix_(blocks.order, blocks.order)] = product
-    return DenseOptimum(matrix=_unit_columns(x), loss=loss, gap=gap)
+    norms = np.empty(n)
+    norms[blocks.order] = np.sqrt(found_squares.ravel())
+    return DenseOptimum(matrix=_unit_columns(x) * norms, loss=loss, gap=gap)
 
 
 class _Blocks:

@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from dptrain.accounting import account, gaussian
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import BallsInBins, Shuffled
 from dptrain.strategies import BSR
 from dptrain.strategies.dense import Dense
 from dptrain.strategies.dense_optimize import duality_gap, optimal_for_epochs, workload_factor
@@ -167,3 +170,71 @@ def test_banded_optimum_has_a_small_gap():
 def test_many_steps():
     found = optimal_for_epochs(np.tril(np.ones((500, 500))), 5)
     assert found.gap <= 1e-5
+
+
+@pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 2), (4, 4), (6, 3), (6, 2)])
+def test_free_norms_against_a_generic_optimiser(n, epochs):
+    """X with its free entries and the shares of each block's norms as unknowns."""
+    factor, period = PREFIX_SUMS.matrix(n), n // epochs
+    t, j = np.nonzero(np.tril((lag(n) > 0) & (lag(n) % period != 0)))
+
+    def loss(entries):
+        shares = np.exp(entries[:n].reshape(epochs, period))
+        norms = np.sqrt(epochs * shares / shares.sum(axis=0)).ravel()
+        x = np.eye(n)
+        x[t, j] = x[j, t] = entries[n:]
+        if np.linalg.eigvalsh(x)[0] < 1e-9:
+            return 1e12
+        inverse = np.linalg.inv(x) / norms / norms[:, None]
+        return float(np.trace(factor.T @ factor @ inverse))
+
+    best = np.zeros(n + len(t))
+    for _ in range(4):
+        options = {"maxiter": 40_000, "maxfev": 40_000, "xatol": 1e-10, "fatol": 1e-12}
+        best = minimize(loss, best, method="Nelder-Mead", options=options).x
+        best = minimize(loss, best, method="Powell", options={"xtol": 1e-12, "ftol": 1e-14}).x
+    found = optimal_for_epochs(factor, epochs, equal_norms=False)
+    assert found.loss <= loss(best) * (1 + 2e-6)
+    assert found.loss * (1 - found.gap) <= loss(best) * (1 + 1e-9)
+    assert found.loss == pytest.approx(error(factor, found.matrix), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "epochs", "known"), [(64, 4, 4.40785), (128, 8, 7.50922)])
+def test_free_norms_reach_what_is_known_of_the_exact_separation(n, epochs, known):
+    """RMSE × sensitivity by another library's optimiser (Choquette-Choo et al. 2022)."""
+    bound = Dense(epochs=epochs, equal_norms=False).bind(n)
+    sensitivity = fixed_epoch_sensitivity(bound, steps=n, epochs=epochs)
+    assert sensitivity == pytest.approx(np.sqrt(epochs), rel=1e-9)
+    assert bound.rmse(n) * sensitivity == pytest.approx(known, rel=2e-6)
+    equal = Dense(epochs=epochs).bind(n)
+    assert bound.rmse(n) < 0.98 * equal.rmse(n)
+
+
+def test_free_norms_need_epochs():
+    with pytest.raises(ValueError, match="equal_norms=False"):
+        Dense(bands=2, equal_norms=False)
+    with pytest.raises(TypeError, match="equal_norms='no'"):
+        Dense(epochs=2, equal_norms="no")
+    assert "equal_norms=False" in repr(Dense(epochs=2, equal_norms=False))
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        BallsInBins(bins=16, epochs=4, dataset_size=640),
+        Shuffled(batch_size=40, epochs=4, dataset_size=640, reshuffle=False),
+    ],
+)
+def test_schemes_that_keep_the_distance_have_the_exact_sensitivity(scheme):
+    strategy = Dense(epochs=4, equal_norms=False).bind(64)
+    pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=2.0)
+    found = account(pair, delta=1e-5, accountant="gaussian").epsilon
+    # Four orthogonal columns whose squared norms add up to 4.
+    assert found == pytest.approx(gaussian.epsilon(1e-5, 2.0 / 2.0), rel=1e-8)
+
+
+def test_a_scheme_that_reshuffles_pays_for_the_least_distance():
+    strategy = Dense(epochs=4, equal_norms=False).bind(64)
+    scheme = Shuffled(batch_size=40, epochs=4, dataset_size=640, reshuffle=True)
+    pair = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=2.0)
+    assert account(pair, delta=1e-5).epsilon > 1.05 * gaussian.epsilon(1e-5, 1.0)
