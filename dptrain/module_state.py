@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,41 +40,6 @@ def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
 def attribute_of(path: str) -> str:
     """The buffer or attribute of a module that a path of :func:`state_of` begins with."""
     return path.split("[", 1)[0].split("->", 1)[0]
-
-
-@contextlib.contextmanager
-def kept_state(module: nn.Module, own: Collection[str] = ()) -> Iterator[None]:
-    """Have the module forget what happens to its buffers and attributes within the context.
-
-    For forward passes that are not the user's. Parameters are left as they are, and so is what
-    :func:`state_of` does not find. A tensor that nobody wrote to is not written to either.
-
-    Args:
-        module: the user's.
-        own: attributes that are left out.
-    """
-    found = _Found(own)
-    found.modules(module)
-    parameters = {id(p) for p in module.parameters()}
-    values = [value for value in found.by_path.values() if id(value) not in parameters]
-    memory = [(part, part.clone()) for value in values for part in memory_of(value)]
-    tensors = [
-        (value, value.data, value.data_ptr())
-        for value in values
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided and memory_of(value)
-    ]
-    places = [(place, place.copy()) for place in found.places]
-    try:
-        yield
-    finally:
-        for place, contents in places:
-            _put_back(place, contents, own)
-        for tensor, data, pointer in tensors:
-            if tensor.data_ptr() != pointer:
-                tensor.data = data
-        for part, before in memory:
-            if not torch.equal(part, before):
-                part.copy_(before)
 
 
 def memory_of(value: Any) -> Sequence[torch.Tensor]:
@@ -121,12 +85,10 @@ class _Found:
 
     Attributes:
         by_path: what was found.
-        places: dicts, lists, sets and deques that hold it and can be put back as they were.
     """
 
     def __init__(self, own: Collection[str]) -> None:
         self.by_path: dict[str, Any] = {}
-        self.places: list[Any] = []
         self._own = own
         self._seen: dict[int, Any] = {}  # what was found, held so that no id is used again
 
@@ -137,7 +99,6 @@ class _Found:
             for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
                 if tensor is not None and self._is_new(tensor):
                     self.by_path[_join(name, own_name)] = tensor
-            self.places += [m._buffers, vars(m)]
         for name, m in new:
             for attribute, value in list(vars(m).items()):
                 if attribute not in _STRUCTURE and attribute not in self._own:
@@ -162,23 +123,16 @@ class _Found:
         elif isinstance(value, torch.Tensor | np.ndarray | np.generic):
             self.by_path[path] = value
         elif isinstance(value, Mapping):
-            self._elements(path, value, list(value.items()), inside=inside)
+            self._elements(path, list(value.items()), inside=inside)
         elif isinstance(value, list | tuple | deque):
-            self._elements(path, value, list(enumerate(value)), inside=inside)
+            self._elements(path, list(enumerate(value)), inside=inside)
         elif isinstance(value, set | frozenset):
-            if isinstance(value, set):
-                self.places.append(value)
             self.by_path[path] = frozenset(e for e in value if isinstance(e, _PLAIN))
         elif not (inside or callable(value)) and hasattr(value, "__dict__"):
-            self.places.append(vars(value))
             for attribute, element in list(vars(value).items()):
                 self.value(f"{path}->{attribute}", element, inside=True)
 
-    def _elements(
-        self, path: str, container: Any, elements: list[tuple[Any, Any]], *, inside: bool
-    ) -> None:
-        if isinstance(container, dict | list | deque):
-            self.places.append(container)
+    def _elements(self, path: str, elements: list[tuple[Any, Any]], *, inside: bool) -> None:
         if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
             self.by_path[path] = tuple(elements)
             return
@@ -208,21 +162,3 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_comparable(v) for v in value)
     return value if isinstance(value, _PLAIN) else repr(value)
-
-
-def _put_back(place: Any, contents: Any, own: Collection[str]) -> None:
-    """A dict, list, set or deque as it was, in place; written to only where it differs."""
-    if isinstance(place, dict):
-        for key in [k for k in place if k not in contents and k not in own]:
-            del place[key]
-        for key, value in contents.items():
-            if key not in own and place.get(key, place) is not value:
-                place[key] = value
-    elif isinstance(place, set):
-        place &= contents
-        place |= contents
-    elif len(place) != len(contents) or any(
-        a is not b for a, b in zip(place, contents, strict=True)
-    ):
-        place.clear()
-        place.extend(contents)

@@ -1,7 +1,6 @@
 """Nothing but the release leaves a private step: what a forward pass leaves behind is refused."""
 
 import copy
-import warnings
 from collections import deque
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import PrivacyEngine, module_state, state_watch
+from dptrain import PrivacyEngine, state_watch
 
 from .conftest import (
     everything_every_step,
@@ -550,37 +549,60 @@ def test_the_users_own_changes_of_a_large_module_are_not_held_against_it():
     assert private.steps_executed == 8
 
 
-def test_kept_state_is_put_back_as_it_was():
-    """Buffers, attributes, what they hold and what was added; parameters are left alone."""
-    model = Leaves()
-    for kind, (_, leave) in LEAVES.items():
-        if "weight" in kind or "bias" in kind or kind == "module in a list":
-            continue
-        before = describe(model)
-        tensors = {name: b.data_ptr() for name, b in model.named_buffers() if name != "adjacency"}
-        with module_state.kept_state(model), torch.no_grad():
-            leave(model, torch.tensor(2.0))
-            assert describe(model) != before, kind
-        assert describe(model) == before, kind
-        if "memory" not in kind:
-            now = {name: b.data_ptr() for name, b in model.named_buffers() if name != "adjacency"}
-            assert now == tensors, kind
+class Recomputes(nn.Module):
+    """Assigns what it had, as torch.nn.utils.weight_norm does in every forward pass."""
+
+    def __init__(self, by=0.0):
+        super().__init__()
+        self.net, self.by = small_net(), by
+        self.register_buffer("table", torch.arange(4.0))
+        self.cached = torch.arange(4.0)
+
+    def forward(self, x):
+        self.cached, self.table = torch.arange(4.0) + self.by * x.mean(), self.table.clone()
+        return self.net(x)
 
 
-def test_kept_state_does_not_write_to_what_nobody_wrote_to():
-    model = Leaves()
-    versions = [b._version for b in model.buffers()]
-    with module_state.kept_state(model):
-        model(torch.randn(2, 1, 4, 4))
-    assert [b._version for b in model.buffers()] == versions
+def test_equal_values_in_another_tensor_are_no_change(mode):
+    private = make(Recomputes(), images(), mode, scheme=everything_every_step(24, 2))
+    train(private)
+    assert private.steps_executed == 2
+    private = make(Recomputes(1e-6), images(), mode, scheme=everything_every_step(24, 2))
+    with pytest.raises(RuntimeError, match="'cached' of"):
+        train(private)
 
 
-def describe(model):
-    """All that the module has, as text."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {k: v.to_dense() for k, v in model.state_dict().items()}
-    rest = {k: v for k, v in vars(model).items() if not k.startswith("_") and k != "leave"}
-    meter = vars(rest.pop("meter"))
-    inner = [p.tolist() for m in rest.pop("unlisted") for p in m.parameters()]
-    return repr((found, model.hidden, sorted(rest.items()), meter, inner))
+OF_WEIGHTS = {
+    "parametrized spectral norm": (nn.utils.parametrizations.spectral_norm, "*._[uv]"),
+    "spectral norm": (nn.utils.spectral_norm, "1.weight*"),
+    "parametrized weight norm": (nn.utils.parametrizations.weight_norm, None),
+    "weight norm": (nn.utils.weight_norm, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_frozen_layers_whose_weights_are_computed(mode, name):
+    """Spectral norms move their vectors in every forward pass, which depends on weights alone."""
+    wrap, public = OF_WEIGHTS[name]
+
+    def net():
+        torch.manual_seed(0)
+        layer = wrap(nn.Linear(16, 16)).requires_grad_(False)
+        return nn.Sequential(nn.Flatten(), layer, nn.Linear(16, 3))
+
+    scheme = everything_every_step(24, 2)
+    if public is not None:
+        with pytest.raises(RuntimeError, match="without noise"):
+            train(make(net(), images(), mode, scheme=scheme))
+    private = make(net(), images(), mode, scheme=scheme, buffers=public and [public])
+    train(private)
+    assert private.steps_executed == 2
+
+
+def test_a_compiled_module_is_watched():
+    """Its buffers are written to by what the compiler made of the forward pass."""
+    model = torch.compile(Leaves(LEAVES["buffer written"][1]), backend="aot_eager")
+    private = make(model, images(), "bookkeeping", scheme=everything_every_step(24, 1))
+    with pytest.raises(RuntimeError, match="'mean' of"):
+        train(private)
