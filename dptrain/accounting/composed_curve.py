@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dptrain.accounting import gaussian
 from dptrain.accounting.deterministic import Array, Curve
 from dptrain.accounting.pld import Composition
 from dptrain.accounting.public_mixture import public_mixture, public_spread
@@ -18,6 +19,8 @@ from dptrain.guarantee import Adjacency
 
 # A case of less probability than this is charged to δ, as the normal tails are.
 NEGLIGIBLE = 1e-40
+# From here on down the mass of cut tails of many steps may matter.
+_RESOLVED = 1e-33
 # Points at which averages of several curves are read at once.
 _POINTS = 17
 
@@ -42,27 +45,47 @@ class ComposedCurve(Curve):
         """0: nothing is cut."""
         return 0.0
 
+    @property
+    @abstractmethod
+    def unsampled(self) -> float:
+        """How far all steps together can differ if every coin were published.
+
+        The coins have the same law in both worlds, so a run is at least as private as the Gaussian
+        mechanism of that sensitivity.
+        """
+
     @abstractmethod
     def composition(self, sigma: float, *, remove: bool) -> Composition:
         """The composed losses of (P, Q) (remove) or (Q, P) (add)."""
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """δ(ε) of the composed losses in both directions."""
-        found = self.composition(sigma, remove=True).delta(epsilon)
+        """δ(ε) of the composed losses in both directions, at most that without sampling."""
+        most = gaussian.delta(epsilon, self.unsampled / sigma)
+        found = np.minimum(self.composition(sigma, remove=True).delta(epsilon), most)
         if self.symmetric:
             return found, found
-        return found, self.composition(sigma, remove=False).delta(epsilon)
+        return found, np.minimum(self.composition(sigma, remove=False).delta(epsilon), most)
 
     def epsilon(self, sigma: float, delta: float) -> float:
-        """The larger ε(δ) of the two directions."""
+        """The larger ε(δ) of the two directions, at most that without sampling."""
+        most = gaussian.epsilon(delta, self.unsampled / sigma)
         found = self.composition(sigma, remove=True).epsilon(delta)
-        if self.symmetric:
-            return found
-        return max(found, self.composition(sigma, remove=False).epsilon(delta))
+        if self.symmetric or found >= most:
+            return min(found, most)
+        return min(max(found, self.composition(sigma, remove=False).epsilon(delta)), most)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
         """What was rounded, and whether truncation costs privacy."""
-        return (GRID_NOTE, *_cost_of_truncation(self.displaced, delta))
+        return (GRID_NOTE, *_far_tail(delta), *_cost_of_truncation(self.displaced, delta))
+
+
+def _far_tail(delta: float) -> tuple[str, ...]:
+    if delta > _RESOLVED:
+        return ()
+    return (
+        f"δ is below {_RESOLVED:g}, where the cut normal tails matter: this is an upper bound, at "
+        "most that without sampling",
+    )
 
 
 def _cost_of_truncation(displaced: float, delta: float) -> tuple[str, ...]:
@@ -81,6 +104,11 @@ class SubsampledGaussianCurve(ComposedCurve):
     probability: float
     steps: int
     sensitivity: float
+
+    @property
+    def unsampled(self) -> float:
+        """See :class:`ComposedCurve`."""
+        return math.sqrt(self.steps) * self.sensitivity
 
     def composition(self, sigma: float, *, remove: bool) -> Composition:
         """See :class:`ComposedCurve`."""
@@ -107,6 +135,16 @@ class CasesCurve(ComposedCurve):
     def symmetric(self) -> bool:  # type: ignore[override]
         """Replacing x by x' is the same as replacing x' by x."""
         return self.adjacency is Adjacency.REPLACE_ONE
+
+    @property
+    def unsampled(self) -> float:
+        """See :class:`ComposedCurve`; ``full_pair`` says how far two gradients can be apart."""
+        cases = self.branches
+        cut = max(cases.full, cases.either) > 0.0
+        far = self.adjacency is Adjacency.REPLACE_ONE or (
+            cut and self.adjacency is Adjacency.ADD_REMOVE
+        )
+        return math.sqrt(self.steps) * self.sensitivity * (2.0 if far else 1.0)
 
     @property
     def displaced(self) -> float:
@@ -161,7 +199,9 @@ class AverageCurve(Curve):
         """The least ε at which neither mean is above δ, to a relative 1e-6, rounded up."""
         if len(self.parts) == 1 and self.parts[0][0] <= 1.0:
             return self.parts[0][1].epsilon(sigma, delta)
-        return max(self._epsilon(sigma, delta, remove=remove) for remove in self._directions)
+        most = max(curve.unsampled for _, curve in self.parts) / sigma
+        found = max(self._epsilon(sigma, delta, remove=remove) for remove in self._directions)
+        return min(found, gaussian.epsilon(delta, most))
 
     @property
     def _directions(self) -> tuple[bool, ...]:

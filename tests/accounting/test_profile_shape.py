@@ -11,14 +11,14 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import ndtr
 
-from dptrain.accounting import account, profile
+from dptrain.accounting import account, gaussian, profile
 from dptrain.accounting.convex_envelope import convex_envelope
 from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.accounting.gaussian import delta as gaussian_delta
 from dptrain.accounting.loss_distribution import LossDistribution
 from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
 from dptrain.accounting.tilted_curve import Masses
+from dptrain.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled
 from dptrain.sampling.cyclic_poisson import CyclicPoisson
@@ -60,13 +60,16 @@ def assert_shape(epsilon: np.ndarray, delta: np.ndarray) -> None:
 
 
 def cyclic(**options: Any) -> CyclicPoisson:
-    return CyclicPoisson(
-        probability=0.2, cycle=4, dataset_size=1000, steps=60, nominal_size=1000, **options
-    )
+    return CyclicPoisson(probability=0.2, cycle=4, dataset_size=1000, steps=60, **options)
 
 
 def mechanisms() -> list[MatrixMechanism]:
-    poisson = Poisson(probability=0.05, dataset_size=1000, steps=30, nominal_size=1000)
+    """With a public size for add-remove, without for the others."""
+    return [each for size in (None, 1000) for each in _mechanisms(size)]
+
+
+def _mechanisms(size: int | None) -> list[MatrixMechanism]:
+    poisson = Poisson(probability=0.05, dataset_size=1000, steps=30, nominal_size=size)
     graph = AttributionGraph(
         examples=800, users=800, edges=800, max_examples=2, fingerprint="0" * 64
     )
@@ -81,14 +84,14 @@ def mechanisms() -> list[MatrixMechanism]:
         (poisson, BSR(bands=3), 2.0),
         (
             TruncatedPoisson(
-                probability=0.05, dataset_size=1000, steps=60, max_batch_size=70, nominal_size=1000
+                probability=0.05, dataset_size=1000, steps=60, max_batch_size=70, nominal_size=size
             ),
             Identity(),
             0.8,
         ),
-        (cyclic(assignment="independent"), BSR(bands=3), 1.0),
+        (cyclic(nominal_size=size, assignment="independent"), BSR(bands=3), 1.0),
         (
-            cyclic(assignment="independent", max_batch_size=70),
+            cyclic(nominal_size=size, assignment="independent", max_batch_size=70),
             BSR(bands=3),
             1.0,
         ),
@@ -107,6 +110,7 @@ def mechanisms() -> list[MatrixMechanism]:
     return [
         MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma)
         for scheme, strategy, sigma in pairs
+        if scheme.nominal_size == size
     ]
 
 
@@ -152,7 +156,7 @@ def test_plain_dp_sgd_has_no_jumps_and_asks_for_little_memory(q, steps, sigma) -
         assert_shape(GRID, direction)
         # Below the mechanism without sampling; and down to the resolution of doubles the envelope
         # mends nothing but rounding.
-        assert (direction <= gaussian_delta(GRID, mu) + 1e-30).all()
+        assert (direction <= gaussian.delta(GRID, mu) + 1e-30).all()
         seen = direction > 1e-13
         assert (before[seen] <= direction[seen] * 1.001).all()
 
@@ -261,6 +265,32 @@ def test_epsilon_is_where_the_curve_meets_delta(q, steps, sigma, remove) -> None
         assert float(composed.delta(epsilon)) <= delta
         if epsilon > 0:
             assert float(composed.delta(epsilon * (1 - 1e-6))) >= delta * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("largest", [None, 110])
+def test_far_below_the_cut_tails_the_bound_without_sampling_holds(adjacency, largest) -> None:
+    # Published coins: two gradients of one step are at most 2 apart, 1 if nothing is replaced.
+    sigma, steps, size = 1.0, 1000, 10_000
+    public = size if adjacency is Adjacency.ADD_REMOVE else None
+    options: dict[str, Any] = {
+        "probability": 0.01, "dataset_size": size, "steps": steps, "nominal_size": public,
+    }  # fmt: skip
+    if largest is None:
+        scheme: Poisson | TruncatedPoisson = Poisson(**options)
+    else:
+        scheme = TruncatedPoisson(**options, max_batch_size=largest)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
+    replaced = adjacency is Adjacency.REPLACE_ONE
+    displaced = adjacency is Adjacency.ADD_REMOVE and largest is not None
+    apart = 2.0 if replaced or displaced else 1.0
+    found = account(mechanism, delta=1e-300, adjacency=adjacency)
+    without = gaussian.epsilon(1e-300, apart * math.sqrt(steps) / sigma)
+    assert 0.0 < found.epsilon <= without
+    assert any("without sampling" in note for note in found.notes)
+    shallow = account(mechanism, delta=1e-5, adjacency=adjacency)
+    assert shallow.epsilon < found.epsilon
+    assert not any("without sampling" in note for note in shallow.notes)
 
 
 # --- the pieces ---------------------------------------------------------------------------------
