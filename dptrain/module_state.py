@@ -26,7 +26,8 @@ def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
     lists, tuples, dicts, sets and deques, and in the attributes of an object that is no module
     (whose own objects are not looked into). ``get_extra_state`` counts as an attribute
     ``_extra_state``. A tensor with several paths is there once, by the first. Not found: what
-    closures, generators, classes or globals keep, and attributes that are no entry of ``__dict__``.
+    closures, generators, classes or globals keep, and attributes that are no entry of ``__dict__``;
+    nor a private run, its optimizer or its loader (``of_a_run``), which a module may hold.
 
     Args:
         module: the user's.
@@ -116,6 +117,8 @@ class _Found:
         """
         if isinstance(value, _PLAIN):
             self.by_path[path] = value
+        elif getattr(type(value), "of_a_run", False):
+            return
         elif isinstance(value, nn.Module):
             self.modules(value, path)
         elif not self._is_new(value):

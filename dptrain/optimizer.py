@@ -67,6 +67,8 @@ class PrivateOptimizer(DPOptimizer):
             position may disagree; only loading a checkpoint mends that.
     """
 
+    of_a_run = True  # no state of a module that holds it
+
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

@@ -61,6 +61,8 @@ class PrivateTraining:
         individual_filter: the individual filter that runs, or ``None``.
     """
 
+    of_a_run = True  # no state of a module that holds it
+
     def __init__(
         self,
         *,

@@ -68,6 +68,8 @@ class PrivateLoader:
             values out of range; no example is read before.
     """
 
+    of_a_run = True  # no state of a module that holds it
+
     def __init__(
         self,
         *,

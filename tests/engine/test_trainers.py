@@ -77,6 +77,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.net = small_net()
         self.mode, self.options = mode, options
+        self.inner = options.pop("inner", False)
 
     def forward(self, x):
         return self.net(x)
@@ -86,9 +87,10 @@ class Classifier(nn.Module):
         return nn.functional.cross_entropy(self(x), y)
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        module = self.net if self.inner else self
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
         self.private = PrivacyEngine().make_private(
-            module=self,
+            module=module,
             optimizer=optimizer,
             dataset=images(N),
             noise_multiplier=1.0,
@@ -105,9 +107,10 @@ class Classifier(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"microbatches": 3}])
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_a_lightning_loop_runs_the_whole_plan_and_learns_the_same(mode, options, epochs):
+@pytest.mark.parametrize("inner", [True, False])
+def test_a_lightning_loop_runs_the_whole_plan_and_learns_the_same(mode, options, epochs, inner):
     common = {"scheme": SCHEME, "steps_per_epoch": STEPS // epochs, **options}
-    model, trainer = Classifier(mode, **common), Lightning(max_epochs=epochs)
+    model, trainer = Classifier(mode, inner=inner, **common), Lightning(max_epochs=epochs)
     trainer.fit(model)
     assert model.private.steps_executed == STEPS
     assert len(trainer.losses) == STEPS * options.get("microbatches", 1)
