@@ -112,12 +112,16 @@ class TiltedBallsInBins:
         bound = 2.0 * UNIT * ((self._bins + order + 12.0) * reach + 2.0 * self._bins + 40.0)
         return max(_LEAST_SLACK, bound)
 
+    def overlap_error(self, sigma: float, order: int) -> float:
+        """Covers the rounding of a multiset's overlap over σ²: α²/2 products of b terms each."""
+        ratio = self._losses.sensitivity / sigma
+        return 2.0 * UNIT * (self._bins + 16.0) * (order * ratio) ** 2
+
     def log_moment(self, sigma: float, order: int) -> float:
         """log E_Q[(P/Q)^α], rounded up."""
         table = self._tables[order]
-        ratio = self._losses.sensitivity / sigma
         exponent = table.log_count + table.overlap / sigma**2
-        pad = _ROUNDING + 2.0 * UNIT * (self._bins + 16.0) * (order * ratio) ** 2
+        pad = _ROUNDING + self.overlap_error(sigma, order)
         return float(logsumexp(exponent)) - order * math.log(self._bins) + pad
 
     def _loss(self, products: Array, sigma: float) -> Array:
@@ -147,7 +151,8 @@ class TiltedBallsInBins:
     ) -> WeightedTerms:
         """Terms of one order; ``cumulative`` sums the weights of its multisets."""
         slack, members = self.slack(sigma, order), self._tables[order].bins
-        pad = 2 * _ROUNDING + order * slack
+        # A multiset's share of the mixture errs by twice its exponent's error: itself and the sum.
+        pad = 2 * _ROUNDING + order * slack + 2 * self.overlap_error(sigma, order)
         ceiling = math.exp(log_range(log_moment, order, epsilon) + pad + order * slack)
 
         def draw(rng: np.random.Generator, size: int) -> Array:

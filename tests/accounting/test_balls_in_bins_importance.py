@@ -160,3 +160,14 @@ def test_a_certificate_is_read_again_and_a_lowered_one_is_not(tmp_path) -> None:
     path.write_text(json.dumps({**forged, "digest": digest(forged)}))
     with pytest.raises(ValueError, match="corrupt certificate"):
         member.calibrate(made(bins=6), epsilon=1.0, delta=1e-4)
+
+
+def test_little_noise_widens_what_is_added_for_rounding() -> None:
+    """Exponents of 10^6 are off by 10^-10 and more: the pads have to grow with them."""
+    found = tilted(bins=20, epochs=2)
+    usual, little = (found.overlap_error(sigma, 8) for sigma in (2.0, 0.002))
+    assert usual < 1e-11
+    # u·b·α²/2 products of means of norm √2 and above.
+    assert little > 2.0**-53 * 20 * (64 / 2) * 2 / 0.002**2
+    terms = found.at(0.05).both(1.0)["remove"]
+    assert 0.0 <= terms.draw(np.random.default_rng(0), 100).max() <= terms.ceiling
