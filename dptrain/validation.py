@@ -236,13 +236,13 @@ def check_criterion(criterion: Any, loss_reduction: str) -> None:
         raise ValueError(
             f"the criterion has ignore_index={ignored} and reduction='mean': it divides by the "
             "number of targets of the whole batch that count, which ties the examples together; "
-            "use reduction='sum' and loss_reduction='sum'"
+            "use dptrain.losses.TokenCrossEntropy, or reduction='sum' and loss_reduction='sum'"
         )
     if getattr(criterion, "weight", None) is not None and reduction == "mean":
         raise ValueError(
             "the criterion has class weights and reduction='mean': it divides by the weights of "
-            "the whole batch, which ties the examples together; use reduction='sum' and "
-            "loss_reduction='sum'"
+            "the whole batch, which ties the examples together; use "
+            "dptrain.losses.TokenCrossEntropy, or reduction='sum' and loss_reduction='sum'"
         )
 
 

@@ -65,10 +65,12 @@ class HookedModule(OpacusLayers, GradSampleModule):
         if self.probe is None:
             return super().forward(*args, **kwargs)
         self.probe.begin(args, kwargs)
+        output: Any = None
         try:
-            return super().forward(*args, **kwargs)
+            output = super().forward(*args, **kwargs)
         finally:
-            self.probe.end()
+            self.probe.end(output)
+        return output
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:

@@ -148,3 +148,97 @@ def test_a_loss_inside_by_the_example_is_taken(mode, reduction):
         private.module(*batch).backward()
         private.optimizer.step()
     assert private.steps_executed == 1
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).tanh())
+
+
+OUTSIDE = {
+    "ignored": lambda z, y: F.cross_entropy(z.transpose(1, 2), y),
+    "flat": lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten()),
+    "shifted": lambda z, y: F.cross_entropy(z[:, :-1].flatten(0, 1), y[:, 1:].flatten()),
+    "masked sum": lambda z, y: (
+        F.cross_entropy(z.transpose(1, 2), y, reduction="none").sum() / (y != -100).sum()
+    ),
+    "weighted": lambda z, y: F.cross_entropy(
+        z.transpose(1, 2), y, weight=torch.linspace(0.1, 3, CLASSES)
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_plain_token_loss_outside_is_refused_before_anything_is_released(name, mode):
+    ids, _, labels = sentences(True)
+    module = Tagger()
+    private = run_of(module, (ids, labels), mode)
+    x, y = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match=r"the loss divides by what the whole batch holds"):
+        OUTSIDE[name](private.module(x), y).backward()
+    assert private.steps_executed == 0
+
+
+APART = {
+    "by the example": token_cross_entropy,
+    "causal": causal_cross_entropy,
+    "sums": lambda z, y: token_cross_entropy(z, y, within="sum"),
+    "a constant": lambda z, y: token_cross_entropy(z, y, within=TOKENS),
+    "weighted": lambda z, y: token_cross_entropy(z, y, weight=torch.linspace(0.1, 3, CLASSES)),
+    "an example without": lambda z, y: token_cross_entropy(
+        z, y.index_fill(0, torch.tensor(1), -100)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_by_the_example_are_taken(name, mode):
+    ids, _, labels = sentences(True)
+    private = run_of(Tagger(), (ids, labels), mode)
+    for x, y in private.loader:
+        APART[name](private.module(x), y).backward()
+        private.optimizer.step()
+    assert private.steps_executed == 1
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_class_weights_of_the_batch_are_refused_after_three_batches(own):
+    """Weights that average to 1 in one batch are no sign yet."""
+    ids, y = sentences(False)[0][:, 0], torch.tensor([1, 2, 1, 2])
+    weight = torch.full((CLASSES,), 1.0)
+    weight[1], weight[2] = 0.5, 2.5
+
+    private = run_of(Tagger(), (ids, y), scheme=everything_every_step(ROWS, 4))
+    done = 0
+    try:
+        for x, labels in private.loader:
+            z = private.module(x)
+            loss = (
+                token_cross_entropy(z, labels, weight=weight)
+                if own
+                else F.cross_entropy(z, labels, weight=weight)
+            )
+            loss.backward()
+            private.optimizer.step()
+            done += 1
+    except RuntimeError as error:
+        assert "divides by what the whole batch holds" in str(error)  # noqa: PT017
+    assert done == (4 if own else 2)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_plain_mean_is_taken_where_all_have_the_same_length(padded):
+    ids, _, labels = sentences(padded)
+    private = run_of(Tagger(), (ids, labels), probe="off" if padded else "shapes")
+    for x, y in private.loader:
+        OUTSIDE["ignored"](private.module(x), y).backward()
+        private.optimizer.step()
+    assert private.steps_executed == 1
+    assert any("probe='off'" in note for note in private.state_dict()["notes"]) == padded

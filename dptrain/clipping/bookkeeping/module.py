@@ -82,10 +82,12 @@ class BookkeepingModule(AbstractGradSampleModule):
         if self.probe is None or self._elsewhere:
             return run(*args, **kwargs)
         self._begin(args, kwargs)
+        output: Any = None
         try:
-            return run(*args, **kwargs)
+            output = run(*args, **kwargs)
         finally:
-            self._end()
+            self._end(output)
+        return output
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, and drop what the layers reported of the batch at hand."""
@@ -99,9 +101,9 @@ class BookkeepingModule(AbstractGradSampleModule):
         self.probe.begin(args, kwargs)
 
     @torch.compiler.disable
-    def _end(self) -> None:
+    def _end(self, output: Any) -> None:
         assert self.probe is not None
-        self.probe.end()
+        self.probe.end(output)
 
     @contextlib.contextmanager
     def reporting_to(self, book: Book) -> Iterator[None]:

@@ -25,6 +25,7 @@ from dptrain.clipping.probe.inputs import (
     padding_id,
     structure,
 )
+from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.untouched import replay, untouched
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 
@@ -97,8 +98,9 @@ class RowProbe:
 
     That holds the module's own loss, where it returns one, to the same. It is shown for these
     examples and these shapes, which is a test and not a proof: what mixes the examples only for
-    other values, or only in larger batches, is not seen. Nor is what a loss outside the module
-    does.
+    other values, or only in larger batches, is not seen. Of a loss outside the module only
+    what its gradient gives away is
+    (:class:`~dptrain.clipping.probe.signature.LossSignature`).
 
     The module, ``p.grad`` and all random generators are left as they were
     (:func:`~dptrain.clipping.probe.untouched.untouched`).
@@ -134,6 +136,7 @@ class RowProbe:
         self._shown: set[nn.Module] = set()  # layers that a probe's gradient reached
         self._busy = False
         self._inside = False
+        self._signature = LossSignature()
         self.outside = False
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
@@ -151,10 +154,14 @@ class RowProbe:
         self._why = self._look(args, kwargs)
         self._inside = True
 
-    def end(self) -> None:
-        """The call has come to its end."""
-        if not self._busy:
-            self._inside = False
+    def end(self, output: Any = None) -> None:
+        """The call has come to its end, with this output if there is one."""
+        if self._busy or self.when == "off":
+            return
+        self._inside = False
+        batch = self.at_hand()
+        if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
+            self._signature.look_at(_tensors(output), batch.rows)
 
     def doubt(self, layer: nn.Module) -> str | None:
         """What :meth:`resolve` is to be given when a gradient of this call of a layer comes."""
@@ -197,6 +204,7 @@ class RowProbe:
         )
         if key in self._known or (key, batch.rows) in self._known:
             return None
+        self._signature = LossSignature()  # other shapes may have another loss
         whole = Rows.of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)

@@ -1,0 +1,84 @@
+"""What the gradient by a module's output tells of a loss that was made outside of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import torch
+
+_BATCHES = 16  # that are looked at until one can tell
+_SINGLE = 3  # batches in a row that have to look so, where examples have one label each
+_TOLERANCE = 1e-5
+_RESIDUAL = 1e-3
+
+
+class LossSignature:
+    """Recognises a cross entropy that was divided by a number that the batch decides.
+
+    The gradient of Σ_t c_t·CE(y_t) by the logits is c_t (softmax(y_t) - e_t), which gives away the
+    targets and every c_t. With targets that are ignored, or with class weights, a mean over what
+    counts in the *batch* has Σ c_t = 1 while the examples' shares of it differ. Reduced example by
+    example, the shares are equal, or do not add up to 1 but by chance. That chance is small for
+    tokens, of which the first such batch is refused, and not for class weights (those of a balanced
+    batch may well average to 1), where three batches in a row have to look so.
+
+    Not recognised: other losses, label smoothing, losses that are scaled, half precision.
+    """
+
+    def __init__(self) -> None:
+        self._looked = 0
+        self._alike = 0  # batches in a row of single labels that looked normalised by the batch
+        self._told = False
+
+    def look_at(self, outputs: Iterable[torch.Tensor], rows: int) -> None:
+        """Look at the gradients by these outputs when they come, while none has told anything."""
+        if self._told or self._looked >= _BATCHES or rows < 2:
+            return
+        for y in outputs:
+            if y.dim() >= 2 and len(y) == rows and y.dtype in (torch.float32, torch.float64):
+                y.register_hook(functools.partial(self._look, y.detach()))
+
+    def _look(self, y: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._looked += 1
+        for classes in {1, y.dim() - 1}:
+            shares = _shares(y, gradient, classes)
+            if shares is not None:
+                self._judge(shares, single=y.dim() == 2)
+                return
+
+    def _judge(self, shares: torch.Tensor, *, single: bool) -> None:
+        largest = float(shares.abs().amax())
+        even = float(shares.amax() - shares.amin()) <= 1e-3 * largest
+        if even or int((shares != 0).sum()) < 2:
+            return
+        tolerance = min(_TOLERANCE, 0.1 / len(shares))
+        normalised = abs(float(shares.sum()) - 1) <= tolerance
+        self._alike = self._alike + 1 if normalised else 0
+        self._told = not normalised
+        if normalised and (not single or self._alike >= _SINGLE):
+            raise RuntimeError(
+                "the loss divides by what the whole batch holds: the examples' shares of it differ "
+                f"(from {float(shares.amin()):.3g} to {float(shares.amax()):.3g}) and add up to 1, "
+                "as where a cross entropy with reduction='mean' has ignored targets or class "
+                "weights. One example then changes the gradients of all others before they are "
+                "clipped: take the loss from dptrain.losses, which reduces each example by itself "
+                "(or set make_private(probe='off'), which the guarantee then says)"
+            )
+
+
+def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
+    """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits."""
+    residuals = y.softmax(classes)
+    target = gradient.argmin(classes, keepdim=True)
+    residuals.scatter_add_(classes, target, residuals.new_full((), -1.0).expand(target.shape))
+    squares = residuals.square().sum(classes)
+    if bool((squares < 1e-8).any()):  # of a certain prediction nothing can be told
+        return None
+    c = (gradient * residuals).sum(classes) / squares
+    off = (gradient - c.unsqueeze(classes) * residuals).norm()
+    if not bool(off <= _RESIDUAL * gradient.norm()) or bool((c < -_TOLERANCE).any()):
+        return None
+    # What is ignored has no gradient at all.
+    counted = gradient.ne(0).any(classes)
+    return torch.where(counted, c, 0.0).flatten(1).sum(1) if c.dim() > 1 else c * counted
