@@ -65,9 +65,11 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
             ValueError: if the type or an argument is unknown, or an argument is out of range.
         """
         members: dict[str, Any] = JsonValue._families[cls._family]
+        if not isinstance(value, Mapping):
+            raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
         arguments = {name: item for name, item in value.items() if name != "type"}
         name = value.get("type")
-        if name not in members:
+        if not isinstance(name, str) or name not in members:
             raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
         try:
             return members[name](**arguments)
