@@ -16,6 +16,8 @@ from dptrain.ledger import checksum
 _STRUCTURE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(_PLAIN)
+# Of a LightningModule: which of its hooks runs, and who runs it.
+_LIGHTNING = frozenset(("_current_fx_name", "_trainer", "_fabric"))
 
 
 def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
@@ -27,7 +29,8 @@ def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
     (whose own objects are not looked into). ``get_extra_state`` counts as an attribute
     ``_extra_state``. A tensor with several paths is there once, by the first. Not found: what
     closures, generators, classes or globals keep, and attributes that are no entry of ``__dict__``;
-    nor a private run, its optimizer or its loader (``of_a_run``), which a module may hold.
+    nor a private run, its optimizer or its loader (``of_a_run``), which a module may hold,
+    nor which hook of a LightningModule runs.
 
     Args:
         module: the user's.
@@ -101,8 +104,10 @@ class _Found:
                 if tensor is not None and self._is_new(tensor):
                     self.by_path[_join(name, own_name)] = tensor
         for name, m in new:
+            lightning = any(kind.__name__ == "LightningModule" for kind in type(m).__mro__)
+            skipped = _STRUCTURE | _LIGHTNING if lightning else _STRUCTURE
             for attribute, value in list(vars(m).items()):
-                if attribute not in _STRUCTURE and attribute not in self._own:
+                if attribute not in skipped and attribute not in self._own:
                     self.value(_join(name, attribute), value, inside=False)
             if type(m).get_extra_state is not nn.Module.get_extra_state:
                 self.by_path[_join(name, "_extra_state")] = _comparable(m.get_extra_state())

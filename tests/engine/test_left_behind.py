@@ -600,6 +600,37 @@ def test_frozen_layers_whose_weights_are_computed(mode, name):
     assert private.steps_executed == 2
 
 
+class LightningModule(nn.Module):
+    """As Lightning 2 has it: the hook that runs is noted in the module, by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self._current_fx_name, self._trainer = small_net(), None, Meter()
+        self.loss = torch.zeros(())
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_lightning_notes_is_not_left_behind_but_a_loss_is(mode, logs):
+    model = LightningModule()
+    private = make(model, images(), mode, scheme=everything_every_step(24, 2))
+    for x, y in private.loader:
+        model._current_fx_name, model._trainer.total = "optimizer_step", 1.0
+        private.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(private.module(x), y)
+        loss.backward()
+        if logs:
+            model.loss = loss.detach()
+            with pytest.raises(RuntimeError, match="'loss' of"):
+                private.optimizer.step()
+            return
+        private.optimizer.step()
+        model._current_fx_name = None
+    assert private.steps_executed == 2
+
+
 def test_a_compiled_module_is_watched():
     """Its buffers are written to by what the compiler made of the forward pass."""
     model = torch.compile(Leaves(LEAVES["buffer written"][1]), backend="aot_eager")
