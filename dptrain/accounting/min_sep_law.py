@@ -75,6 +75,23 @@ class MinSepLaw:
         """max ‖Cx‖ over patterns: columns b apart are orthogonal and norms never grow with i."""
         return math.sqrt(float(self.squared_norms[:: self.min_sep].sum()))
 
+    @property
+    def participation(self) -> float:
+        """Chance that an example takes part at all, rounded up: the total variation at most.
+
+        P is (1-π) Q + π R for this π and some R, so ∫(P - e^ε Q)_+ ≤ π and ∫(Q - e^ε P)_+ ≤ π for
+        every ε ≥ 0 and σ.
+        """
+        p, barred = self.probability, np.zeros(1)
+        weights = np.ones(1)
+        if self.warm_start and self.min_sep > 1:
+            # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
+            barred = np.arange(min(self.min_sep, self.steps), dtype=np.float64)
+            weights = np.where(barred == 0, 1.0, p) / (1.0 + (self.min_sep - 1) * p)
+        free = self.steps - barred
+        never = free * math.log1p(-p) if p < 1.0 else np.full(free.shape, -math.inf)
+        return min(float(weights @ -np.expm1(never)) * (1.0 + 1e-12), 1.0)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value of everything the losses depend on, except σ."""
         return {

@@ -26,7 +26,7 @@ from dptrain.mechanism import MatrixMechanism
 class MinSepRenyiCurve(RenyiCurve):
     """Remove: R_α = log E_Q[(P/Q)^α]/(α-1) of the affordable α; add: :class:`LinearLoss`.
 
-    Both: the Gaussian mechanism without amplification.
+    Both: the Gaussian mechanism without amplification, and the chance of taking part at all.
     """
 
     law: MinSepLaw
@@ -66,8 +66,24 @@ class MinSepRenyiCurve(RenyiCurve):
         return np.asarray(found, dtype=np.float64)
 
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
-        """δ(ε) without amplification."""
-        return gaussian.delta(epsilon, self.sensitivity / sigma)
+        """δ(ε) without amplification; whoever never takes part loses nothing."""
+        return np.minimum(gaussian.delta(epsilon, self.sensitivity / sigma), self.law.participation)
+
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add), each by its best bound."""
+        if self.law.participation <= delta:
+            return 0.0, 0.0
+        return super().epsilons(sigma, delta)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger ε of the two directions; costs less than both."""
+        return 0.0 if self.law.participation <= delta else super().epsilon(sigma, delta)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """ε per direction, and which bound gave the remove direction."""
+        if self.law.participation <= delta:
+            return (f"an example takes part with a chance of {self.law.participation:.3g} at most",)
+        return super().notes(sigma, delta)
 
     @property
     def sensitivity(self) -> float:

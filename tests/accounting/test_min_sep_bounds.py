@@ -56,6 +56,25 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS)
+def test_participation_is_the_chance_of_any_pattern_but_none(law) -> None:
+    found, probabilities = patterns(law)
+    exact = math.fsum(probabilities[found.any(axis=1)])
+    assert exact * (1 - 1e-12) <= law.participation <= min(exact * (1 + 1e-9), 1.0)
+
+
+def test_who_hardly_ever_takes_part_loses_nothing() -> None:
+    # δ(0) is at most the chance of taking part, n p: nothing need be simulated.
+    scheme = MinSep(probability=1e-9, min_sep=4, dataset_size=1000, steps=16, warm_start=False)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=BSR(bands=4), noise_multiplier=0.01)
+    for accountant in (MinSepRenyi(), MinSepImportance(progress=False)):
+        assert accountant.guarantee(mechanism, delta=1.7e-8).epsilon == 0.0
+    curve = MinSepRenyi().curve(mechanism)
+    assert curve.unamplified(0.01, np.array([0.0, 3.0])).max() <= 1.6e-8 * (1 + 1e-9)
+    # Below that chance it is no excuse: who does take part is hardly protected.
+    assert curve.unamplified(0.01, np.array([3.0]))[0] > 1.5e-8
+
+
+@pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("order", [2, 3])
 def test_moment_equals_the_sum_over_all_tuples_of_patterns(law, order) -> None:
     x, chance = patterns(law)
