@@ -172,6 +172,20 @@ def renyi() -> Row:
     return {"C = I": plain, "banded": banded, "target": {"C = I": 0.5, "banded": 15}}
 
 
+def plain_profile() -> Row:
+    """``profile`` of plain DP-SGD (q = 1/300, n = 1,500), 201 ε; target 1 s, 500 MB in all."""
+    from dptrain.accounting.dispatch import profile
+    from dptrain.strategies import Identity
+
+    rows: Row = {"target": {"seconds": 1.0, "peak_mib": 500}}
+    rows["mib_before"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    for sigma in (0.4778, 0.6):
+        pair = poisson(Identity(), 1500, sigma, 1 / 300)
+        seconds, found = timed(lambda: profile(pair, np.linspace(0.0, 50.0, 201)))  # noqa: B023
+        rows[f"σ = {sigma:g}"] = {"seconds": seconds, "delta_at_4": float(found.delta[16])}
+    return rows
+
+
 def conditional_composition() -> Row:
     """Conditional composition: n = 1,000, b = 100; target 60 s."""
     from dptrain import BallsInBins, MatrixMechanism
@@ -276,6 +290,7 @@ PARTS: dict[str, Callable[[], Row]] = {
         certificate,
         mmcc,
         renyi,
+        plain_profile,
         conditional_composition,
         allocation,
         truncated_poisson,
