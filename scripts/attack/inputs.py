@@ -7,6 +7,7 @@ one: reading one ends in a ValueError, or in a value that is whole.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import pathlib
@@ -56,13 +57,20 @@ def _odd(rng: random.Random) -> Any:
 
 
 def bad_argument(rng: random.Random) -> None:
-    """One argument of one public call; a value that it takes must be taken without harm."""
+    """One argument of one public call; a value that it takes must be taken without harm.
+
+    Odd text is a fine name of a file, for a ledger too: the call is made in a folder of its own.
+    """
     call, right, argument, _ = rng.choice(cases()).values
     value = _odd(rng)
     started = time.monotonic()
     where = f"{getattr(call, '__qualname__', call)}({argument}={value!r:.80})"
     try:
-        call(**{**right, argument: value})
+        with (
+            tempfile.TemporaryDirectory(prefix="attack-") as folder,
+            contextlib.chdir(folder),
+        ):
+            call(**{**right, argument: value})
     except (TypeError, ValueError) as error:
         told = str(error)
         if not re.search(rf"\b{argument}\b", told) or "\n" in told:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import random
 import re
 
 import numpy as np
@@ -107,6 +109,21 @@ def test_a_foreign_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(inputs, "cases", lambda: [pytest.param(foreign, {"x": 1}, "x", None)])
     assert len(run(inputs.PART, 1).failures) == 1
+
+
+def test_odd_names_of_files_leave_none_where_one_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    written = []
+
+    def write(ledger: str) -> None:
+        written.append(pathlib.Path(ledger).write_text("a line"))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "_odd", lambda rng: "an odd name")
+    monkeypatch.setattr(inputs, "cases", lambda: [pytest.param(write, {}, "ledger", None)])
+    inputs.bad_argument(random.Random(0))
+    assert written and list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
