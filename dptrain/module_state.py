@@ -18,19 +18,24 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.d
 _PLAIN_TYPES = frozenset(_PLAIN)
 # Of a LightningModule: which of its hooks runs, and who runs it.
 _LIGHTNING = frozenset(("_current_fx_name", "_trainer", "_fabric"))
+# Of a Hugging Face configuration: which loss it is, by the number of classes and the labels' dtype.
+_HUGGING_FACE = frozenset(("problem_type",))
+# Of tensors: what the wrapped optimiser and Opacus's hooks keep there for a batch. The compiler
+# notes how it takes them in attributes that begin with "_dynamo".
+_OF_TENSORS = frozenset(("grad_sample", "summed_grad", "_current_grad_sample", "_forward_counter"))
 
 
 def state_of(module: nn.Module, own: Collection[str] = ()) -> dict[str, Any]:
     """Everything a forward pass could leave behind in the module, by the path it is found at.
 
     These are parameters and buffers (by the names of ``named_parameters`` and ``named_buffers``)
-    and tensors, NumPy arrays, numbers and text in the other attributes of all modules: directly, in
-    lists, tuples, dicts, sets and deques, and in the attributes of an object that is no module
-    (whose own objects are not looked into). ``get_extra_state`` counts as an attribute
-    ``_extra_state``. A tensor with several paths is there once, by the first. Not found: what
-    closures, generators, classes or globals keep, and attributes that are no entry of ``__dict__``;
-    nor a private run, its optimizer or its loader (``of_a_run``), which a module may hold,
-    nor which hook of a LightningModule runs.
+    and tensors, NumPy arrays, numbers and text in the attributes of these and in the other ones of
+    all modules: directly, in lists, tuples, dicts, sets and deques, and in the attributes of an
+    object that is no module (whose own objects are not looked into). ``get_extra_state`` counts as
+    an attribute ``_extra_state``. A tensor with several paths is there once, by the first. Not
+    found: what closures, generators, classes or globals keep, and attributes that are no entry of
+    ``__dict__``; nor a private run, its optimizer or its loader (``of_a_run``), which a module may
+    hold, nor which hook of a LightningModule runs, nor which loss a Hugging Face configuration has.
 
     Args:
         module: the user's.
@@ -103,9 +108,11 @@ class _Found:
             for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
                 if tensor is not None and self._is_new(tensor):
                     self.by_path[_join(name, own_name)] = tensor
+                    for attribute, value in list(vars(tensor).items()):
+                        if attribute not in _OF_TENSORS and not attribute.startswith("_dynamo"):
+                            self.value(f"{_join(name, own_name)}.{attribute}", value, inside=True)
         for name, m in new:
-            lightning = any(kind.__name__ == "LightningModule" for kind in type(m).__mro__)
-            skipped = _STRUCTURE | _LIGHTNING if lightning else _STRUCTURE
+            skipped = _STRUCTURE | _LIGHTNING if _is_a(m, "LightningModule") else _STRUCTURE
             for attribute, value in list(vars(m).items()):
                 if attribute not in skipped and attribute not in self._own:
                     self.value(_join(name, attribute), value, inside=False)
@@ -137,8 +144,10 @@ class _Found:
         elif isinstance(value, set | frozenset):
             self.by_path[path] = frozenset(e for e in value if isinstance(e, _PLAIN))
         elif not (inside or callable(value)) and hasattr(value, "__dict__"):
+            hugging_face = _is_a(value, "PretrainedConfig", "PreTrainedConfig")
             for attribute, element in list(vars(value).items()):
-                self.value(f"{path}->{attribute}", element, inside=True)
+                if not (hugging_face and attribute in _HUGGING_FACE):
+                    self.value(f"{path}->{attribute}", element, inside=True)
 
     def _elements(self, path: str, elements: list[tuple[Any, Any]], *, inside: bool) -> None:
         if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
@@ -153,6 +162,11 @@ class _Found:
             return False
         self._seen[id(value)] = value
         return True
+
+
+def _is_a(value: Any, *kinds: str) -> bool:
+    """Whether it is of a class with one of these names, without importing what has it."""
+    return any(kind.__name__ in kinds for kind in type(value).__mro__)
 
 
 def _join(path: str, name: str) -> str:

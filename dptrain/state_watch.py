@@ -185,7 +185,8 @@ class StateWatch:
         owner, _, name = attribute_of(path).rpartition(".")
         layer = dict(self._module.named_modules()).get(owner)
         kept_by = "the module itself" if not owner else f"layer {owner!r}"
-        where = kept_by if layer is None else f"{kept_by}, a {type(layer).__name__},"
+        # Without a layer it is what a parameter or buffer has for an attribute.
+        where = f"{owner!r}" if layer is None else f"{kept_by}, a {type(layer).__name__},"
         kind = after.kind(path) or before.kind(path)
         what = _told(before.entries.get(path), after.entries.get(path))
         remedy = (

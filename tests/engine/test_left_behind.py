@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
+from transformers import BertConfig, BertForSequenceClassification
 
 from dptrain import PrivacyEngine, state_watch
 
@@ -121,6 +122,9 @@ LEAVES = {
     "number": ("calls", lambda m, v: setattr(m, "calls", m.calls + float(v))),
     "number in an object": ("meter", lambda m, v: setattr(m.meter, "total", float(v))),
     "tensor in an object": ("meter", lambda m, v: m.meter.tensor.add_(v)),
+    "on a parameter": ("sum", lambda m, v: setattr(m.frozen.weight, "sum", float(v))),
+    "on a trained one": ("sum", lambda m, v: setattr(m.net[5].weight, "sum", v.clone())),
+    "on a buffer": ("sum", lambda m, v: setattr(m.mean, "sum", [float(v)])),
     "module in a list": ("unlisted", lambda m, v: m.unlisted[0].weight.add_(v)),
 }
 
@@ -629,6 +633,49 @@ def test_what_lightning_notes_is_not_left_behind_but_a_loss_is(mode, logs):
         private.optimizer.step()
         model._current_fx_name = None
     assert private.steps_executed == 2
+
+
+def test_a_hugging_face_model_may_note_which_loss_it_has(mode):
+    """By the labels' dtype, in the first forward pass with labels; anything else is refused."""
+
+    class Labelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = BertForSequenceClassification(
+                BertConfig(
+                    vocab_size=20,
+                    hidden_size=8,
+                    num_hidden_layers=1,
+                    num_attention_heads=2,
+                    intermediate_size=8,
+                    num_labels=3,
+                    attn_implementation="eager",
+                )
+            )
+            self.model.bert.embeddings.requires_grad_(False)
+            self.config, self.leaves = self.model.config, False
+
+        def forward(self, x, y):
+            if self.leaves:
+                self.config.summary = float(y.sum())
+            return self.model(input_ids=x, labels=y).loss
+
+    ids = torch.randint(1, 20, (24, 5), generator=torch.Generator().manual_seed(0))
+    data, model = TensorDataset(ids, ids[:, 0] % 3), Labelled()
+    private = make(model, data, mode, scheme=everything_every_step(24, 2))
+    for number, (x, y) in enumerate(private.loader):
+        private.optimizer.zero_grad()
+        model.leaves = bool(number)
+        if number:
+            private.optimizer.watch.restart()  # the switch is the user's own
+            private.optimizer.watch.begin()
+        private.module(x, y).backward()
+        if number:
+            with pytest.raises(RuntimeError, match="'config' of"):
+                private.optimizer.step()
+            return
+        private.optimizer.step()
+        assert model.config.problem_type == "single_label_classification"
 
 
 def test_a_compiled_module_is_watched():
