@@ -24,7 +24,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     The profile is shown as :func:`~dptrain.published_profile.as_shown` says.
 
     The axis of δ ends at 1e-16, or a tenth of the guarantee's δ if that is smaller: curves that
-    fall below leave the picture there.
+    fall below leave the picture there, and the axis of ε ends where the last one does.
 
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
@@ -56,7 +56,12 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     ax.set_yscale("log")
     drawn = np.concatenate([profile.remove, profile.add, [guarantee.delta or 1.0]])
     ax.set_ylim(bottom=max(least, drawn[drawn > 0].min() / 2), top=1.5)
-    ax.set_xlim(left=0)
+    # A grid may go on far beyond the ε at which the last curve leaves the picture.
+    inside = np.flatnonzero(profile.delta > least)[-1]
+    last = profile.epsilon[min(inside + 1, len(profile.epsilon) - 1)]
+    if math.isfinite(guarantee.epsilon):
+        last = max(last, 1.05 * guarantee.epsilon)
+    ax.set_xlim(0, last)
     ax.set_xlabel("ε (natural logarithm)")
     ax.set_ylabel("δ")
     ax.grid(visible=True, which="major", alpha=0.3)

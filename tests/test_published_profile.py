@@ -127,3 +127,14 @@ def test_the_axis_ends_where_nobody_looks(shown, monkeypatch, smallest, delta, b
     axes = axes_of(monkeypatch, found, dataclasses.replace(shown, delta=delta))
     assert axes.get_ylim()[0] == pytest.approx(bottom)
     assert axes.get_ylim()[1] <= 2
+
+
+@pytest.mark.parametrize(("epsilon", "least", "most"), [(2.0, 9.2, 9.4), (30.0, 30.1, 33.0)])
+def test_the_axis_of_epsilon_ends_with_the_curves(shown, monkeypatch, epsilon, least, most):
+    """δ = exp(-4ε) falls below 1e-16 at ε = 9.21; the guarantee is always in the picture."""
+    grid = np.linspace(0, 50, 501)
+    found = dataclasses.replace(curve(np.exp(-4 * grid)), epsilon=grid)
+    axes = axes_of(monkeypatch, found, dataclasses.replace(shown, epsilon=epsilon))
+    left, right = axes.get_xlim()
+    assert left == 0
+    assert least < right < most
