@@ -62,6 +62,11 @@ def run(options: argparse.Namespace) -> None:
     if options.dataset_size < 1:
         raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
     delta = 1 / (2 * options.dataset_size) if options.delta is None else options.delta
+    if options.out is not None and delta >= 1 / options.dataset_size:
+        raise ValueError(
+            f"--delta {delta:g} with --out: training refuses what is not below 1/N = "
+            f"{1 / options.dataset_size:g}; use half of that or less, or leave out --out"
+        )
     question = Question.of_run(
         epsilon=options.epsilon,
         delta=delta,
