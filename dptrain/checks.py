@@ -247,5 +247,8 @@ def instance(
         wanted = " or ".join(f"{k.__module__.split('.')[0]}.{k.__name__}" for k in kinds)
         wanted = wanted.replace("builtins.", "")
         start = named(name, value, owner)
-        raise TypeError(f"{start} must be a {wanted}, not {type(value).__name__}{hint}")
+        found = type(value).__name__
+        if isinstance(value, type) and issubclass(value, kind):
+            found = f"the class itself: write {value.__name__}(...)"
+        raise TypeError(f"{start} must be a {wanted}, not {found}{hint}")
     return value

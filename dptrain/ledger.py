@@ -163,8 +163,10 @@ class StepLedger:
             return
         if run == self.run:
             found = f"it was cut off after {len(self.digests)} steps"
-        else:
+        elif self.digests:
             found = f"it is the ledger {self.run[:8]}… and holds {len(self.digests)} steps"
+        else:
+            found = "it was missing, or begun anew, and holds no step"
         raise ValueError(
             f"ledger {self.path} is not what the checkpoint's run left: {found}, but the run had "
             f"released {len(digests)} steps under the ledger {run[:8]}…. Without that file nobody "

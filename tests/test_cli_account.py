@@ -118,7 +118,7 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),
-        (["gone.json", "--delta", "1e-5"], "gone.json"),
+        (["gone.json", "--delta", "1e-5"], "no mechanism file gone.json: write one with"),
         (["WRONG", "--delta", "1e-5"], "is no mechanism"),
         ([*FLAGS, *STEPS, "--delta", "1e-5"], "--noise-multiplier is missing"),
         ([*FLAGS, "--sigma", "1", "--delta", "1e-5"], "exactly one of --epochs and --steps"),

@@ -57,6 +57,11 @@ def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) 
             raise ValueError(f"--{flag} beside {options.mechanism}: the file says it all; drop one")
     try:
         found = MatrixMechanism.from_json(options.mechanism.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"no mechanism file {options.mechanism}: write one with MatrixMechanism.to_json() or "
+            "dptrain calibrate --out"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
         raise ValueError(
             f"{options.mechanism} is no mechanism ({error}): write one with "

@@ -15,15 +15,16 @@ def check_length(dataset: Any, scheme: Scheme) -> None:
     Raises:
         ValueError: with the remedy; no example is read.
     """
-    remedy = "a scheme has to know how many examples there are; use a map-style dataset"
+    no_length = (
+        f"dataset is of type {type(dataset).__name__}, a dataset without length: a scheme has to "
+        "know how many examples there are; use a map-style dataset"
+    )
     if isinstance(dataset, IterableDataset):
-        raise ValueError(f"{type(dataset).__name__} is a dataset without length: {remedy}")
+        raise ValueError(no_length)
     try:
         length = len(dataset)
     except (TypeError, NotImplementedError) as error:
-        raise ValueError(
-            f"{type(dataset).__name__} is a dataset without length: {remedy}"
-        ) from error
+        raise ValueError(no_length) from error
     if length != scheme.dataset_size:
         raise ValueError(
             f"the dataset has {length} examples but the scheme was made for "

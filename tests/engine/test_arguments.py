@@ -110,6 +110,11 @@ def test_contradicting_arguments(options, match):
     refused(match, **options)
 
 
+def test_a_class_is_told_from_its_instance():
+    with pytest.raises(TypeError, match=r"not the class itself: write BandMF\(\.\.\.\)$"):
+        make(small_net(), images(), scheme=ONE, strategy=BandMF)
+
+
 def test_unknown_pair_of_scheme_and_strategy_lists_what_is_supported():
     scheme = TruncatedPoisson(probability=0.2, dataset_size=24, steps=9, max_batch_size=9)
     refused("accountant='gaussian' covers", scheme=scheme, strategy=BandMF(bands=4))

@@ -176,6 +176,14 @@ def test_a_ledger_that_is_not_the_runs_is_refused(finished, tmp_path, what, step
         assert torch.equal(flat(private.module), before)
 
 
+def test_a_ledger_that_was_deleted_is_called_missing(finished, tmp_path):
+    """The file that the attempt itself begins is not said to be another run's."""
+    states, _, _ = finished
+    for _ in range(2):
+        with pytest.raises(ValueError, match="it was missing, or begun anew, and holds no step"):
+            run(tmp_path / "ledger.jsonl").load_state_dict(states[4])
+
+
 @pytest.mark.parametrize("steps", [0, 2, 4])
 @pytest.mark.parametrize("left", range(RELEASED + 1))
 def test_a_ledger_cut_below_the_checkpoint_is_refused_and_no_other(finished, tmp_path, left, steps):

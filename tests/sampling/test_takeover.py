@@ -31,7 +31,8 @@ class NoLength(Dataset):
 
 @pytest.mark.parametrize("data", [Endless(), NoLength(), iter([1])])
 def test_dataset_without_length(data):
-    with pytest.raises(ValueError, match="dataset without length"):
+    kind = type(data).__name__
+    with pytest.raises(ValueError, match=f"^dataset is of type {kind}, a dataset without length"):
         make(data=data)
 
 
