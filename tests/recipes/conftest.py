@@ -1,5 +1,11 @@
 """Fixtures of several recipe tests."""
 
-from tests.recipes.individual_runs import empty_config
+import pytest
 
-__all__ = ["empty_config"]
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A configuration file without a field: all comes from the command line."""
+    path = tmp_path_factory.mktemp("config") / "empty.yaml"
+    path.write_text("")
+    return path

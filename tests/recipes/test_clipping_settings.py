@@ -71,13 +71,6 @@ def test_every_style_refuses_what_it_does_not_have():
             build_clipping({"type": name, "colour": 3})
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
 def _metrics(output):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 

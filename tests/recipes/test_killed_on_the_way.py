@@ -68,13 +68,6 @@ def within_a_line(number):
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(config, tmp_path_factory):
     output = tmp_path_factory.mktemp("plain") / "run"
     assert in_a_child(lambda: run(config, output, *ARGUMENTS)) == 0

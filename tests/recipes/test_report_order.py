@@ -16,13 +16,6 @@ from recipes.vision import VisionSettings
 from tests.recipes.tiny_vision import PLAIN, run
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
 def test_model_and_statement_are_there_before_the_profile(config, tmp_path, monkeypatch):
     output, seen = tmp_path / "run", {}
 

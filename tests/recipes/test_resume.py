@@ -18,13 +18,6 @@ from tests.recipes.stopping import ctrl_c, stop_at
 from tests.recipes.tiny_vision import PLAIN, run
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
 def _final(output) -> dict[str, Any]:
     run = load_checkpoint(output)["run"]
     assert run["steps_executed"] == 6

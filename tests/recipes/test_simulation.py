@@ -24,13 +24,6 @@ TINY = [
 FIXED = [*TINY, "privacy.epsilon=null", "privacy.noise_multiplier=2"]
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
 def _main(config, output, *arguments):
     return main(["--config", str(config), "--output", str(output), *arguments])
 

@@ -18,13 +18,6 @@ from tests.recipes.tiny_vision import PLAIN, SEED, TINY, run
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "empty.yaml"
-    path.write_text("")
-    return path
-
-
-@pytest.fixture(scope="module")
 def finished(config, tmp_path_factory):
     """A run with everything on: MinSep, BandMF, certified calibration, plots."""
     output = tmp_path_factory.mktemp("finished") / "run"

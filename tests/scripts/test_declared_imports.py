@@ -16,19 +16,22 @@ MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
 OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
 
 
+def top_level(node: ast.AST) -> list[str]:
+    """The top-level modules that a statement imports, if it imports any."""
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        return [(node.module or "").split(".")[0]]
+    return []
+
+
 def imported(folder: str) -> dict[str, str]:
     """Top-level modules that files in a folder import, each with one file that does."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            else:
-                continue
-            for name in names:
-                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
+            for name in top_level(node):
+                found.setdefault(name, str(path.relative_to(ROOT)))
     return found
 
 
@@ -64,11 +67,5 @@ def test_what_is_imported_with_the_package_needs_no_extra() -> None:
         if "testing" in path.parts or path.name == "min_sep_kernel.py":
             continue  # for pytest suites; what is compiled is only imported where numba is there
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            else:
-                continue
-            found |= {n.split(".")[0]: path.name for n in names if n.split(".")[0] not in known}
+            found |= {name: path.name for name in top_level(node) if name not in known}
     assert found == {}

@@ -99,10 +99,12 @@ exec {self.python} -m pip install --quiet --no-deps \
     --index-url file://{self.torch_index}/$backend torch==2.13.0"""
         command(self.commands, "uv", text)
 
-    def run(self, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, script: pathlib.Path = SCRIPT, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_", "DPTRAIN"))}
         return subprocess.run(
-            [str(self.python), str(SCRIPT), str(self.folder / "constraints.txt")],
+            [str(self.python), str(script), str(self.folder / "constraints.txt")],
             capture_output=True,
             text=True,
             timeout=120,
@@ -204,17 +206,7 @@ def test_a_uv_that_hangs_does_not_hold_up_the_setup(machine: Machine) -> None:
     assert "120, 60, 1800" in text
     shortened.write_text(text.replace("120, 60, 1800", "120, 2, 1800"), encoding="utf-8")
     started = time.monotonic()
-    done = subprocess.run(
-        [str(machine.python), str(shortened), str(machine.folder / "constraints.txt")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={
-            "PATH": f"{machine.commands}:/usr/bin:/bin",
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_INDEX_URL": f"file://{machine.index}",
-        },
-    )
+    done = machine.run(shortened)
     assert done.returncode == 0, done.stderr
     assert machine.torch == "2.13.0"
     assert time.monotonic() - started < 100
