@@ -268,6 +268,7 @@ class PrivacyEngine:
             pin_memory=pin_memory,
             rank=ranks.rank,
             world_size=ranks.world_size,
+            check_collate=probe != "off",
         )
         if ranks.rank == 0 and (short := mechanism.scheme.shortfall(sampling_seed)):
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator

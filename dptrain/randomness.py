@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,22 @@ def seed_globals(seed: int) -> None:
     torch.manual_seed(seed % 2**63)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
+
+
+@contextlib.contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed the global generators of random, numpy and torch (CPU), and put them back after."""
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - datasets use numpy's global generator
+    # Not torch.manual_seed, which would also reset the generators of the accelerators.
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
 
 
 def remember_globals() -> Callable[[], dict[str, Any]]:

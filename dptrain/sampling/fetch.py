@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
+from dptrain.randomness import seeded_globals
+from dptrain.sampling.collating import CollateCheck
 from dptrain.sampling.microbatch import MicroBatch
 from dptrain.sampling.padding import blank, blank_rows
 
@@ -32,39 +31,33 @@ def fetch_seed(seed: int, step: int, part: int, rank: int = 0, *, domain: int = 
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
-@contextlib.contextmanager
-def seeded_globals(seed: int) -> Iterator[None]:
-    """Seed the global generators of random, numpy and torch (CPU), and put them back after."""
-    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - datasets use numpy's global generator
-    # Not torch.manual_seed, which would also reset the generators of the accelerators.
-    torch.default_generator.manual_seed(seed % 2**63)
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(torch_state)
-
-
 class Rows(Dataset[tuple[MicroBatch, Any]]):
     """A map-style dataset whose index is a :class:`Request` and whose item is a whole batch.
 
     Padding rows are copies of the first row after collation with their numbers set to zero, so
     that the shapes are right; an empty microbatch shows example 0 like that, and nothing of the
     example is left in the tensors.
+
+    Args:
+        dataset: map-style.
+        collate_fn: makes a batch of a list of samples.
+        check: whether that keeps the examples apart is tried on the first batches, in each worker.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any]) -> None:
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], *, check: bool = False
+    ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self._check = CollateCheck(collate_fn) if check else None
 
     def __getitem__(self, request: Request) -> tuple[MicroBatch, Any]:
         micro = request.micro
         used, rows = len(micro.indices), micro.rows
         with seeded_globals(request.seed):
             samples = self._samples(micro.indices.tolist() or [0])
+            if self._check is not None:
+                self._check.look_at(samples)
             batch = self.collate_fn([*samples, *[samples[0]] * (rows - len(samples))])
         if used == 0:
             return micro, blank(batch)

@@ -56,6 +56,8 @@ class PrivateLoader:
             seed, draw the same logical batches, and each takes its own share of the rows. With an
             engine, several ranks seed their global generators anew for every batch, so that dropout
             differs between them and a repeated step comes out the same.
+        check_collate: refuse a ``collate_fn`` that is seen to mix the examples of a batch
+            (:class:`~dptrain.sampling.collating.CollateCheck`).
 
     Attributes:
         current: the :class:`MicroBatch` of the batch that the user holds, ``None`` before the
@@ -89,6 +91,7 @@ class PrivateLoader:
         multiprocessing_context: Any = None,
         rank: int = 0,
         world_size: int = 1,
+        check_collate: bool = False,
     ) -> None:
         owner = "PrivateLoader"
         checks.instance("scheme", scheme, Scheme, owner=owner)
@@ -131,7 +134,7 @@ class PrivateLoader:
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
         self._loader: DataLoader = DataLoader(
-            Rows(dataset, self.collate_fn),
+            Rows(dataset, self.collate_fn, check=check_collate),
             batch_size=None,
             sampler=self._plan,
             collate_fn=_as_is,
