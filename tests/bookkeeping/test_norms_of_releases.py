@@ -40,6 +40,8 @@ CASES = {
         lambda: nn.modules.linear.NonDynamicallyQuantizableLinear(6, 5),
         images(4, 6),
     ),
+    "bilinear": (lambda: nn.Bilinear(6, 5, 4), (images(6), images(5))),
+    "bilinear, many positions": (lambda: nn.Bilinear(6, 5, 4), (images(9, 6), images(9, 5))),
     "Conv1D": (lambda: Conv1D(5, 6), images(4, 6)),
     "attention": (lambda: nn.MultiheadAttention(6, 2, batch_first=True), (images(5, 6),) * 3),
     "attention to another": (
@@ -126,8 +128,8 @@ def test_registered_layers_get_the_same_check():
 
 
 def test_a_layer_without_a_rule_is_refused():
-    with pytest.raises(ValueError, match="Bilinear has no rule"):
-        check_norms_of_releases(nn.Bilinear(2, 2, 2), (images(2), images(2)))
+    with pytest.raises(ValueError, match="PReLU has no rule"):
+        check_norms_of_releases(nn.PReLU(), images(2))
 
 
 def cancelling(*shape, spread=1e-3):

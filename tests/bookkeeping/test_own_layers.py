@@ -285,6 +285,7 @@ KNOWN = {
         nn.modules.linear.NonDynamicallyQuantizableLinear(3, 2),
         torch.randn(4, 3),
     ),
+    nn.Bilinear: lambda: (nn.Bilinear(3, 4, 2), (torch.randn(4, 5, 3), torch.randn(4, 5, 4))),
     nn.Embedding: lambda: (nn.Embedding(6, 3, padding_idx=1), torch.randint(0, 6, (4, 9))),
     nn.LayerNorm: lambda: (nn.LayerNorm((2, 3)), torch.randn(4, 5, 2, 3)),
     nn.RMSNorm: lambda: (nn.RMSNorm(3), torch.randn(4, 5, 3)),
