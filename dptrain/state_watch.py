@@ -45,6 +45,9 @@ class StateWatch:
     no part of a private step: evaluation there may leave behind what it likes, if its data are
     public or what it leaves is.
 
+    What may change must be no part of a forward pass's graph: a loss that is made of it would be
+    seen by no probe of the module's outputs.
+
     Once a change was found the watch stays at its refusal: the module holds what it should not.
 
     Args:
@@ -120,6 +123,8 @@ class StateWatch:
             return
         assert self._window is not None
         now = _Look.at(self._module, self._public, self._own)
+        if now.attached is not None:
+            self._refuse_attached(now.attached)
         for path in self._before.changes(now):
             # A tensor may have been written to, or exchanged, with what it held.
             if not (self._window.covers(path) and self._before.same_values(now, path)):
@@ -210,6 +215,16 @@ class StateWatch:
         )
         raise RuntimeError(self._refusal)
 
+    def _refuse_attached(self, path: str) -> NoReturn:
+        self._refusal = (
+            f"{attribute_of(path)!r}, declared public (buffers= of make_private), holds a tensor "
+            "that a gradient can be taken of: it depends on the batch, and what a loss makes of it "
+            "is seen by no check of whether the examples stay apart; nothing of this step was "
+            "released. Remedy: have the module's forward return it, or keep its detach(); then "
+            "build the module and the run anew, as this module holds it"
+        )
+        raise RuntimeError(self._refusal)
+
 
 def checked_public(module: nn.Module, public: Any) -> tuple[str, ...]:
     """The patterns that ``buffers=`` of ``make_private`` stands for.
@@ -253,20 +268,27 @@ class _Entry(NamedTuple):
 
 
 class _Look:
-    """The module's state at one moment."""
+    """The module's state at one moment.
 
-    def __init__(self, entries: dict[str, _Entry]) -> None:
-        self.entries = entries
+    Attributes:
+        attached: where something that may change belongs to the graph of a forward pass, if any.
+    """
+
+    def __init__(self, entries: dict[str, _Entry], attached: str | None = None) -> None:
+        self.entries, self.attached = entries, attached
 
     @classmethod
     def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
         """What is there now, but for what may change."""
         buffers = {id(b) for b in module.buffers()}
         entries: dict[str, _Entry] = {}
+        attached: str | None = None
         for path, value in state_of(module, own).items():
             if isinstance(value, nn.Parameter):
                 kind = "parameter"
             elif public(path):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    attached = path
                 continue
             else:
                 kind = "buffer" if id(value) in buffers else "attribute"
@@ -279,7 +301,7 @@ class _Look:
                 place = (value.ctypes.data, value.dtype, value.shape)
             trained = kind == "parameter" and value.requires_grad
             entries[path] = _Entry(value, kind, version, place, trained)
-        return cls(entries)
+        return cls(entries, attached)
 
     def changes(self, now: _Look, *, trained: bool = True) -> list[str]:
         """Paths at which something else is, or was written to so far as versions tell."""

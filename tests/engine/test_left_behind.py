@@ -678,6 +678,37 @@ def test_a_hugging_face_model_may_note_which_loss_it_has(mode):
         assert model.config.problem_type == "single_label_classification"
 
 
+class Auxiliary(nn.Module):
+    """Leaves a term of the loss behind that mixes the examples, as load balancing does."""
+
+    def __init__(self, detach):
+        super().__init__()
+        self.net, self.detach = small_net(), detach
+
+    def forward(self, x):
+        y = self.net(x)
+        term = 20 * y.softmax(1).mean(0).square().sum()
+        self.term = [term.detach() if self.detach else term]
+        return y
+
+
+@pytest.mark.parametrize("public", ["public", ["term"]])
+@pytest.mark.parametrize("detach", [False, True])
+def test_what_is_declared_public_must_have_no_gradient(mode, public, detach):
+    """No probe sees what the loss makes of it: one example moved a release by 3.6 R."""
+    model = Auxiliary(detach)
+    private = make(model, images(), mode, scheme=everything_every_step(24, 1), buffers=public)
+    x, y = next(iter(private.loader))
+    loss = nn.functional.cross_entropy(private.module(x), y) + model.term[0]
+    loss.backward()
+    if detach:
+        private.optimizer.step()
+        return
+    with pytest.raises(RuntimeError, match=r"'term', declared public .*forward return it"):
+        private.optimizer.step()
+    assert private.steps_executed == 0
+
+
 def test_a_compiled_module_is_watched():
     """Its buffers are written to by what the compiler made of the forward pass."""
     model = torch.compile(Leaves(LEAVES["buffer written"][1]), backend="aot_eager")
