@@ -132,6 +132,22 @@ def _attention(rng: np.random.Generator) -> Made:
     return _SelfAttention(width, heads), (int(rng.integers(1, 6)), width), 0
 
 
+class _Products(nn.Module):
+    def __init__(self, width: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.layer = nn.Bilinear(width, width, outputs, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Products of a row's numbers with each other."""
+        return self.layer(x, x)
+
+
+def _bilinear(rng: np.random.Generator) -> Made:
+    width, outputs = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    shape = (width,) if rng.random() < 0.5 else (int(rng.integers(1, 6)), width)
+    return _Products(width, outputs, bias=bool(rng.random() < 0.7)), shape, 0
+
+
 class _Tied(nn.Module):
     """The same layer twice."""
 
@@ -161,6 +177,7 @@ LAYERS: tuple[Callable[[np.random.Generator], Made], ...] = (
     _recurrent,
     _attention,
     _tied,
+    _bilinear,
 )
 
 
