@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 from dptrain import PrivacyEngine
+from dptrain.clipping.probe.inputs import structure
 from dptrain.clipping.probe.untouched import replay, untouched
 
 from .conftest import MODES, everything_every_step, make
@@ -527,3 +528,51 @@ def test_nothing_shows_in_the_module_that_was_run_untouched():
     assert torch.equal(gradient, torch.ones(2, 3))
     fresh = torch.Generator().manual_seed(3)
     assert torch.equal(module.own.get_state(), fresh.get_state())
+
+
+def _mixed(m, x, share):
+    h = torch.relu(m.a(x))
+    return m.b(h - share * h.mean(0))
+
+
+SWITCHES = {
+    "a number": (lambda m, x, on: _mixed(m, x, on), float),
+    "in a dictionary": (lambda m, x, on: _mixed(m, x, on["mix"]), lambda on: {"mix": on}),
+    "a number in one": (lambda m, x, on: _mixed(m, x, on["mix"]), lambda on: {"mix": 0.3 * on}),
+    "in a list of them": (lambda m, x, on: _mixed(m, x, on[0]["mix"]), lambda on: [{"mix": on}]),
+    "of a layer": (lambda m, x, _: _mixed(m, x, m.a.mixes), lambda on: None),
+}
+
+
+@pytest.mark.parametrize("kind", SWITCHES)
+def test_what_is_switched_on_later_is_probed_then(kind, mode):
+    """A share of mixing that warms up from 0, say: nothing of its first step is released."""
+    run, argument = SWITCHES[kind]
+    torch.manual_seed(0)
+    model = Net(run, a=nn.Linear(4, 5), b=nn.Linear(5, 3))
+    model.a.mixes = False
+    data = TensorDataset(torch.randn(12, 4), torch.zeros(12))
+    private = make(model, data, mode, scheme=everything_every_step(12, 3))
+
+    def step(x, y, on):
+        private.optimizer.zero_grad()
+        loss_of(private.module(x, argument(on)), y).backward()
+        private.optimizer.step()
+
+    for number, (x, y) in enumerate(private.loader):
+        if number == 2:
+            model.a.mixes = True
+            with pytest.raises(RuntimeError, match="'b' is given for one example what depends on"):
+                step(x, y, True)
+            break
+        step(x, y, False)
+    assert private.steps_executed == 2
+
+
+def test_numbers_of_every_batch_anew_are_not_probed_anew():
+    x = torch.zeros(3, 2)
+
+    def of(number):
+        return structure({"x": x, "t": number, "d": {"n": int(2 * number), "all": [number]}}, 3)
+
+    assert of(0.5) == of(2.0) == of(-1.5) != of(0.0)

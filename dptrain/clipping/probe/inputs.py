@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -46,7 +46,28 @@ def structure(arguments: dict[str, Any], rows: int) -> tuple[Any, ...]:
 
     map_leaves(arguments, note)
     found += [(n, v) for n, v in arguments.items() if isinstance(v, bool | int | str | None)]
+    found += _switches(arguments)
     return tuple(found)
+
+
+def _switches(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Within mappings and dataclasses what is true, missing or 0.
+
+    Other numbers may be of every batch anew, as may what lists hold.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _switches(item, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for item in value:
+            if isinstance(item, Mapping | list | tuple) or dataclasses.is_dataclass(item):
+                yield from _switches(item, name)
+    elif isinstance(value, bool | None):
+        yield name, value
+    elif isinstance(value, int | float):
+        yield name, value == 0
 
 
 def _follows(leaf: Any, rows: int) -> bool:

@@ -110,7 +110,8 @@ class RowProbe:
         witnessed: a context in which it reports to the given one.
         at_hand: the batch, ``None`` where there is none.
         when: ``"shapes"``: whenever the arguments are of a structure (types, shapes but for the
-            rows, switches, training mode) that was not probed; ``"first"``: once; ``"off"``: never.
+            rows, switches, numbers that are 0) that was not probed, or layers have other switches
+            (training mode is one); ``"first"``: once; ``"off"``: never.
         settle: called before the runs with a function that runs the module on a number of examples
             under the given context, for what has to know how a layer is used.
 
@@ -200,7 +201,8 @@ class RowProbe:
         arguments = named(self.module, args)
         key = (
             structure({**arguments, **kwargs}, batch.rows),
-            tuple([layer.training for layer in self._layers]),
+            # Whether they are training, and switches of the user's own.
+            tuple([v for m in self._layers for v in vars(m).values() if v is True or v is False]),
         )
         if key in self._known or (key, batch.rows) in self._known:
             return None
