@@ -8,7 +8,7 @@ from typing import Any
 from dptrain import checks
 from dptrain.accounting.accountant import Accountant
 from dptrain.accounting.dispatch import find_accountant
-from dptrain.accounting.statement import check_delta, check_epsilon
+from dptrain.accounting.statement import check_delta, check_epsilon, told_once
 from dptrain.guarantee import Adjacency, Guarantee
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.scheme import Scheme
@@ -64,5 +64,6 @@ def calibrate(
     delta = check_delta(delta, scheme)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
-    best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
+    with told_once():
+        best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
     return Calibration(mechanism.with_noise(best.noise_multiplier), best)

@@ -32,6 +32,7 @@ from dptrain.accounting.statement import (
     check_epsilon,
     checked_grid,
     statement,
+    told_once,
 )
 from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
 from dptrain.accounting.truncated_poisson import (
@@ -193,7 +194,8 @@ def account(
     epsilon = None if epsilon is None else check_epsilon(epsilon)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if delta is not None:
-        return member.guarantee(mechanism, delta=delta)
+        with told_once():
+            return member.guarantee(mechanism, delta=delta)
     assert epsilon is not None
     found = member.profile(mechanism, np.array([epsilon])).delta[0]
     value = max(float(found), SMALLEST_DELTA)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -120,6 +122,14 @@ def check_epsilon(epsilon: float, *, name: str = "epsilon") -> float:
         ValueError: if it is not positive and finite.
     """
     return checks.number(name, epsilon, above=0, remedy="8 is a common choice")
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Silence about a large δ (see :func:`check_delta`), of which the caller was warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"delta=\S+ is not below", category=UserWarning)
+        yield
 
 
 def check_delta(

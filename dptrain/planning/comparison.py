@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from tqdm.auto import tqdm
 
@@ -16,6 +14,7 @@ from dptrain.accounting.deterministic import DeterministicAccountant
 from dptrain.accounting.dispatch import accountants_for, find_accountants
 from dptrain.accounting.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulated_accountant import SimulatedAccountant
+from dptrain.accounting.statement import told_once
 from dptrain.accounting.verify import samples_needed
 from dptrain.accounting.weighted_accountant import WeightedAccountant
 from dptrain.guarantee import Kind
@@ -102,21 +101,13 @@ def _certified(
     assert isinstance(member, SimulatedAccountant)
     member = dataclasses.replace(member, cache=folder, progress=progress)
     q = plan.question
-    with _told_once():
+    with told_once():
         shown = member.calibrate(row.mechanism, epsilon=q.epsilon, delta=q.delta)
     certified = dataclasses.replace(
         row, mechanism=row.mechanism.with_noise(shown.noise_multiplier), kind=shown.kind
     )
     rows = [certified if each is row else each for each in plan.rows]
     return dataclasses.replace(plan, rows=tuple(sorted(rows, key=lambda each: each.error)))
-
-
-@contextmanager
-def _told_once() -> Iterator[None]:
-    """Silence about a large δ: the question has said so once."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="delta=", category=UserWarning)
-        yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +141,7 @@ class _Search:
                 yield Skipped(candidate, f"{member.name} would take {cost.value}; ask with --slow")
                 continue
             try:
-                with _told_once():
+                with told_once():
                     shown = member.calibrate(mechanism, epsilon=q.epsilon, delta=q.delta)
             except ValueError as error:
                 yield Skipped(candidate, str(error))

@@ -1,3 +1,5 @@
+import warnings
+
 import numpy as np
 import pytest
 
@@ -122,3 +124,15 @@ def test_unreachable_target_says_what_is_reachable():
         calibrate(
             scheme=POISSON, strategy=Identity(), epsilon=1e-12, delta=1e-12, accountant="gaussian"
         )
+
+
+@pytest.mark.parametrize("scheme", [POISSON, BINS], ids=["one accountant", "several"])
+def test_who_asks_is_warned_of_a_large_delta_once(scheme):
+    for ask in (
+        lambda: account(mechanism(scheme), delta=0.1),
+        lambda: calibrate(scheme=scheme, strategy=Identity(), epsilon=1.0, delta=0.1),
+    ):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            ask()
+        assert [(each.category, each.filename) for each in told] == [(UserWarning, __file__)]
