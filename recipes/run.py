@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
 from dptrain.accounting import Accountant
+from dptrain.accounting.statement import check_delta
 from dptrain.configuration.scheme import build_scheme
 from dptrain.sampling import Scheme, UserScheme
 from recipes.config import differences, to_yaml
@@ -164,7 +165,8 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
     """Scheme and strategy, with any noise: what can be seen to be wrong is refused here.
 
     Raises:
-        ValueError: if the strategy does not fit the steps, or nobody accounts for the pair.
+        ValueError: if the strategy does not fit the steps, δ protects nobody, or nobody accounts
+            for the pair.
     """
     try:
         plan = MatrixMechanism(
@@ -172,6 +174,8 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"strategy: {error}") from error
+    if settings.privacy.delta is not None:
+        check_delta(settings.privacy.delta, scheme, name="privacy.delta", large="refuse")
     settings.build_accountant(plan)
     individual = settings.build_filter()
     if individual is not None:
