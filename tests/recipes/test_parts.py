@@ -115,13 +115,16 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
 
 
 def test_a_run_is_not_overwritten_unasked_and_other_files_stay(tmp_path):
-    RunFolder(tmp_path, config="a: 1\n").close()
+    folder = RunFolder(tmp_path, config="a: 1\n")
+    folder.close()
     (tmp_path / "notes.txt").write_text("mine")
-    with (
-        pytest.raises(ValueError, match=r"--resume.*overwrite=true"),
-        RunFolder.claim(tmp_path, overwrite=False),
-    ):
-        pass
+    for remedy in (r"no checkpoint\.pt.*overwrite=true", r"--resume.*overwrite=true"):
+        with (
+            pytest.raises(ValueError, match=remedy),
+            RunFolder.claim(tmp_path, overwrite=False),
+        ):
+            pass
+        folder.save_checkpoint({"private": {}})
     with RunFolder.claim(tmp_path, overwrite=True):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -158,9 +161,9 @@ def test_a_run_that_fails_to_start_leaves_the_old_one(tmp_path, error):
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
     folder = RunFolder(tmp_path, config="a: 1\n")
-    folder.save_checkpoint({"step": 1, "x": torch.ones(2)})
+    folder.save_checkpoint({"step": 1, "x": torch.ones(2), "private": {}})
     with pytest.raises(Exception, match="pickle"):
-        folder.save_checkpoint({"step": 2, "x": lambda: None})
+        folder.save_checkpoint({"step": 2, "x": lambda: None, "private": {}})
     folder.close()
     assert load_checkpoint(tmp_path)["step"] == 1
 
