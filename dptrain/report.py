@@ -32,6 +32,11 @@ _COMMON = (
     "covered unless it used public information or a privacy budget of its own.",
     "It covers everything that follows from the noisy updates: the final model, every intermediate "
     "model, and whatever is computed from them.",
+    "It takes for granted that the training loop treated every example by itself: a loss that is "
+    "the mean or the sum of one for each example, nothing made of several examples before the "
+    "model, no state carried from batch to batch, and no setting (learning rate, clipping norm) "
+    "that was chosen by looking at the training batches. What the run can see of this it refuses; "
+    "the rest is the trainer's word.",
     "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
     "of the training batches. They must not be released.",
 )

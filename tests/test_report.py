@@ -209,6 +209,11 @@ def test_conditions_follow_unit_and_adjacency():
     assert any("same size" in c for c in conditions(user))
 
 
+def test_conditions_name_what_no_run_can_see_of_its_loop():
+    (line,) = (c for c in conditions(_guarantee()) if "training loop" in c)
+    assert all(w in line for w in ("loss", "before the model", "state carried", "learning rate"))
+
+
 def test_plots_are_images(tmp_path):
     plot_privacy(_profile(), _guarantee(), tmp_path / "privacy.png")
     metrics = [
