@@ -1,10 +1,20 @@
 """For all tests."""
 
+import os
+import pathlib
 import random
+import tempfile
 
 import pytest
 
-from dptrain import unfinished
+# Inductor keeps what it compiled, and takes it up again for other vector instructions too, where it
+# computes nonsense. So every setting of those has a cache of its own (CONTRIBUTING.md).
+_INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+_SETTING = "-".join(os.environ.get(name, "any").lower() for name in _INSTRUCTIONS)
+_CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-{_SETTING}"
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
+
+from dptrain import unfinished  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

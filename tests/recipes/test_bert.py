@@ -101,12 +101,12 @@ def test_it_computes_what_transformers_computes(head, tmp_path):
     config = kind.config_class.from_pretrained(tmp_path / "config", num_labels=CLASSES)
     theirs = kind(config).eval()
     theirs.save_pretrained(tmp_path / "weights")
-    batch = _batch(head)
+    theirs, batch = theirs.double(), _batch(head)
     for tied in (True, False):
-        ours = _model(head, tmp_path / "weights", tied=tied, offline=True).eval()
+        ours = _model(head, tmp_path / "weights", tied=tied, offline=True).eval().double()
         full = theirs(**{name: batch[name] for name in INPUTS}).logits
         kept = batch["attention_mask"].bool() if head == MASKED_TOKENS else slice(0, 3)
-        assert torch.allclose(forward(ours, batch)[kept], full[kept], atol=1e-6)
+        assert torch.allclose(forward(ours, batch)[kept], full[kept], atol=1e-12)
         LOSSES[head]()(forward(ours, batch), target(batch)).backward()
         assert all(p.grad is not None for p in ours.parameters())
         check_module(ours)
