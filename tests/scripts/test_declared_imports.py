@@ -13,6 +13,11 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 # Names of distributions whose modules are called otherwise.
 MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
+# Functions that import, or ask for, the module that their first argument names.
+BY_NAME = {"package", "import_module", "importorskip", "find_spec"}
+# Declared and not imported here: programs, stubs, a plugin, what torch.utils.tensorboard imports.
+USED_OTHERWISE = {"ruff", "mypy", "types_pyyaml", "pytest_xdist", "tensorboard"}
+EXTRAS = ("recipes", "vision", "text", "dev", "peer", "fast")
 OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
 
 
@@ -22,6 +27,12 @@ def top_level(node: ast.AST) -> list[str]:
         return [alias.name.split(".")[0] for alias in node.names]
     if isinstance(node, ast.ImportFrom) and not node.level:
         return [(node.module or "").split(".")[0]]
+    if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+        function = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+        )
+        if function in BY_NAME and isinstance(node.args[0].value, str):
+            return [node.args[0].value.split(".")[0]]
     return []
 
 
@@ -50,13 +61,18 @@ def declared(*extras: str) -> set[str]:
     [
         ("dptrain", ("recipes", "fast", "dev")),
         ("recipes", ("recipes", "vision", "text")),
-        ("scripts", ("recipes", "vision", "text", "dev", "peer", "fast")),
-        ("tests", ("recipes", "vision", "text", "dev", "peer", "fast")),
+        ("scripts", EXTRAS),
+        ("tests", EXTRAS),
     ],
 )
 def test_imports_are_declared(folder: str, extras: tuple[str, ...]) -> None:
     known = declared(*extras) | OUR_OWN | set(sys.stdlib_module_names)
     assert {name: path for name, path in imported(folder).items() if name not in known} == {}
+
+
+def test_what_is_declared_is_used() -> None:
+    used = {name for folder in OUR_OWN for name in imported(folder)} | USED_OTHERWISE
+    assert declared(*EXTRAS) - used - {"dptrain"} == set()
 
 
 def test_what_is_imported_with_the_package_needs_no_extra() -> None:
