@@ -1,0 +1,1 @@
+"""What the site is made of besides its texts: everything that is generated from the code."""

@@ -1,0 +1,52 @@
+"""Pages of the API reference, from the faces of the rooms."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from scripts.docs import faces, roles
+
+FOLDER = "reference/api"
+
+
+def pages() -> dict[str, str]:
+    """Markdown by path: an overview, and a page for every room that describes something."""
+    found = {f"{FOLDER}/{room}.md": _page(room) for room in faces.rooms()}
+    return {f"{FOLDER}/index.md": _overview(), **found}
+
+
+def _overview() -> str:
+    lines = [
+        "# API",
+        "",
+        "Everything public: what the `__init__` of a package lists in `__all__`. Modules below may "
+        "change from one version to the next.",
+        "",
+        "| package | what is in it |",
+        "|---|---|",
+    ]
+    for room in faces.rooms():
+        lines.append(f"| [`{room}`]({room}.md) | {_about(room).partition(chr(10))[0]} |")
+    return "\n".join(lines) + "\n"
+
+
+def _page(room: str) -> str:
+    names = faces.rooms()[room]
+    lines = [f"# {room}", "", _about(room), ""]
+    lines += ["| name | what it is |", "|---|---|"]
+    for each in names:
+        home = faces.homes()[each.path]
+        sentence = roles.rewritten(faces.first_sentence(each), each.path).replace("|", "\\|")
+        lines.append(f"| [`{each.name}`][{home.path}] | {sentence} |")
+    lines.append("")
+    for each in names:
+        if faces.homes()[each.path] is each:
+            lines += [f"::: {each.path}", ""]
+    return "\n".join(lines)
+
+
+def _about(room: str) -> str:
+    """The docstring of a room."""
+    text = inspect.cleandoc(importlib.import_module(room).__doc__ or "")
+    return roles.rewritten(text, room)

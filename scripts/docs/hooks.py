@@ -1,0 +1,42 @@
+"""What happens while mkdocs builds the site: generated pages, tables, formulas."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from scripts.docs import api, formulas, pages
+
+_log = logging.getLogger("mkdocs.dptrain")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages that are made from the code, and the font of the formulas."""
+    for path, text in api.pages().items():
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, "assets/math.woff", content=formulas.font()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Take out what is for the tests."""
+    return pages.without_comments(markdown)
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Turn formulas into MathML."""
+
+    def complain(message: str) -> None:
+        _log.warning("%s: %s", page.file.src_uri, message)
+
+    for item in _with_children(page.toc):
+        item.title = formulas.plain(item.title)
+    return formulas.render(html, complain)
+
+
+def _with_children(items: Any) -> list[Any]:
+    return [each for item in items for each in (item, *_with_children(item.children))]
