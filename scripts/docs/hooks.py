@@ -9,9 +9,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from scripts.docs import api, formulas, pages
+from scripts.docs import api, formulas, pages, tables
 
 _log = logging.getLogger("mkdocs.dptrain")
+_PLOTS = "assets/plots"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -19,12 +20,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in api.pages().items():
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "assets/math.woff", content=formulas.font()))
+    for plot in tables.figures().values():
+        files.append(File.generated(config, f"{_PLOTS}/{plot.name}", abs_src_path=str(plot)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Take out what is for the tests."""
-    return pages.without_comments(markdown)
+    """Take out what is for the tests, and put in what was measured."""
+    up = "../" * page.file.src_uri.count("/")
+    try:
+        return tables.insert(pages.without_comments(markdown), f"{up}{_PLOTS}")
+    except ValueError as error:
+        _log.warning("%s: %s", page.file.src_uri, error)
+        return markdown
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:

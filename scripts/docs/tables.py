@@ -1,0 +1,567 @@
+"""Tables of what was measured, from the files that the measuring scripts wrote.
+
+A page says ``<!-- table: NAME -->`` where NAME is a file under ``scripts/bench/results`` or
+``scripts/paper/results`` without its ending, and ``<!-- figure: NAME -->`` for a plot from there.
+``support`` is the table of schemes, strategies and accountants, which is asked and not measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import functools
+import io
+import json
+import math
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dptrain import cli
+from scripts.docs.pages import ROOT, outside_of_code
+
+FOLDERS = (ROOT / "scripts/bench/results", ROOT / "scripts/paper/results")
+_MARK = re.compile(r"^<!-- (table|figure): (\w+) -->[ \t]*$", re.MULTILINE)
+_WRITTEN = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells of text."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        """The table with its numbers to the right."""
+        numeric = [
+            all(re.match(r"(< |−)?[\d.,]*\d|∞|$", row[i]) for row in self.rows)
+            for i in range(len(self.head))
+        ]
+        rule = ["---:" if right else "---" for right in numeric]
+        return "\n".join(f"| {' | '.join(row)} |" for row in [self.head, rule, *self.rows])
+
+
+def names() -> list[str]:
+    """Every name that a page may use for a table."""
+    return sorted({*_BENCHMARKS, *_PAPERS, "support"})
+
+
+def figures() -> dict[str, pathlib.Path]:
+    """Plots by name."""
+    return {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.png"))}
+
+
+def table(name: str) -> str:
+    """Markdown of a table and a line on its origin.
+
+    Raises:
+        ValueError: if there is none of this name.
+    """
+    if name == "support":
+        return f"{_support()}\n\n*As `dptrain account --support` prints it.*\n"
+    if name in _BENCHMARKS:
+        path = FOLDERS[0] / f"{name}.json"
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        found, machine = _BENCHMARKS[name](tree), _machine(tree)
+    elif name in _PAPERS:
+        path = FOLDERS[1] / f"{name}.csv"
+        with path.open(encoding="utf-8", newline="") as file:
+            found, machine = _PAPERS[name](list(csv.DictReader(file))), None
+    else:
+        raise ValueError(f"there is no table {name!r}; there are {', '.join(names())}")
+    return f"{found.markdown()}\n\n*{_origin(path, machine)}*\n"
+
+
+def insert(text: str, figure_folder: str) -> str:
+    """A page with its tables and figures in place of the comments that name them.
+
+    Args:
+        text: the page.
+        figure_folder: where the plots are, seen from the page.
+
+    Raises:
+        ValueError: if there is no table or figure of a name.
+    """
+
+    def found(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        if kind == "table":
+            return table(name)
+        if name not in figures():
+            raise ValueError(f"there is no figure {name!r}; there are {', '.join(figures())}")
+        path = figures()[name]
+        return f"![{name}]({figure_folder}/{path.name})\n\n*{_origin(path, None)}*"
+
+    return outside_of_code(text, lambda part: _MARK.sub(found, part))
+
+
+def written_out(text: str) -> str:
+    """A page whose tables are written below their comments, with those of today."""
+    return _WRITTEN.sub(lambda match: f"{match[1]}\n{table(match[2])}\n{match[3]}", text)
+
+
+@functools.cache
+def _support() -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        cli.main(["account", "--support"])
+    return said.getvalue().strip()
+
+
+def _origin(path: pathlib.Path, machine: str | None) -> str:
+    words = f"From `{path.relative_to(ROOT)}`, made by `{_script(path)}`."
+    return f"{words} Machine: {machine}." if machine else words
+
+
+def _script(path: pathlib.Path) -> str:
+    """The script of a file's name, or the one that writes several.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if path.stem in _WRITTEN_BY:
+        return _WRITTEN_BY[path.stem]
+    script = path.parent.parent / f"{path.stem}.py"
+    if not script.is_file():
+        raise ValueError(f"{script.relative_to(ROOT)} is no file: name what writes {path.name}")
+    return str(script.relative_to(ROOT))
+
+
+_WRITTEN_BY = {
+    "strategy_table": "dptrain strategies",
+    "individual_fig1_curve": "scripts/paper/individual_fig1.py",
+    **dict.fromkeys(
+        (
+            "individual_fig2",
+            "individual_fig6_active",
+            "individual_fig6_auc",
+            "individual_fig7",
+            "individual_fig8",
+            "individual_fig7_fig8",
+        ),
+        "scripts/paper/individual_fig6.py",
+    ),
+    "linear_last_iterate_groups": "scripts/paper/linear_last_iterate.py",
+    "min_sep_fig2": "scripts/paper/min_sep_fig2_fig3.py",
+    "min_sep_fig3": "scripts/paper/min_sep_fig2_fig3.py",
+}
+
+
+def _machine(tree: Any) -> str | None:
+    """What a file says about the machine, in words."""
+    if not isinstance(tree, Mapping):
+        return None
+    said = tree.get("machine")
+    if said is None and isinstance(tree.get("accountant"), Mapping):
+        said = tree["accountant"].get("machine")
+    if said is None:
+        said = {key: tree[key] for key in ("device", "cores", "torch", "python") if key in tree}
+        said |= tree.get("versions", {})
+    if isinstance(said, str):
+        return said
+    words = []
+    for key, value in _flat(said):
+        if key in ("processor", "device", "libc"):
+            words.append(str(value))
+        elif key in ("cores", "threads"):
+            words.append(f"{value} {key}")
+        elif key.startswith("load"):
+            words.append(f"load before the run {float(value):.1f}")
+        elif key != "OMP_NUM_THREADS":
+            words.append(f"{key} {value}")
+    return ", ".join(words) or None
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield key, value
+
+
+# How numbers are written.
+
+
+def _figures(value: float, digits: int = 3) -> str:
+    """So many significant digits, without an exponent where that is short."""
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 10**digits:
+        return f"{value:.{digits}g}"
+    if abs(value) >= 10**digits and abs(value) < 1e12:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def _seconds(value: float) -> str:
+    if value < 1e-3:
+        return "< 1 ms"
+    return f"{_figures(1e3 * value)} ms" if value < 1 else f"{_figures(value)} s"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            return f"{_figures(value)} {unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value:,.0f} MiB"
+
+
+# One function for every file: from what it holds to cells of text.
+
+
+def _utility_digits(tree: Mapping[str, Any]) -> Table:
+    columns = {
+        "opacus": "Opacus DP-SGD",
+        "identity": "`Identity` + `Poisson`",
+        "bandmf": "`BandMF(10)` + `MinSep(10)`",
+    }
+    rows = [
+        [str(epsilon)]
+        + [
+            f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
+            for cell in (tree["table"][f"{name} {epsilon}"] for name in columns)
+        ]
+        for epsilon in sorted({int(key.split()[1]) for key in tree["table"]})
+    ]
+    return Table(["ε", *columns.values()], rows)
+
+
+def _step_time(tree: Mapping[str, Any]) -> Table:
+    sides = {
+        "opacus-hooks": "Opacus hooks",
+        "opacus-functorch": "Opacus functorch",
+        "opacus-ghost": "Opacus ghost",
+        "bookkeeping": "dptrain bookkeeping",
+    }
+    models = {
+        "vgg": "VGG, 32×32",
+        "bert": "BERT-tiny, 128 tokens",
+        "mlp": "MLP 784-512-512-10",
+    }
+    rows = []
+    for case in tree["time"]:
+        cells = []
+        for side in sides:
+            ratio = case["ratio"][side]
+            spread = f" ({ratio['q1']:.2f}–{ratio['q3']:.2f})" if side == "bookkeeping" else ""
+            cells.append(f"{ratio['median']:.2f}{spread}")
+        model = f"{models[case['model']]}; {case['batch']:,}"
+        ordinary = _seconds(case["seconds"]["ordinary"])
+        rows.append(["time", model, case["allocator"], ordinary, *cells])
+    added = {
+        (each["model"], each["allocator"], each["side"]): each["peak_bytes"] - each["start_bytes"]
+        for each in tree["memory"]
+    }
+    for case in tree["time"]:
+        key = (case["model"], case["allocator"])
+        ordinary = added[*key, "ordinary"]
+        cells = [f"{added[*key, side] / ordinary:.2f}" for side in sides]
+        model = f"{models[case['model']]}; {case['batch']:,}"
+        rows.append(["memory", model, case["allocator"], _mebibytes(ordinary / 2**20), *cells])
+    return Table(["", "model; batch", "allocator", "ordinary", *sides.values()], rows)
+
+
+def _noise(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            f"{each['step']:,.0f} ms",
+            f"{each['floor']:,.0f} ms",
+            f"{each['ratio']:.2f}",
+            f"{each['peak MB']:,.0f} MB",
+        ]
+        for name, each in tree["streams"].items()
+    ]
+    return Table(["stream", "step", "read + draw", "ratio", "peak memory"], rows)
+
+
+def _noise_peer(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            each["name"],
+            f"{each['ours_ms']:,.0f} ms",
+            f"{each['peer_ms']:,.0f} ms",
+            f"{each['ratio']:.1f}",
+        ]
+        for each in tree["cases"]
+    ]
+    return Table(["noise", "dptrain", "jax_privacy", "ratio"], rows)
+
+
+def _strategies(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for each in tree["cases"]:
+        peer = [""] * 3
+        if "peer_seconds" in each:
+            peer = [
+                _seconds(each["peer_seconds"]),
+                f"{each['peer_error']:.7g}",
+                f"{each['ratio']:,.0f}",
+            ]
+        rows.append([each["name"], _seconds(each["seconds"]), f"{each['error']:.7g}", *peer])
+    head = ["strategy", "time", "error", "jax_privacy: time", "its error", "ratio of times"]
+    return Table(head, rows)
+
+
+def _strategy_table(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            f"`{each['name']}`",
+            f"{each['rmse']:.4g}",
+            f"{each['sensitivity']:.4g}",
+            f"{each['rmse'] * each['sensitivity']:.4g}",
+            f"{each['max_error'] * each['sensitivity']:.4g}",
+            _bytes(each["bytes"]),
+            _seconds(each["seconds"]),
+        ]
+        for each in tree["rows"]
+    ]
+    head = ["strategy", "RMSE", "sensitivity", "RMSE × sens.", "max × sens.", "buffers", "step"]
+    return Table(head, rows)
+
+
+def _samplers(tree: Mapping[str, Any]) -> Table:
+    largest = max(tree["sizes"], key=int)
+    rows = [
+        [
+            name,
+            _seconds(each["open_s"]),
+            f"{each['peak_bytes']:.1f} B",
+            f"{each['batch_ms']:.2f} ms",
+        ]
+        for name, each in tree["sizes"][largest].items()
+    ]
+    return Table(["scheme", "construction", "peak, an example", "a batch"], rows)
+
+
+def _graph(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            _seconds(each["load_seconds"]),
+            _seconds(each["bound_seconds"]),
+            _mebibytes(each["peak_mebibytes"]),
+        ]
+        for name, each in tree["sources"].items()
+    ]
+    return Table(["source", "load", "bound", "peak memory"], rows)
+
+
+def _user_samplers(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, each in tree.items():
+        if isinstance(each, Mapping) and "batch_ms_median" in each:
+            rows.append(
+                [
+                    name,
+                    _seconds(each["construction_s"]),
+                    f"{each['batch_ms_median']:.2f} ms",
+                    f"{each['mean_batch']:,.1f}",
+                ]
+            )
+        elif isinstance(each, Mapping) and "seconds" in each:
+            rows.append([f"finding {name}", _seconds(each["seconds"]), "", ""])
+    return Table(["", "time", "a batch", "mean batch"], rows)
+
+
+def _user_accounting(tree: list[Mapping[str, Any]]) -> Table:
+    return _by_accountant(tree, {"sigma": "σ"})
+
+
+def _user_level(tree: list[Mapping[str, Any]]) -> Table:
+    return _by_accountant(tree, {"min_sep": "b", "sigma": "σ", "exclusion": "exclusion"})
+
+
+def _by_accountant(tree: list[Mapping[str, Any]], keys: Mapping[str, str]) -> Table:
+    """ε in a column for every accountant and a row for each value of the keys."""
+    accountants = list(dict.fromkeys(each["accountant"] for each in tree))
+    cells: dict[tuple, dict[str, str]] = {}
+    for each in tree:
+        row = cells.setdefault(tuple(each[key] for key in keys), {})
+        row[each["accountant"]] = f"{each['epsilon']:.2f}"
+    rows = [
+        [*(f"{part:g}" if isinstance(part, int | float) else part for part in key)]
+        + [row.get(name, "") for name in accountants]
+        for key, row in sorted(cells.items())
+    ]
+    return Table([*keys.values(), *accountants], rows)
+
+
+def _accounting(tree: Mapping[str, Any]) -> Table:
+    rows: list[list[str]] = []
+
+    def row(what: str, size: str, time: str, result: str = "", peer: str = "") -> None:
+        rows.append([what, size, time, result, peer])
+
+    for name, each in (
+        ("b-min-sep losses", tree["min_sep_losses"]),
+        ("balls-in-bins losses", tree["balls_in_bins_losses"]),
+    ):
+        for size, rate in each["samples_per_s"].items():
+            row(name, size, "", f"{rate:,.0f} samples a second")
+    for size, each in tree["certificate"]["certificates"].items():
+        row(
+            "b-min-sep certificate",
+            f"δ = {size.removeprefix('delta=')}",
+            _seconds(each["seconds"]),
+            f"{each['samples_a_direction']:,} samples a direction",
+            f"plain simulation: {each['plain_samples_a_direction']:,} samples",
+        )
+    for size in ("C = I", "banded"):
+        row("balls-in-bins Rényi", size, _seconds(tree["renyi"][size]))
+    for size, each in tree["allocation"].items():
+        if isinstance(each, Mapping):
+            low, high = each["bracket"]
+            row(
+                "random allocation",
+                size,
+                _seconds(each["seconds"]),
+                f"ε = {each['epsilon']:.4f}",
+                f"published bracket: {low:g} to {high:g}",
+            )
+    for name, group in (
+        ("conditional composition", tree["conditional_composition"]),
+        ("MMCC", tree["mmcc"]),
+    ):
+        for size, each in group.items():
+            if isinstance(each, Mapping) and "seconds" in each:
+                row(name, size, _seconds(each["seconds"]), f"ε = {each['epsilon']:.4g}")
+    for name, each, symbol in (
+        ("truncated Poisson", tree["truncated_poisson"], "ε"),
+        ("calibrating Poisson", tree["calibrate_poisson"], "σ"),
+    ):
+        row(
+            name,
+            "",
+            _seconds(each["seconds"]),
+            f"{symbol} = {each['value']:.4g}",
+            f"dp_accounting: {_seconds(each['dp_accounting_seconds'])}, "
+            f"{symbol} = {each['dp_accounting_value']:.4g}",
+        )
+    return Table(["accountant", "case", "time", "result", "beside it"], rows)
+
+
+def _individual(tree: Mapping[str, Any]) -> Table:
+    ours = tree["accountant"]
+    low, *_, high = ours["epsilon_quantiles"]
+    rows = [
+        [
+            "dptrain",
+            _seconds(ours["seconds"]),
+            _mebibytes(ours["peak_mib"]),
+            f"ε from {low:.3g} to {high:.3g}",
+        ]
+    ]
+    for name, each in ours["alternatives"].items():
+        least, most = each["our_epsilon_over_theirs"]
+        hours = each["extrapolated_hours_for_all"]
+        rows.append(
+            [
+                f"{name}, one composition an example",
+                f"{hours:,.0f} h (extrapolated)",
+                "",
+                f"our ε over theirs: {least:.4f} to {most:.4f}",
+            ]
+        )
+    return Table(["accountant", "time for all", "peak memory", "result"], rows)
+
+
+def _individual_step(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            f"{each['model'].upper()}, {each['examples']:,}, {each['batch']:,}",
+            each["filter"],
+            _seconds(each["seconds_without"]),
+            f"{each['ratio']:.3f}",
+            f"{each['ratio_of_totals']:.3f}",
+        ]
+        for each in tree["rows"]
+    ]
+    head = ["model, N, batch", "filter", "step without", "median ratio", "whole run"]
+    return Table(head, rows)
+
+
+_BENCHMARKS: dict[str, Callable[[Any], Table]] = {
+    function.__name__[1:]: function
+    for function in (
+        _utility_digits,
+        _step_time,
+        _noise,
+        _noise_peer,
+        _strategies,
+        _strategy_table,
+        _samplers,
+        _graph,
+        _user_samplers,
+        _user_accounting,
+        _user_level,
+        _accounting,
+        _individual,
+        _individual_step,
+    )
+}
+
+
+def _as_it_is(columns: Mapping[str, str], rows: list[dict[str, str]]) -> Table:
+    """Columns of a CSV under other names, to four digits."""
+
+    def cell(text: str) -> str:
+        try:
+            value = float(text)
+            return _figures(value, 4) if math.isfinite(value) else text.replace("inf", "∞")
+        except ValueError:
+            return text
+
+    return Table(list(columns.values()), [[cell(row[name]) for name in columns] for row in rows])
+
+
+# Of the papers' figures, those that are short enough to be read as a table.
+_PAPERS: dict[str, Callable[[list[dict[str, str]]], Table]] = {
+    name: functools.partial(_as_it_is, columns)
+    for name, columns in {
+        "matrix_fig4": {
+            "sigma": "σ",
+            "epsilon_mmcc": "ε, MMCC",
+            "epsilon_cyclic": "ε, cyclic Poisson",
+        },
+        "matrix_fig8": {
+            "c": "c",
+            "n": "n",
+            "sigma": "σ",
+            "unamplified": "ε, unamplified",
+            "epsilon": "ε",
+            "ratio": "ratio",
+            "ratio_papers_tails": "ratio, the paper's tails",
+        },
+        "min_sep_fig2_fig3": {
+            "epoch_length": "steps an epoch",
+            "epsilon": "ε",
+            "ratio_to_cyclic": "error over that of cyclic Poisson",
+            "ratio_to_balls_in_bins": "error over that of balls-in-bins",
+        },
+        "linear_last_iterate_groups": {
+            "group": "group size",
+            "epsilon_mixture": "ε by mixture",
+            "epsilon_converted": "ε converted",
+        },
+        "truncated_poisson": {
+            "max_batch_size": "cap",
+            "used_rows": "used rows",
+            "older_bound": "older bound",
+            "theorem_3_1": "Theorem 3.1",
+            "theorem_3_3": "Theorem 3.3",
+            "zero_out": "ours, zero-out",
+            "theorem_3_4": "Theorem 3.4",
+            "replace_one": "ours, replace-one",
+        },
+    }.items()
+}

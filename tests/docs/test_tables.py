@@ -1,0 +1,109 @@
+"""Tables of the site say what the files of results say, and where they come from."""
+
+import json
+import re
+
+import pytest
+
+from scripts.docs import tables
+from scripts.docs.pages import ROOT
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_every_table_is_made_and_says_what_made_it(name: str) -> None:
+    body, *_, origin = tables.table(name).strip().split("\n\n")
+    head, rule, *rows = body.splitlines()
+    assert rows
+    columns = head.count("|")
+    for line in (rule, *rows):
+        assert len(re.findall(r"(?<!\\)\|", line)) == columns, line
+    for path in re.findall(r"`(scripts/[\w/.]+)`", origin):
+        assert (ROOT / path).is_file()
+    assert re.search(r"made by `(scripts/|dptrain strategies)|`dptrain account --support`", origin)
+
+
+def test_every_file_of_a_benchmark_is_shown() -> None:
+    files = {path.stem for path in (ROOT / "scripts/bench/results").glob("*.json")}
+    assert files <= set(tables.names())
+
+
+@pytest.mark.parametrize("name", tables.figures())
+def test_every_plot_says_what_drew_it(name: str) -> None:
+    image, _, origin = tables.insert(f"<!-- figure: {name} -->\n", "x").strip().splitlines()
+    assert image == f"![{name}](x/{name}.png)"
+    made_by = re.findall(r"made by `(.*)`", origin)[0]
+    assert made_by == "dptrain strategies" or name[:-1] in (ROOT / made_by).read_text()
+
+
+def _cells(name: str) -> list[list[str]]:
+    lines = tables.table(name).splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines[2:]
+        if line.startswith("|")
+    ]
+
+
+def test_accuracies_are_those_of_the_runs() -> None:
+    """Means over seeds 0 to 4 at the learning rate that the file says was chosen, from the runs."""
+    tree = json.loads((ROOT / "scripts/bench/results/utility_digits.json").read_text())
+    for epsilon, *cells in _cells("utility_digits"):
+        for side, cell in zip(("opacus", "identity", "bandmf"), cells, strict=True):
+            rate = tree["table"][f"{side} {epsilon}"]["lr"]
+            runs = [tree["runs"][f"{side} {epsilon} lr={rate} seed={seed}"] for seed in range(5)]
+            assert float(cell.split()[0]) == pytest.approx(100 * sum(runs) / 5, abs=0.051)
+
+
+def test_memory_is_what_a_step_adds_over_what_an_ordinary_one_adds() -> None:
+    tree = json.loads((ROOT / "scripts/bench/results/step_time.json").read_text())
+    added = {
+        (each["allocator"], each["side"]): each["peak_bytes"] - each["start_bytes"]
+        for each in tree["memory"]
+        if each["model"] == "vgg"
+    }
+    shown = {
+        row[2]: row[-1] for row in _cells("step_time") if row[:2] == ["memory", "VGG, 32×32; 256"]
+    }
+    for allocator, cell in shown.items():
+        ratio = added[allocator, "bookkeeping"] / added[allocator, "ordinary"]
+        assert float(cell) == pytest.approx(ratio, abs=0.0051)
+    assert len(shown) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.2, "200 ms"), (2.0, "2 s"), (64.63, "64.6 s"), (528.08, "528 s"), (3.9e-6, "< 1 ms")],
+)
+def test_times(value: float, text: str) -> None:
+    assert tables._seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (8, "8 B"), (120_000_000, "120 MB"), (2.52e9, "2.52 GB")]
+)
+def test_bytes(value: float, text: str) -> None:
+    assert tables._bytes(value) == text
+
+
+def test_a_table_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"'step_tiem'.*step_time"):
+        tables.insert("a\n<!-- table: step_tiem -->\n", "x")
+
+
+def test_only_comments_outside_of_code_are_replaced() -> None:
+    shown = "```text\n<!-- table: noise -->\n```\n"
+    assert tables.insert(shown, "x") == shown
+    assert "ring, 16 bands" in tables.insert("<!-- table: noise -->\n", "x")
+
+
+def test_tables_of_the_readme_are_those_of_today() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert tables.written_out(text) == text, "run: python -m scripts.docs readme"
+
+
+def test_a_written_table_is_brought_up_to_date() -> None:
+    text = "a\n<!-- table: noise_peer -->\nold\n<!-- end of table -->\nb\n"
+    new = tables.written_out(text)
+    assert tables.table("noise_peer") in new
+    assert "old" not in new
+    assert tables.written_out(new) == new
