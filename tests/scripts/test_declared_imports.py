@@ -12,12 +12,22 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Names of distributions whose modules are called otherwise.
-MODULES = {"scikit-learn": "sklearn", "pyyaml": "yaml", "pillow": "PIL"}
+MODULES = {
+    "scikit-learn": "sklearn",
+    "pyyaml": "yaml",
+    "pillow": "PIL",
+    "griffelib": "griffe",
+    "fonttools": "fontTools",
+}
 # Functions that import, or ask for, the module that their first argument names.
 BY_NAME = {"package", "import_module", "importorskip", "find_spec"}
-# Declared and not imported here: programs, stubs, a plugin, what torch.utils.tensorboard imports.
-USED_OTHERWISE = {"ruff", "mypy", "types_pyyaml", "pytest_xdist", "tensorboard"}
-EXTRAS = ("recipes", "vision", "text", "dev", "peer", "fast")
+# Declared and not imported here: programs, stubs, plugins, what torch.utils.tensorboard imports.
+USED_OTHERWISE = {
+    *("ruff", "mypy", "types_pyyaml", "pytest_xdist", "tensorboard"),
+    *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
+    *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
+}
+EXTRAS = ("recipes", "vision", "text", "dev", "docs", "peer", "fast")
 OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
 
 
