@@ -89,7 +89,7 @@ def token_cross_entropy(
             Nothing is divided by weights, neither an example's nor, as torch does, the batch's.
         ignore_index: the label that does not count.
         label_smoothing: in [0, 1], as torch has it.
-        within, reduction: as in :func:`reduce_examples`. ``within="mean"`` is over the example's
+        within, reduction: as in ``reduce_examples``. ``within="mean"`` is over the example's
             own targets, and an example without any has loss 0.
 
     Raises:
@@ -130,7 +130,7 @@ def causal_cross_entropy(
         labels: int64, shape (rows, tokens): the tokens themselves, not shifted, as Hugging Face
             has them; ``ignore_index`` where there is no target (padding, a prompt).
         weight, ignore_index, label_smoothing, within, reduction: as in
-            :func:`token_cross_entropy`.
+            ``token_cross_entropy``.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -152,7 +152,7 @@ def causal_cross_entropy(
 
 
 class TokenCrossEntropy(nn.Module):
-    """:func:`token_cross_entropy`, or with ``shift`` :func:`causal_cross_entropy`, as a module.
+    """``token_cross_entropy``, or with ``shift`` ``causal_cross_entropy``, as a module.
 
     Args:
         class_weights: w, shape (classes,), a buffer; ``None``: all 1.

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dptrain import checks
-from dptrain.guarantee import Adjacency
-from dptrain.registry import digest, parsed
+from dptrain.core import checks
+from dptrain.core.guarantee import Adjacency
+from dptrain.core.json_value import digest, parsed
 from dptrain.sampling.scheme import Scheme
 from dptrain.strategies.strategy import Strategy
 
@@ -64,7 +64,7 @@ class MatrixMechanism:
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready value; :meth:`from_dict` reads it back."""
+        """JSON-ready value; ``from_dict`` reads it back."""
         return {
             "format": FORMAT,
             "scheme": self.scheme.to_dict(),
@@ -74,7 +74,7 @@ class MatrixMechanism:
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> MatrixMechanism:
-        """Read what :meth:`to_dict` wrote.
+        """Read what ``to_dict`` wrote.
 
         Raises:
             ValueError: if the format, a type or a field is unknown.
@@ -95,12 +95,12 @@ class MatrixMechanism:
             raise ValueError(f"mechanism: {error}") from error
 
     def to_json(self) -> str:
-        """JSON text of :meth:`to_dict`."""
+        """JSON text of ``to_dict``."""
         return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> MatrixMechanism:
-        """Read what :meth:`to_json` wrote.
+        """Read what ``to_json`` wrote.
 
         Raises:
             TypeError: if it is no text.
@@ -119,7 +119,7 @@ class MatrixMechanism:
         """SHA-256 (hex) of what may be published: the same in every process and Python version.
 
         Statements print it, so it says nothing about N where that is private
-        (:meth:`~dptrain.sampling.Scheme.published`).
+        (``Scheme.published``).
         """
         return digest({**self.to_dict(), "scheme": self.scheme.published()})
 

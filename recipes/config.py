@@ -65,7 +65,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def to_yaml(config: Any, *, without: Collection[str] = ()) -> str:
-    """YAML text of a configuration that :func:`load_config` reads back.
+    """YAML text of a configuration that ``load_config`` reads back.
 
     Args:
         config: an instance of a dataclass.

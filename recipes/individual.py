@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dptrain.configuration.scheme import SIZES
+from dptrain.configuration.schemes import SIZES
 from recipes.command import run_recipe
 from recipes.data.digit_conditions import DIGIT_GROUPS, digit_conditions
 from recipes.data.multilabel import ConditionGroups, MultiLabel
@@ -39,7 +39,7 @@ class DataSettings:
     """Which table, where it is, and how it is read.
 
     ``test_fraction`` and ``split_seed`` are those of digits, all other fields those of phenotyping,
-    see :func:`~recipes.data.phenotyping.phenotyping`; ``labels=null`` are the benchmark's 25.
+    see ``recipes.data.phenotyping.phenotyping``; ``labels=null`` are the benchmark's 25.
     """
 
     name: str = "digits"
@@ -57,7 +57,7 @@ class DataSettings:
 
 @dataclasses.dataclass
 class GroupSettings:
-    """Of which rows to report, see :class:`~recipes.data.multilabel.ConditionGroups`.
+    """Of which rows to report, see ``recipes.data.multilabel.ConditionGroups``.
 
     A null is the data set's own: two conditions and sizes that fit it.
     """
@@ -75,7 +75,7 @@ class GroupSettings:
 
 @dataclasses.dataclass
 class ModelSettings:
-    """A multi-layer perceptron, see :func:`~recipes.models.mlp.mlp`."""
+    """A multi-layer perceptron, see ``recipes.models.mlp.mlp``."""
 
     widths: list[int] | None = None
     activation: str = "relu"

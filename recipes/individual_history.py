@@ -10,8 +10,8 @@ import torch
 
 from dptrain import PrivateTraining
 from dptrain.individual import IndividualFilter
-from dptrain.individual.groups import GroupRow, GroupTable
-from dptrain.individual.report import IndividualReport
+from dptrain.reporting.individual_groups import GroupRow, GroupTable
+from dptrain.reporting.individual_report import IndividualReport
 from recipes.group_losses import group_losses
 from recipes.task import Task
 

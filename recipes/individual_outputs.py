@@ -7,9 +7,8 @@ import io
 import pathlib
 from typing import Any
 
-from dptrain.individual.plots import plot_active, plot_histogram
-from dptrain.individual.plots_groups import plot_groups
-from dptrain.individual.private_file import MARK, WARNING, in_place
+from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
+from dptrain.reporting.private_file import MARK, WARNING, in_place
 from recipes.individual_history import IndividualHistory
 from recipes.runfolder import INDIVIDUAL, remove
 

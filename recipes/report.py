@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.accounting import profile
-from dptrain.accounting.accountant import Profile
-from dptrain.guarantee import Guarantee
-from dptrain.plots import plot_graph
-from dptrain.report import plot_curves, plot_privacy, privacy_report
+from dptrain.accounting.base.accountant import Profile
+from dptrain.core.guarantee import Guarantee
+from dptrain.reporting.plots import plot_graph
+from dptrain.reporting.report import plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Scheme, UserMinSep
-from dptrain.sampling.bounding import BoundedGraph
+from dptrain.sampling.users.bounding import BoundedGraph
 from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
 from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, remove

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from dptrain.checkpoint import check_seal, seal
+from dptrain.engine.checkpoint import check_seal, seal
 
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "config.yaml",
@@ -99,10 +99,10 @@ class RunFolder:
 
         Only what a run wrote is touched: the folder may hold other things. The new run has started
         when its checkpoint is there. Who is killed before leaves the old run in a folder
-        ``replaced-…``, from which :meth:`recover` takes it.
+        ``replaced-…``, from which ``recover`` takes it.
 
         Raises:
-            ValueError: as :meth:`refuse`.
+            ValueError: as ``refuse``.
         """
         present = RunFolder.refuse(path, overwrite=overwrite)
         path = pathlib.Path(path)
@@ -128,7 +128,7 @@ class RunFolder:
 
     @staticmethod
     def recover(path: str | pathlib.Path) -> None:
-        """Finish or undo what a killed :meth:`claim` left: the new run if it started, or the old.
+        """Finish or undo what a killed ``claim`` left: the new run if it started, or the old.
 
         Raises:
             ValueError: if that cannot be told.
@@ -196,7 +196,7 @@ def _present(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _asides(path: pathlib.Path, prefix: str) -> list[pathlib.Path]:
-    """Folders of :meth:`RunFolder.claim` in ``path``, and none that only have such a name."""
+    """Folders of ``RunFolder.claim`` in ``path``, and none that only have such a name."""
     ours = {*OURS, MOVED}
     folders = [found for found in path.glob(f"{prefix}*") if found.is_dir()]
     return [found for found in folders if {held.name for held in found.iterdir()} <= ours]

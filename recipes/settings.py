@@ -12,12 +12,12 @@ import torch
 from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant
 from dptrain.accounting.dispatch import ACCOUNTANTS, find_accountants
-from dptrain.accounting.simulated_accountant import SimulatedAccountant
-from dptrain.adaptive import ScaledAdam
-from dptrain.clipping.styles import ClippingStyle
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.clipping.base.styles import ClippingStyle
 from dptrain.configuration.clipping import build_clipping
-from dptrain.configuration.scheme import SIZES, check_scheme, expected_batch_size
-from dptrain.configuration.strategy import build_strategy
+from dptrain.configuration.schemes import SIZES, check_scheme, expected_batch_size
+from dptrain.configuration.strategies import build_strategy
+from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.individual import IndividualFilter
 from dptrain.strategies import Strategy
 from dptrain.strategies.binding import check_bands_fit
@@ -75,7 +75,7 @@ class OptimizerSettings:
     """sgd (``momentum``), adam or scaled_adam (``betas``, ``eps``), and the learning rate.
 
     scaled_adam scales each example's gradient before it is clipped (scale-then-privatise), see
-    :class:`~dptrain.adaptive.ScaledAdam` for ``eps_scale`` and what ``max_grad_norm`` then means.
+    ``ScaledAdam`` for ``eps_scale`` and what ``max_grad_norm`` then means.
     """
 
     name: str = "sgd"
@@ -107,7 +107,7 @@ class RunSettings:
     ``clipping`` is any of dptrain's clipping styles in the same way, and ``debug_norms`` adds norms
     of gradients to the training metrics, which are not for release.
     ``individual`` is any of dptrain's individual privacy filters, or none (``type: null``), see
-    :class:`~recipes.filter_settings.FilterSettings`.
+    ``recipes.filter_settings.FilterSettings``.
     ``simulate`` divides batch size and noise by this factor, for cheap tuning; such a run is not
     private.
     """

@@ -31,13 +31,13 @@ import importlib, pkgutil, sys, warnings
 import torch, numpy, scipy, opacus, dp_accounting
 import dptrain
 assert "site-packages" in dptrain.__file__, dptrain.__file__
-extra = ("dptrain.testing", "dptrain.accounting.min_sep_kernel")  # pytest, numba
+extra = ("dptrain.testing", "dptrain.accounting.min_sep.engine_kernel")  # pytest, numba
 names = [m.name for m in pkgutil.walk_packages(dptrain.__path__, "dptrain.")]
 for name in names:
     if not name.startswith(extra) and not name.endswith("__main__"):
         importlib.import_module(name)
 from dptrain import BandMF, MinSep, PrivacyEngine
-from dptrain.cli import main
+from dptrain.commands.cli import main
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(64, 5), torch.randint(0, 2, (64,)))
 model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))

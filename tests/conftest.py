@@ -14,7 +14,7 @@ _SETTING = "-".join(os.environ.get(name, "any").lower() for name in _INSTRUCTION
 _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-{_SETTING}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
-from dptrain import unfinished  # noqa: E402
+from dptrain.engine import unfinished  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dptrain.cli import main
+from dptrain.commands.cli import main
 
 SMALL = ["strategies", "--steps", "24", "--bands", "1", "4", "--parameters", "1000"]
 

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from dptrain.accounting import account, calibrate
-from dptrain.accounting.support import as_markdown
-from dptrain.cli import main
-from dptrain.guarantee import Guarantee
+from dptrain.commands.cli import main
+from dptrain.core.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting.support_table import as_markdown
 from dptrain.sampling import CyclicPoisson, MinSep, Poisson
 from dptrain.strategies import BSR, Identity
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 
 BASE = Guarantee(
     epsilon=1.5,

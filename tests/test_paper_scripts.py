@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
-from dptrain.accounting.truncated_poisson import truncated_curve
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
+from dptrain.accounting.poisson.truncated import truncated_curve
+from dptrain.core.guarantee import Adjacency
 from scripts.paper import (
     common,
     gradient_descent,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.gram import gram_matrix
+from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
+from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.strategies import BSR
 from scripts.paper import (
     balls_in_bins_fig2,

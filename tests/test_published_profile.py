@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import Profile, account, profile
-from dptrain.guarantee import Kind
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.plots import plot_privacy
-from dptrain.published_profile import as_shown
-from dptrain.report import privacy_report
+from dptrain.reporting.plots import plot_privacy
+from dptrain.reporting.published_profile import as_shown
+from dptrain.reporting.report import privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 
@@ -104,7 +104,7 @@ def test_the_row_of_the_guarantee_is_the_guarantee(tmp_path):
 
 def axes_of(monkeypatch, *arguments):
     """The axes that were drawn."""
-    import dptrain.plots as plots
+    import dptrain.reporting.plots as plots
 
     drawn = []
     monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))

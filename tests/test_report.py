@@ -10,11 +10,11 @@ import re
 import numpy as np
 import pytest
 
-from dptrain.accounting.accountant import Profile
-from dptrain.guarantee import Adjacency, Guarantee, Kind, Unit
-from dptrain.noise.normals import FastNormals
-from dptrain.noise.secure import SecureNormals
-from dptrain.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
+from dptrain.accounting.base.accountant import Profile
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.noise.generators.normals import FastNormals
+from dptrain.noise.generators.secure import SecureNormals
+from dptrain.reporting.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import BandMF, Dense, DenseWorkload
 

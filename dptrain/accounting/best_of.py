@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.accounting.accountant import Cost
-from dptrain.accounting.deterministic import Array, Curve, DeterministicAccountant
-from dptrain.accounting.statement import check_delta, checked_sigma, statement
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.statement import check_delta, checked_sigma, statement
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 # Relative gain in ε for which the dear members are asked at every noise level of a calibration.
@@ -52,7 +53,7 @@ class BestOfCurve(Curve):
         return self.notes_on(self.every(sigma, delta), sigma, delta)
 
     def notes_on(self, found: Array, sigma: float, delta: float) -> tuple[str, ...]:
-        """:meth:`notes`, given what :meth:`every` found at (σ, δ)."""
+        """``notes``, given what ``every`` found at (σ, δ)."""
         remove, add = (int(best) for best in np.argmin(found, axis=0))
         first = (
             f"ε = {found[remove, 0]:.6g} (remove, by {self.curves[remove][0]}) and "

@@ -5,28 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain import checks
-from dptrain.accounting.accountant import Accountant, Availability, Profile, size_refusal
-from dptrain.accounting.allocation_pld import AllocationPLD
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.balls_in_bins_importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.conditional_composition import ConditionalComposition
-from dptrain.accounting.cyclic_poisson import (
-    CyclicPoissonAddRemove,
-    CyclicPoissonPLD,
-    CyclicPoissonReplaceOne,
-)
-from dptrain.accounting.deterministic import DeterministicAccountant
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_any import AnyMatrixMonteCarlo
-from dptrain.accounting.min_sep_importance import MinSepImportance
-from dptrain.accounting.min_sep_renyi import MinSepRenyi
-from dptrain.accounting.mmcc import MMCC
-from dptrain.accounting.poisson_pld import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
-from dptrain.accounting.random_allocation import RandomAllocationRenyi
-from dptrain.accounting.statement import (
+from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
+from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
+from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
+from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.base.accountant import Accountant, Availability, Profile, size_refusal
+from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.base.statement import (
     SMALLEST_DELTA,
     check_delta,
     check_epsilon,
@@ -34,17 +21,30 @@ from dptrain.accounting.statement import (
     statement,
     told_once,
 )
-from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
-from dptrain.accounting.truncated_poisson import (
+from dptrain.accounting.best_of import BestOf
+from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
+from dptrain.accounting.min_sep.importance import MinSepImportance
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep.renyi import MinSepRenyi
+from dptrain.accounting.min_sep.truncated import TruncatedMinSepMonteCarlo
+from dptrain.accounting.mmcc.mmcc import MMCC
+from dptrain.accounting.poisson.cyclic import (
+    CyclicPoissonAddRemove,
+    CyclicPoissonPLD,
+    CyclicPoissonReplaceOne,
+)
+from dptrain.accounting.poisson.poisson import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
+from dptrain.accounting.poisson.truncated import (
     TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
     TruncatedPoissonReplaceOne,
 )
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.accounting.user_disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.user_exposed import ExposedSteps
-from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.guarantee import Adjacency, Guarantee, Kind
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
+from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
+from dptrain.core import checks
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 # All accountants, in the order in which they are asked: without simulation first. Which of those
@@ -149,7 +149,7 @@ def find_accountant(
     *,
     adjacency: Adjacency | None = None,
 ) -> Accountant:
-    """The one of :func:`find_accountants`, or the best of them in each direction.
+    """The one of ``find_accountants``, or the best of them in each direction.
 
     Raises:
         ValueError: as there.
@@ -213,7 +213,7 @@ def profile(
     accountant: str | Accountant | None = None,
     adjacency: Adjacency | None = None,
 ) -> Profile:
-    """δ(ε) in both directions on a grid of ε (default: :func:`default_grid`).
+    """δ(ε) in both directions on a grid of ε (default: ``default_grid``).
 
     Raises:
         ValueError: if no accountant covers the mechanism or the grid is not ascending from ε ≥ 0.

@@ -5,19 +5,12 @@ from __future__ import annotations
 import dp_accounting
 from dp_accounting import dp_event
 
-from dptrain import checks
-from dptrain.accounting.accountant import size_refusal
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.base.accountant import size_refusal
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.core import checks
+from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import (
-    CyclicPoisson,
-    MinSep,
-    Poisson,
-    Shuffled,
-    TruncatedPoisson,
-    UserFixed,
-)
+from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Shuffled, TruncatedPoisson, UserFixed
 
 _RELATIONS = {
     Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
@@ -41,13 +34,13 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
       Gaussians of noise σ/max_t ‖C_{:,t}‖; coins are independent of everybody else, so all three
       adjacencies.
     * ``CyclicPoisson`` with bands ≤ cycle, batches not cut: ceil(n/b) of them (the proof is with
-      :class:`~dptrain.accounting.cyclic_poisson.CyclicPoissonPLD`; under replace-one the same
+      ``CyclicPoissonPLD``; under replace-one the same
       blocks have the shifts Bern(p)·v and Bern(p)·v'). Adding an example changes equal parts, so
       add-remove needs ``assignment="independent"`` (or one part).
     * ``TruncatedPoisson`` with independent noise: n truncated subsampled Gaussians, all three
       adjacencies (add-remove only where nothing can be cut: the event is about one N, which is
       private there). dp_accounting bounds them looser than
-      :class:`~dptrain.accounting.truncated_poisson.TruncatedPoissonPLD` does.
+      ``TruncatedPoissonPLD`` does.
     * ``Shuffled`` and ``UserFixed``: one Gaussian of noise σ/sens; zero-out only (without an
       example, or with another's users, the batches would be other batches).
 

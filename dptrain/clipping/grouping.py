@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from dptrain.clipping.styles import ClippingStyle
+from dptrain.clipping.base.styles import ClippingStyle
 
 
 def parameter_groups(

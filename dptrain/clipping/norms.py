@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule
-from dptrain.clipping.bookkeeping.uses import Use
+from dptrain.clipping.bookkeeping.uses.uses import Use
 
 
 def per_example_norms(

@@ -9,8 +9,7 @@ from typing import Any
 
 from dptrain.accounting import account, accountants_for, profile
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.accounting.support import as_markdown
-from dptrain.commands.mechanism_arguments import (
+from dptrain.commands.arguments import (
     add_mechanism_arguments,
     number,
     read_mechanism,
@@ -18,10 +17,11 @@ from dptrain.commands.mechanism_arguments import (
     stated_delta,
 )
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.guarantee import Adjacency
+from dptrain.core.guarantee import Adjacency
+from dptrain.core.text import aligned
 from dptrain.mechanism import MatrixMechanism
-from dptrain.published_profile import as_shown, rows_of
-from dptrain.text import aligned
+from dptrain.reporting.published_profile import as_shown, rows_of
+from dptrain.reporting.support_table import as_markdown
 
 
 def add(commands: Any) -> None:
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
         lines += [f"| {' | '.join(row)} |" for row in rows_of(curve, 11)]
         print(aligned("\n".join(lines), left=0))
         if options.plot is not None:
-            from dptrain.plots import plot_privacy
+            from dptrain.reporting.plots import plot_privacy
 
             plot_privacy(curve, shown, options.plot)
             print(f"plot: {options.plot}")

@@ -9,12 +9,12 @@ import pathlib
 from typing import Any
 
 from dptrain.accounting import Accountant, calibrate
-from dptrain.accounting.certificate_cache import check_folder
+from dptrain.accounting.base.statement import check_epsilon
 from dptrain.accounting.dispatch import find_accountants
-from dptrain.accounting.simulated_accountant import SimulatedAccountant
-from dptrain.accounting.statement import check_epsilon
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.certificate_cache import check_folder
 from dptrain.commands.account import add_accountant_arguments
-from dptrain.commands.mechanism_arguments import (
+from dptrain.commands.arguments import (
     add_mechanism_arguments,
     number,
     read_pair,
@@ -22,7 +22,7 @@ from dptrain.commands.mechanism_arguments import (
     stated_delta,
 )
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.guarantee import Adjacency
+from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 
 

@@ -7,9 +7,9 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.planning.strategy_table import table
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.table import table
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 
 def add(commands: Any) -> None:
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     print(found)
     write_json(options.json, found.to_dict())
     if options.plot is not None:
-        from dptrain.plots import plot_strategies
+        from dptrain.reporting.plots import plot_strategies
 
         plot_strategies(found, options.plot)
         print(f"plot: {options.plot}")

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.loss_transform import TiltedLosses
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.periodic_hockey_stick import kernel_transform
-from dptrain.accounting.tilt_plan import TILTS, TiltPlanner
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.per_example.loss_transform import TiltedLosses
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example.periodic_hockey_stick import kernel_transform
+from dptrain.accounting.per_example.tilt_plan import TILTS, TiltPlanner
+from dptrain.core.arrays import Array
 
-Array = npt.NDArray[np.float64]
 Single = npt.NDArray[np.float32]
 
 LEVELS = 12  # values of δ, besides that at ε = 0
@@ -66,7 +66,7 @@ class _Level:
 class GaussianDominance:
     """log(δ_x(ε)/δ_μ(ε)), rounded up, for ε = 0 and the ε of even log δ_μ(ε) down to a floor.
 
-    As :class:`~dptrain.accounting.individual_pld.IndividualPLD`, with the tilt, the frequencies and
+    As ``IndividualPLD``, with the tilt, the frequencies and
     the smoothing of each ε chosen once, for a reference total, because the answer matters only
     where δ_x is near δ_μ. Then everything is a fixed linear function of the counts, followed by an
     exponential and a cosine: some 50 µs for an example at all ε and in both directions. Totals
@@ -170,7 +170,7 @@ class GaussianDominance:
         return total.reshape(len(counts), *self._offset.shape) + self._offset
 
     def charges(self, buckets: npt.NDArray[np.intp]) -> Single:
-        """What one step at these norms adds to the linear part; shape as :meth:`exponents`."""
+        """What one step at these norms adds to the linear part; shape as ``exponents``."""
         return self._table[buckets]
 
     def log_ratios(self, exponents: Single) -> Single:

@@ -8,9 +8,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.renyi_conversion import conversion_term
-
-Array = npt.NDArray[np.float64]
+from dptrain.accounting.renyi.conversion import conversion_term
+from dptrain.core.arrays import Array
 
 # Any order gives a bound; between neighbours of this grid the best one loses under 1e-5 of ε.
 _ORDERS = 1.0 + np.geomspace(1e-4, 1e8, 4000)
@@ -50,5 +49,5 @@ def largest_mu(epsilon: float, delta: float) -> float:
     """Largest μ, rounded down, such that R_α ≤ αμ²/2 at all orders is (ε, δ)-DP; 0 if none is."""
     squares = 2.0 * (epsilon - _offsets(float(delta))) / _ORDERS
     best = float(squares.max())
-    # Less by what :func:`epsilons` rounds up by.
+    # Less by what ``epsilons`` rounds up by.
     return math.sqrt(best) * (1.0 - 1e-11) if best > 0 else 0.0

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dptrain import checks
-from dptrain.accounting import gaussian
-from dptrain.guarantee import Kind
-from dptrain.individual.individual_filter import IndividualFilter
-from dptrain.individual.ledger import Array, Indices, IndividualLedger, Mask, Staged
+from dptrain.accounting.losses import gaussian
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Kind
+from dptrain.individual.filter import IndividualFilter
+from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -40,7 +41,7 @@ class GDPFilter(IndividualFilter):
     either direction, is E f(Λ) of a convex f. ∎
 
     Args:
-        target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
+        target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
         full_consumption: scale the first gradient that does not fit down to what is left of the
             budget, instead of leaving it out (Feldman & Zrnic 2021, Alg. 3).
     """
@@ -83,7 +84,7 @@ class GDPFilter(IndividualFilter):
             )
 
     def ledger(self, mechanism: MatrixMechanism) -> GDPLedger:
-        """See :meth:`IndividualFilter.ledger`."""
+        """See ``IndividualFilter.ledger``."""
         self.check(mechanism)
         return GDPLedger(
             size=mechanism.scheme.dataset_size,
@@ -106,7 +107,7 @@ class GDPLedger(IndividualLedger):
         noise_multiplier: σ.
         budget: B.
         max_steps: of the filter.
-        full_consumption: see :class:`GDPFilter`.
+        full_consumption: see ``GDPFilter``.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class GDPLedger(IndividualLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See :meth:`IndividualLedger.check_state`."""
+        """See ``IndividualLedger.check_state``."""
         super().check_state(state, steps)
         squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
         if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from dptrain import checks
-from dptrain.accounting import gaussian
-from dptrain.accounting.statement import check_epsilon
+from dptrain.accounting.base.statement import check_epsilon
+from dptrain.accounting.losses import gaussian
+from dptrain.core import checks
 from dptrain.individual.gdp import GDPFilter, GDPLedger
 from dptrain.mechanism import MatrixMechanism
 
@@ -42,8 +42,8 @@ class GDPOdometer(GDPFilter):
 
     Args:
         increments: (Δ_1, ..., Δ_M), each positive, fixed beforehand.
-        target_delta, max_steps: see :class:`~dptrain.individual.IndividualFilter`.
-        full_consumption: see :class:`~dptrain.individual.GDPFilter`; for every round.
+        target_delta, max_steps: see ``IndividualFilter``.
+        full_consumption: see ``GDPFilter``; for every round.
 
     Attributes:
         target_epsilon: ε of all rounds, B_M-GDP, at ``target_delta``.
@@ -110,7 +110,7 @@ class GDPOdometer(GDPFilter):
         return self.budgets[-1]
 
     def ledger(self, mechanism: MatrixMechanism) -> OdometerLedger:
-        """See :meth:`~dptrain.individual.IndividualFilter.ledger`."""
+        """See ``IndividualFilter.ledger``."""
         self.check(mechanism)
         return OdometerLedger(
             size=mechanism.scheme.dataset_size,
@@ -132,7 +132,7 @@ class OdometerLedger(GDPLedger):
 
     Args:
         budgets: (B_1, ..., B_M).
-        options: the others of :class:`~dptrain.individual.GDPLedger`.
+        options: the others of ``GDPLedger``.
 
     Attributes:
         rounds: m, how many rounds are open; public.
@@ -145,7 +145,7 @@ class OdometerLedger(GDPLedger):
         self.rounds = 1
 
     def open_round(self) -> None:
-        """Let every example spend the next increment too; see :class:`GDPOdometer` for when.
+        """Let every example spend the next increment too; see ``GDPOdometer`` for when.
 
         Raises:
             ValueError: if all rounds are open.
@@ -166,7 +166,7 @@ class OdometerLedger(GDPLedger):
         self._open(self.rounds + 1)
 
     def with_all_rounds(self) -> OdometerLedger:
-        """See :meth:`~dptrain.individual.IndividualLedger.with_all_rounds`."""
+        """See ``IndividualLedger.with_all_rounds``."""
         ledger = copy.copy(self)
         ledger._open(len(self.budgets))
         return ledger

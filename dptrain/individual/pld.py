@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.accounting.individual_pld import IndividualPLD
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.guarantee import Kind
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example.pld import IndividualPLD
+from dptrain.core.guarantee import Kind
 from dptrain.individual import gaussian_renyi
-from dptrain.individual.pld_ledger import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
+from dptrain.individual.pld_record import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
 from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.mechanism import MatrixMechanism
 
@@ -34,7 +34,7 @@ class PLDFilter(SampledFilter):
     αB²/2 at every order, and (ε, δ) is stated by converting those: B is the largest μ for which the
     best order gives the target. δ_B(ε) itself is never stated: it needs more than the filter has.
 
-    :class:`~dptrain.individual.renyi.RenyiFilter` is the rigorous choice. Domination for *all* ε
+    ``RenyiFilter`` is the rigorous choice. Domination for *all* ε
     implies R_α ≤ αB²/2, which is the Rényi filter's budget at the order of the conversion; so this
     filter can admit more steps only by not looking below ``floor``. It is an estimate because
 
@@ -47,13 +47,13 @@ class PLDFilter(SampledFilter):
       outputs, Feldman & Zrnic's argument needs a budget of Rényi divergence spent at each step.
 
     Charges are those of the Rényi filter: everybody at every step, undrawn examples the full norm
-    or their personal bound (:class:`~dptrain.individual.sampled.SampledLedger`).
+    or their personal bound (``SampledLedger``).
 
     For full batches (q = 1) the rule is Σ r² ≤ B²σ², with norms rounded up by at most 1 %.
 
     Args:
-        target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
-        personal_clipping: see :class:`~dptrain.individual.sampled_filter.SampledFilter`.
+        target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
+        personal_clipping: see ``SampledFilter``.
         floor: least δ at which curves are compared, in (0, target_delta]; ``None``:
             ``target_delta``/1000. A smaller one admits fewer steps.
 
@@ -93,7 +93,7 @@ class PLDFilter(SampledFilter):
         """How many steps of the full norm are dominated by B-GDP; an estimate as all of this.
 
         Raises:
-            ValueError: as :meth:`check`.
+            ValueError: as ``check``.
         """
         self.check(mechanism)
         rate, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
@@ -102,7 +102,7 @@ class PLDFilter(SampledFilter):
         return _dominated_steps(rate, sigma, self.budget, self._floor)
 
     def ledger(self, mechanism: MatrixMechanism) -> PLDLedger:
-        """See :meth:`IndividualFilter.ledger`.
+        """See ``IndividualFilter.ledger``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.

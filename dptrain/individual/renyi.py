@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.renyi_conversion import epsilon_at_order, largest_divergence
-from dptrain.accounting.renyi_step import LARGEST_ORDER, step_divergence
-from dptrain.guarantee import Kind
-from dptrain.individual.ledger import Array, Mask
-from dptrain.individual.sampled import Buckets, SampledLedger, Which
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.renyi.conversion import epsilon_at_order, largest_divergence
+from dptrain.accounting.renyi.sampled_step import LARGEST_ORDER, step_divergence
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Kind
+from dptrain.individual.record import Mask
 from dptrain.individual.sampled_filter import SampledFilter
+from dptrain.individual.sampled_record import Buckets, SampledLedger, Which
 from dptrain.mechanism import MatrixMechanism
 
 # Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
@@ -32,7 +33,7 @@ class RenyiFilter(SampledFilter):
     """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
 
     ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
-    a gradient of norm rR (:func:`~dptrain.accounting.renyi_step.step_divergence`).
+    a gradient of norm rR (``step_divergence``).
 
     **Theorem H** (hidden state). A filter under sampling decides from what only the trainer sees:
     when an example was drawn, and its norm then. Feldman & Zrnic 2021 (and 003) want decisions
@@ -62,13 +63,13 @@ class RenyiFilter(SampledFilter):
     the norm min(r, C_S) and is charged ρ(min(r, C_S)), where that fits. If not, it is charged
     ρ(C_S), or all that is left where that does not fit; either is at least every ρ(min(r, C_S))
     that would have fitted. So norms that fit fall under (a), others under (c), and all under (b)
-    once the example is out. :class:`~dptrain.individual.sampled.SampledLedger` keeps this record.
+    once the example is out. ``SampledLedger`` keeps this record.
 
     Args:
-        target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
+        target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
         order: real α > 1; ``None``: of ``ORDERS`` the one at which gradients of the full norm may
             take part longest. It depends on q, σ and the target only, which are public.
-        personal_clipping: see :class:`~dptrain.individual.sampled_filter.SampledFilter`.
+        personal_clipping: see ``SampledFilter``.
 
     Raises:
         ValueError: if a value is out of range, or at this order there is no budget for the target.
@@ -115,13 +116,13 @@ class RenyiFilter(SampledFilter):
         """⌊B/ρ(1)⌋: 405 for σ = 100, q = 1, ε = 0.8, δ = 1e-5.
 
         Raises:
-            ValueError: as :meth:`check`.
+            ValueError: as ``check``.
         """
         self.check(mechanism)
         return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
 
     def ledger(self, mechanism: MatrixMechanism) -> RenyiLedger:
-        """See :meth:`IndividualFilter.ledger`.
+        """See ``IndividualFilter.ledger``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.
@@ -160,7 +161,7 @@ class RenyiLedger(SampledLedger):
         order: α.
         budget: B.
         max_steps: of the filter.
-        personal_clipping: see :class:`RenyiFilter`.
+        personal_clipping: see ``RenyiFilter``.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class RenyiLedger(SampledLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse what was spent at another order; see :meth:`IndividualLedger.check_state`."""
+        """Also refuse what was spent at another order; see ``IndividualLedger.check_state``."""
         super().check_state(state, steps)
         order, spent = state["spending"]["order"], state["spending"]["spent"]
         if order != self.order:

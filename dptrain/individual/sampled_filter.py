@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 
-from dptrain import checks
-from dptrain.accounting.statement import checked_sigma
-from dptrain.individual.individual_filter import IndividualFilter
+from dptrain.accounting.base.statement import checked_sigma
+from dptrain.core import checks
+from dptrain.individual.filter import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledFilter(IndividualFilter, ABC):
-    """A filter for any Poisson rate; :class:`~dptrain.individual.sampled.SampledLedger` books it.
+    """A filter for any Poisson rate; ``SampledLedger`` books it.
 
     Args:
-        target_epsilon, target_delta, max_steps: see :class:`IndividualFilter`.
+        target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
         personal_clipping: g ≥ 1: clip each example to g times its norm at its last draw, and charge
             that between draws. ``None``: charge R between draws, which for a small q is most of the
             time. The first pays for what is released and lets small gradients take part longer, at
@@ -45,7 +45,7 @@ class SampledFilter(IndividualFilter, ABC):
         object.__setattr__(self, field, checks.number(field, value, owner=type(self).__name__))
 
     def check(self, mechanism: MatrixMechanism) -> None:
-        """See :meth:`IndividualFilter.check`; any rate will do."""
+        """See ``IndividualFilter.check``; any rate will do."""
         super().check(mechanism)
         checked_sigma(mechanism)
 

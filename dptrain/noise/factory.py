@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from dptrain import checks
-from dptrain.noise.blt import BLTStream
-from dptrain.noise.convolution import ConvolutionStream
-from dptrain.noise.flat import FlatStream
-from dptrain.noise.regeneration import RegenerationStream
-from dptrain.noise.ring_buffer import RingBufferStream
-from dptrain.noise.stream import NoiseStream
-from dptrain.noise.tree import TreeStream
-from dptrain.strategies.binary_trees import BinaryTrees
-from dptrain.strategies.blt import BLT
-from dptrain.strategies.lower_triangular import LowerTriangular
+from dptrain.core import checks
+from dptrain.noise.streams.blt import BLTStream
+from dptrain.noise.streams.convolution import ConvolutionStream
+from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.regeneration import RegenerationStream
+from dptrain.noise.streams.ring_buffer import RingBufferStream
+from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise.streams.tree import TreeStream
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.matrices.lower_triangular import LowerTriangular
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz, Toeplitz
+from dptrain.strategies.trees.binary_trees import BinaryTrees
 
 _STREAMS: tuple[tuple[type[Strategy], type[FlatStream]], ...] = (
     (BandedToeplitz, RingBufferStream),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dptrain.accounting.accountant import Accountant
-from dptrain.guarantee import Kind
+from dptrain.accounting.base.accountant import Accountant
+from dptrain.core.guarantee import Kind
+from dptrain.core.text import aligned, duration, size
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.question import Question
-from dptrain.text import aligned, duration, size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

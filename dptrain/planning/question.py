@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-from dptrain import checks
-from dptrain.accounting.statement import check_delta, check_epsilon
+from dptrain.accounting.base.statement import check_delta, check_epsilon
+from dptrain.core import checks
 from dptrain.sampling import Poisson
-from dptrain.strategies.workload import PREFIX_SUMS, Workload, checked_workload
+from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 DEFAULT_BANDS = 64
 

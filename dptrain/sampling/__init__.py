@@ -1,21 +1,21 @@
 """Sampling schemes, attribution graphs, batch streams and the private loader."""
 
-from dptrain.sampling.balls_in_bins import BallsInBins
-from dptrain.sampling.bounding import BoundedGraph
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.loader import PrivateLoader
-from dptrain.sampling.microbatch import MicroBatch
-from dptrain.sampling.min_sep import MinSep
-from dptrain.sampling.poisson import Poisson
-from dptrain.sampling.random_allocation import RandomAllocation
+from dptrain.sampling.loading.loader import PrivateLoader
+from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
-from dptrain.sampling.shuffled import Shuffled
-from dptrain.sampling.truncated_min_sep import TruncatedMinSep
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
-from dptrain.sampling.user_fixed import UserFixed
-from dptrain.sampling.user_min_sep import UserMinSep
-from dptrain.sampling.user_scheme import UserScheme
+from dptrain.sampling.schemes.balls_in_bins import BallsInBins
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.min_sep import MinSep
+from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling.schemes.random_allocation import RandomAllocation
+from dptrain.sampling.schemes.shuffled import Shuffled
+from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.users.bounding import BoundedGraph
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_fixed import UserFixed
+from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.sampling.users.user_scheme import UserScheme
 
 __all__ = [
     "AttributionGraph",

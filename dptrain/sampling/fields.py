@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain import checks
+from dptrain.core import checks
 
 
 def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
@@ -37,7 +37,7 @@ def settle(
     ``min_sep`` may be any integer from 1; ``steps`` is limited as everywhere.
 
     Raises:
-        TypeError, ValueError: as :mod:`dptrain.checks`, naming the class and the field.
+        TypeError, ValueError: as ``dptrain.core.checks``, naming the class and the field.
     """
     owner = type(value).__name__
     assert dataclasses.is_dataclass(value)
@@ -84,7 +84,7 @@ def public_size(owner: str, dataset_size: Any, nominal_size: Any = None) -> int:
     """N, or ``nominal_size``, which settings are worked out with where N is private.
 
     Raises:
-        TypeError, ValueError: as :func:`dptrain.checks.integer`, for either of them.
+        TypeError, ValueError: as ``integer``, for either of them.
     """
     n_examples = checks.integer("dataset_size", dataset_size, owner=owner)
     if nominal_size is None:
@@ -120,7 +120,7 @@ def batch_of_dataset(
     N is ``nominal_size``, if that is given.
 
     Raises:
-        TypeError, ValueError: as :func:`public_size` and :func:`expected_batch_size`.
+        TypeError, ValueError: as ``public_size`` and ``expected_batch_size``.
     """
     public = public_size(owner, dataset_size, nominal_size)
     why = f"the dataset has {public} examples"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.guarantee import Unit
-from dptrain.registry import JsonValue
+from dptrain.core.guarantee import Unit
+from dptrain.core.json_value import JsonValue
 
 Indices = npt.NDArray[np.int64]
 
@@ -18,7 +18,7 @@ class BatchStream(ABC):
     """Draws the logical batches of one run, in order.
 
     ``step`` is the index (from 0) of the batch that the next call draws. Two streams of the same
-    scheme and seed draw the same batches; a stream restored by :meth:`load_state_dict` continues
+    scheme and seed draw the same batches; a stream restored by ``load_state_dict`` continues
     bit for bit.
     """
 
@@ -55,7 +55,7 @@ class Scheme(JsonValue, ABC, family="scheme"):
 
     Attributes:
         nominal_size: ``None``: N is public. A number: N is private, as add-or-remove has it, and
-            this takes its place (:class:`~dptrain.sampling.any_size.AnySizeScheme`).
+            this takes its place (``AnySizeScheme``).
     """
 
     nominal_size: int | None = None
@@ -115,7 +115,7 @@ class Scheme(JsonValue, ABC, family="scheme"):
         return self.dataset_size
 
     def published(self) -> dict[str, Any]:
-        """What statements print of it: :meth:`to_dict`, without N where N is private."""
+        """What statements print of it: ``to_dict``, without N where N is private."""
         return self.to_dict()
 
     @property

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain import checks
-from dptrain.registry import digest
+from dptrain.core import checks
+from dptrain.core.json_value import digest
 from dptrain.sampling.scheme import BatchStream, Indices, Scheme
 
 # Keeps the batches apart from anything else that is derived from an equal seed.
@@ -50,7 +50,7 @@ def to_array(
 class SeededStream(BatchStream):
     """A batch stream drawn from PCG64-DXSM, keyed by the seed through ``SeedSequence``.
 
-    Subclasses draw with ``self._rng`` in :meth:`_draw` and name their own state.
+    Subclasses draw with ``self._rng`` in ``_draw`` and name their own state.
     """
 
     def __init__(self, scheme: Scheme, seed: int) -> None:
@@ -78,7 +78,7 @@ class SeededStream(BatchStream):
         return {}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`_own_state` gave."""
+        """Take back what ``_own_state`` gave."""
 
     def state_dict(self) -> dict[str, Any]:
         """Generator, position and availability, as ints, strings and tensors; private data."""

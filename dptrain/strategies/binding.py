@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain import checks
+from dptrain.core import checks
 
 
 def steps_of(owner: str, bound_to: int | None) -> int:

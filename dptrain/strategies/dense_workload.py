@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-import numpy as np
 import numpy.typing as npt
 
+from dptrain.core.arrays import Array
 from dptrain.strategies.packed import pack, unpack
-from dptrain.strategies.workload import Workload
-
-Array = npt.NDArray[np.float64]
+from dptrain.strategies.workloads import Workload
 
 _LARGEST = 2000  # steps; the text of the value then has 21 MB
 
@@ -21,7 +19,7 @@ class DenseWorkload(Workload):
     """Any lower-triangular A, for runs of exactly as many steps as it has rows.
 
     Args:
-        entries: the matrix, shape (n, n) with n ≤ 2000, or its text from :func:`packed.pack`. The
+        entries: the matrix, shape (n, n) with n ≤ 2000, or its text from ``packed.pack``. The
             value holds the text, which makes it hashable and JSON-able.
 
     Raises:

@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from dptrain import checks
-from dptrain.strategies.band_inv_mf import BandInvMF
-from dptrain.strategies.band_mf import BandMF
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.blt import BLT
-from dptrain.strategies.bsr import BSR
-from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
-from dptrain.strategies.dense import Dense
-from dptrain.strategies.identity import Identity
-from dptrain.strategies.square_root import SquareRoot
+from dptrain.core import checks
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
+from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.tree import Tree, TreeRestart
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
+from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
+from dptrain.strategies.toeplitz.band_mf import BandMF
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.bsr import BSR
+from dptrain.strategies.toeplitz.identity import Identity
+from dptrain.strategies.toeplitz.square_root import SquareRoot
+from dptrain.strategies.trees.tree import Tree, TreeRestart
+from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 
 _DENSE_UP_TO = 2000
 
@@ -36,12 +36,12 @@ def families(
 
     Args:
         steps: n.
-        bands: numbers of bands; 1 stands for :class:`Identity`.
+        bands: numbers of bands; 1 stands for ``Identity``.
         max_participations: what the optimised families are optimised for.
         min_sep: likewise; ``steps`` if ``None``.
         workload: likewise.
-        dense: include those that are optimised entry by entry, :class:`ColumnNormalizedBandMF` and
-            :class:`Dense` (tens of seconds at n = 1,000).
+        dense: include those that are optimised entry by entry, ``ColumnNormalizedBandMF`` and
+            ``Dense`` (tens of seconds at n = 1,000).
 
     Raises:
         ValueError: for bands that do not fit the steps, or ``dense`` with too many steps.

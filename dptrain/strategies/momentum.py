@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg.lapack import dtbtrs
 from scipy.signal import lfilter
 
-from dptrain import checks
-from dptrain.strategies.workload import Workload
-
-Array = npt.NDArray[np.float64]
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.strategies.workloads import Workload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

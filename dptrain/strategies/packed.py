@@ -8,7 +8,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from dptrain.core.arrays import Array
 
 
 def encode(entries: Array) -> str:
@@ -17,7 +17,7 @@ def encode(entries: Array) -> str:
 
 
 def decode(text: str) -> Array:
-    """The numbers that :func:`encode` made the text of, bit for bit.
+    """The numbers that ``encode`` made the text of, bit for bit.
 
     Raises:
         ValueError: if it is not base64 of at least one number.
@@ -66,7 +66,7 @@ def pack(matrix: npt.ArrayLike, name: str = "matrix") -> str:
 
 
 def unpack(text: str, name: str = "matrix") -> Array:
-    """The matrix that :func:`pack` made the text of, shape (n, n), bit for bit.
+    """The matrix that ``pack`` made the text of, shape (n, n), bit for bit.
 
     Raises:
         ValueError: if the text is not base64 of a triangle of finite numbers.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from dptrain import checks
-
-Array = npt.NDArray[np.float64]
+from dptrain.core import checks
+from dptrain.core.arrays import Array
 
 
 def participations(steps: int, max_participations: int, min_sep: int) -> tuple[int, int]:

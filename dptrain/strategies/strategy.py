@@ -8,10 +8,9 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.registry import JsonValue, digest
-from dptrain.strategies.workload import PREFIX_SUMS, Workload
-
-Array = npt.NDArray[np.float64]
+from dptrain.core.arrays import Array
+from dptrain.core.json_value import JsonValue, digest
+from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 
 _BLOCK_ENTRIES = 1 << 22  # of dense blocks: 32 MB of float64
 
@@ -24,7 +23,7 @@ class Strategy(JsonValue, ABC, family="strategy"):
     (W C = I; C^-1 where C is square) turns Z into noise: step t adds row t of W Z.
 
     A strategy may be declared before the number of steps is known (``BandMF(bands=16)``);
-    :meth:`bind` returns the value for n steps, with explicit coefficients, and everything below
+    ``bind`` returns the value for n steps, with explicit coefficients, and everything below
     works on a bound strategy. Binding a bound strategy to its own n returns it unchanged.
 
     Attributes:
@@ -74,7 +73,7 @@ class Strategy(JsonValue, ABC, family="strategy"):
 
     @abstractmethod
     def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
-        """Whether :meth:`sensitivity` is the maximum itself rather than an upper bound on it."""
+        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it."""
 
     def errors(self, steps: int, workload: Workload = PREFIX_SUMS) -> Array:
         """Standard deviation of the error of every query, per unit of σ: row norms of A W.
@@ -97,11 +96,11 @@ class Strategy(JsonValue, ABC, family="strategy"):
         return np.sqrt(squared)
 
     def rmse(self, steps: int, workload: Workload = PREFIX_SUMS) -> float:
-        """sqrt(‖A W‖_F² / n): root mean square of :meth:`errors`."""
+        """sqrt(‖A W‖_F² / n): root mean square of ``errors``."""
         return float(np.sqrt(np.mean(self.errors(steps, workload) ** 2)))
 
     def max_error(self, steps: int, workload: Workload = PREFIX_SUMS) -> float:
-        """The largest of :meth:`errors`."""
+        """The largest of ``errors``."""
         return float(self.errors(steps, workload).max())
 
     @property

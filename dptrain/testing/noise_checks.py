@@ -6,14 +6,12 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from dptrain.core.arrays import Array
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.gaussian import fill_normal
+from dptrain.noise.generators.gaussian import fill_normal
 from dptrain.strategies.strategy import Strategy
-
-Array = npt.NDArray[np.float64]
 
 SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
 

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptrain.clipping.base.linear_norms import ROUNDING, unit
+from dptrain.clipping.base.rows import HALF, row_norms_error
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.layers import register_imported
-from dptrain.clipping.bookkeeping.rules import RULES, owned
-from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
-from dptrain.clipping.linear_norms import ROUNDING, unit
-from dptrain.clipping.rows import HALF, row_norms_error
+from dptrain.clipping.bookkeeping.rules.layers import register_imported
+from dptrain.clipping.bookkeeping.rules.rules import RULES, owned
+from dptrain.clipping.bookkeeping.uses.uses import Use, chunked_norms, rounding_errors
 from dptrain.testing.reported_uses import reported_uses, tensors_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -66,7 +66,7 @@ def check_norms_of_releases(
 
         ‖G‖ ≤ (1 + ρ) n + ‖E‖        and        n ≤ (1 + ρ) (‖G‖ + ‖E‖ + √(17 u T) ‖M‖)
 
-    with ρ of :func:`~dptrain.clipping.rows.row_norms_error` and a few roundings, and E < 2 (T + 3)
+    with ρ of ``row_norms_error`` and a few roundings, and E < 2 (T + 3)
     1.02 u M what any order of adding up may be off by. (Norms from products are rounded up by 16 u
     S², S the sum of the T terms' lengths: S² ≤ T ‖M‖².) As the clipped example is R G / n or less,
     it is R (1 + ρ + ‖E‖ / n) at most, and as n ≥ 4 √u S where products are used, R (1 + ρ +
@@ -77,7 +77,7 @@ def check_norms_of_releases(
 
     Args:
         layer: of a type that has a rule, without randomness; copied.
-        inputs: what it is called with, as in :func:`~dptrain.testing.check_layer_rule`.
+        inputs: what it is called with, as in ``check_layer_rule``.
         seed: of the gradients of the output.
 
     Raises:

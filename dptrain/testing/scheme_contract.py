@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dptrain.guarantee import Unit
+from dptrain.core.guarantee import Unit
 from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
 
 # A comparison of frequencies fails by chance with probability at most 2·exp(-21) < 2e-9, that of
@@ -48,7 +48,7 @@ def joint_counts(taken: Bools) -> Floats:
 
 
 class SchemeContract(ABC):
-    """Subclass, name it ``Test…`` and say what :meth:`scheme` to test: some 20 checks follow."""
+    """Subclass, name it ``Test…`` and say what ``scheme`` to test: some 20 checks follow."""
 
     examples = 20_000  # size of the dataset of the checks that want a large one
     seed = 20_261_120
@@ -58,7 +58,7 @@ class SchemeContract(ABC):
         """The scheme under test: at most 25 steps, and a batch or two of about ten examples."""
 
     def large_scheme(self) -> Scheme:
-        """The same law over :attr:`examples` examples."""
+        """The same law over ``examples`` examples."""
         return dataclasses.replace(self.scheme(), dataset_size=self.examples)  # type: ignore[type-var]
 
     def test_json_round_trip(self) -> None:
@@ -213,7 +213,7 @@ class SchemeContract(ABC):
 
 
 class ExchangeableSchemeContract(SchemeContract):
-    """The same for an :class:`ExchangeableScheme`, with its law checked by frequencies.
+    """The same for an ``ExchangeableScheme``, with its law checked by frequencies.
 
     The frequency checks of a stream hold at their stated error probability if its examples are
     independent of each other, or negatively associated (truncation, fixed batch sizes): Bernstein's
@@ -222,10 +222,10 @@ class ExchangeableSchemeContract(SchemeContract):
 
     @abstractmethod
     def scheme(self) -> ExchangeableScheme:
-        """As in :class:`SchemeContract`."""
+        """As in ``SchemeContract``."""
 
     def large_scheme(self) -> ExchangeableScheme:
-        """As in :class:`SchemeContract`."""
+        """As in ``SchemeContract``."""
         return dataclasses.replace(self.scheme(), dataset_size=self.examples)  # type: ignore[type-var]
 
     def stationary_scheme(self) -> ExchangeableScheme:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.sampling.bounding import BoundedGraph
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.users.bounding import BoundedGraph
+from dptrain.sampling.users.graph import AttributionGraph
 from recipes.data.arxiv_categories import CLASSES
 from recipes.data.arxiv_snapshot import Snapshot, read_snapshot
 from recipes.data.arxiv_tokens import Vocabulary, load_tokenizer, tokenise, vocabulary_of
@@ -41,7 +41,7 @@ class ArxivData:
     """A bounded training set, a held-out test set, and what a model must know about them.
 
     Attributes:
-        train, test: token rows; see :func:`~recipes.data.arxiv_tokens.tokenise`.
+        train, test: token rows; see ``recipes.data.arxiv_tokens.tokenise``.
         bounded: what contribution bounding kept; its ``statistics()`` take a while at size.
         classes: names of the labels, fixed and public.
         vocabulary: of the tokenizer.
@@ -81,10 +81,10 @@ def arxiv(
     guarantee. Held-out papers are not protected at all, also where a training author wrote them.
 
     Args:
-        path: the metadata snapshot; see :func:`~recipes.data.arxiv_snapshot.read_snapshot`.
-        tokenizer: folder or hub name; see :func:`~recipes.data.arxiv_tokens.load_tokenizer`.
+        path: the metadata snapshot; see ``recipes.data.arxiv_snapshot.read_snapshot``.
+        tokenizer: folder or hub name; see ``recipes.data.arxiv_tokens.load_tokenizer``.
         cache_dir: where arrow files are kept.
-        test_size, max_examples, duplicates, max_neighbours, seed: see :func:`select_papers`.
+        test_size, max_examples, duplicates, max_neighbours, seed: see ``select_papers``.
         max_length: tokens of a row.
         on_error: ``"stop"`` at the first bad line, or ``"skip"`` such lines and report them.
         offline: never ask the hub.

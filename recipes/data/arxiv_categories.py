@@ -54,11 +54,11 @@ _NUMBERS = {name: number for number, name in enumerate(CLASSES)}
 
 
 def class_of(categories: str) -> int:
-    """Number (in :data:`CLASSES`) of a paper's archive, that of its primary category.
+    """Number (in ``CLASSES``) of a paper's archive, that of its primary category.
 
     Args:
         categories: the snapshot's field, separated by spaces, the primary one first, such as
-            ``"math.CO cs.DM"``. An archive that is not on the list counts as :data:`OTHER`.
+            ``"math.CO cs.DM"``. An archive that is not on the list counts as ``OTHER``.
     """
     archive = categories.split()[0].partition(".")[0].lower()
     return _NUMBERS.get(SUBSUMED.get(archive, archive), _NUMBERS[OTHER])

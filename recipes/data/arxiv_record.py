@@ -16,8 +16,8 @@ class BadRecord(ValueError):
 class Paper(NamedTuple):
     """What the recipe keeps of a paper.
 
-    ``authors`` are distinct identities (:func:`author_identity`), ``label`` is a number in
-    :data:`~recipes.data.arxiv_categories.CLASSES`.
+    ``authors`` are distinct identities (``author_identity``), ``label`` is a number in
+    ``recipes.data.arxiv_categories.CLASSES``.
     """
 
     id: str

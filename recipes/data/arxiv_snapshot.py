@@ -60,7 +60,7 @@ class SnapshotReport:
 class Snapshot:
     """The papers of a file, in its order, as a ``datasets.Dataset`` that is memory-mapped.
 
-    Columns: those of :class:`~recipes.data.arxiv_record.Paper`.
+    Columns: those of ``recipes.data.arxiv_record.Paper``.
     """
 
     papers: Any

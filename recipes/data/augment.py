@@ -27,7 +27,7 @@ def crop_and_flip(image_size: int) -> Transform:
 
 
 def training_transform(image_size: int, *, augment: bool, views: int) -> Transform | None:
-    """The transform of a training set: :func:`crop_and_flip` if ``augment``, else ``None``.
+    """The transform of a training set: ``crop_and_flip`` if ``augment``, else ``None``.
 
     Raises:
         ValueError: for several views without augmentation, or if torchvision cannot be used.

@@ -33,7 +33,7 @@ def digit_conditions(
     Args:
         groups: of which rows to report.
         test_fraction, seed: of the split, which keeps the shares of the digits, see
-            :func:`~recipes.data.digits.digits`.
+            ``recipes.data.digits.digits``.
 
     Raises:
         ValueError: if a value is out of range, or a group stays empty.

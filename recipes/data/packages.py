@@ -19,7 +19,7 @@ def package(module: str, *, purpose: str = "the text recipe", extra: str = TEXT)
     Args:
         module: its name.
         purpose: what it is needed for, as the subject of the error's sentence.
-        extra: what to install it by, :data:`VISION` or :data:`TEXT`.
+        extra: what to install it by, ``VISION`` or ``TEXT``.
 
     Raises:
         ValueError: if it is not installed or does not load, saying what to do.
@@ -39,7 +39,7 @@ def readable_import_errors(
     unrelated call, under a message that names neither.
 
     Args:
-        purpose, extra: as in :func:`package`.
+        purpose, extra: as in ``package``.
 
     Raises:
         ValueError: in place of the import's own error.

@@ -49,8 +49,8 @@ def phenotyping(
         labels: names of the label columns.
         groups: of which rows to report; the default is the paper's.
         id_column: names the rows and is no feature; ``None`` if there is no such column.
-        scaling: JSON file in ``root`` with public bounds, see :func:`~recipes.data.bounds.\
-read_bounds`; they are mapped to -1 and 1.
+        scaling: JSON file in ``root`` with public bounds, see ``read_bounds``;
+            they are mapped to -1 and 1.
         clip: scaled values beyond ±clip become ±clip.
         missing: stands for missing values after scaling.
         indicators: add a feature to each, 1 where it is missing and 0 elsewhere.

@@ -66,7 +66,7 @@ def bert(
         max_length: tokens of a row.
         classes: number of classes, for ``"category"``.
         pretrained: ``False`` takes the sizes from the source's configuration and random weights,
-            from torch's global generator; :class:`BertSizes` always does.
+            from torch's global generator; ``BertSizes`` always does.
         tied: whether the masked-token head shares the embedding's weight.
         dropout: in (0, 1) or 0, instead of the configuration's.
         offline: never ask the hub.
@@ -107,7 +107,7 @@ def bert(
 
 
 def export(model: Any, folder: pathlib.Path, *, labels: Sequence[str] | None = None) -> None:
-    """Save a model that :func:`bert` made as transformers' own, for ``from_pretrained``.
+    """Save a model that ``bert`` made as transformers' own, for ``from_pretrained``.
 
     Args:
         model: the module, trained or not; it stays as it is.

@@ -101,7 +101,7 @@ class MaskTokens:
 
     Every token of text is masked with probability 15 %, and in a row where none is, one of them,
     drawn uniformly. Of the masked, 80 % show the mask token, 10 % a token drawn uniformly from the
-    vocabulary, 10 % themselves (Devlin et al. 2019). Labels are :data:`IGNORED` elsewhere. All is
+    vocabulary, 10 % themselves (Devlin et al. 2019). Labels are ``IGNORED`` elsewhere. All is
     drawn from torch's global generator, which the private loader seeds for every batch.
 
     Args:

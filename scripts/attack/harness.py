@@ -22,7 +22,7 @@ class Part:
         name: on the command line.
         counts: what a case's number counts, in the plural.
         case: does one case, by its seed; returns how many there were in it. It raises
-            :class:`Finding`, or anything else, which counts as one too.
+            ``Finding``, or anything else, which counts as one too.
         share: of the time, relative to the other parts.
     """
 

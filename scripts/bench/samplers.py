@@ -33,15 +33,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.sampling.balls_in_bins import BallsInBins
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.min_sep import MinSep
-from dptrain.sampling.poisson import Poisson
-from dptrain.sampling.random_allocation import RandomAllocation
 from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.shuffled import Shuffled
-from dptrain.sampling.truncated_min_sep import TruncatedMinSep
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.balls_in_bins import BallsInBins
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.min_sep import MinSep
+from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling.schemes.random_allocation import RandomAllocation
+from dptrain.sampling.schemes.shuffled import Shuffled
+from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 
 BATCH = 1024
 WARM_UP = 600  # more than two separations: the order of a pool is then that of long use
@@ -141,7 +141,7 @@ PEER = "jax_privacy b-min-sep"
 
 
 def peer(n: int) -> Iterator[np.ndarray]:
-    """The batches of jax_privacy's b-min-sep of the same law as :func:`min_sep`."""
+    """The batches of jax_privacy's b-min-sep of the same law as ``min_sep``."""
     from jax_privacy.batch_selection import BMinSepSampling
 
     scheme = min_sep(n)

@@ -29,10 +29,10 @@ def own_seconds() -> float:
 
 
 class OtherLoad:
-    """Cores that others kept busy since this was made, or since the last :meth:`read`.
+    """Cores that others kept busy since this was made, or since the last ``read``.
 
     Falls back on the load average, which counts this process too, where the kernel says no more;
-    :attr:`exact` tells.
+    ``exact`` tells.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-import dptrain.optimizer
+import dptrain.engine.optimizer
 from scripts.bench.step_models import CASES, ON_CPU, call
 from scripts.bench.step_sides import ORDINARY, SIDES, Side, open_side, quiet, reason
 
@@ -133,14 +133,14 @@ def profile(
         clocks[name] = Clock(device, processor=processor)
         if name != ORDINARY:
             instrument(sides[name], clocks[name])
-    checksum = dptrain.optimizer.checksum
+    checksum = dptrain.engine.optimizer.checksum
     for turn in range(rounds + 2):
         for name in sides if turn % 2 else reversed(sides):
             clock = clocks[name]
-            dptrain.optimizer.checksum = clock.wrap("checksum", checksum)
+            dptrain.engine.optimizer.checksum = clock.wrap("checksum", checksum)
             run_step(sides[name], clock, keep=False)  # brings back its memory that others used
             run_step(sides[name], clock, keep=turn >= 2)
-    dptrain.optimizer.checksum = checksum
+    dptrain.engine.optimizer.checksum = checksum
     return {name: clock.summary(choose) for name, clock in clocks.items()}
 
 

@@ -38,10 +38,10 @@ DEFAULT_SIDES = [side for side in SIDES if side not in ("functorch", "bookkeepin
 
 
 class Side:
-    """One way to train one model; :meth:`step` is what is timed, once there was :meth:`wrap`.
+    """One way to train one model; ``step`` is what is timed, once there was ``wrap``.
 
     Args:
-        name: a key of :data:`SIDES`.
+        name: a key of ``SIDES``.
         case: the model and its batch.
         device: as torch names it.
     """

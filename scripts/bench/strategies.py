@@ -195,7 +195,7 @@ def _timed(action: Callable[[], Strategy]) -> tuple[float, Strategy]:
 
 
 def measure(case: Case, factorization: Any, rounds: int) -> dict[str, Any]:
-    """Both sides in turn; times in seconds, scores by :meth:`Case.score`."""
+    """Both sides in turn; times in seconds, scores by ``Case.score``."""
     ours, theirs = [], []
     strategy = other = None
     for i in range(rounds):

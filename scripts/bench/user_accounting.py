@@ -2,7 +2,7 @@
 
 The setting of Dong & Ganesh 2026, section 7.3: 300,000 papers, k = 2, B̄ = 1,024, n = 1,000 steps,
 b = 16 with 16 bands, δ = 1/500,000. Papers stand in a circle and every user has two of them; d, the
-most outside neighbours of any user (``dptrain.accounting.user_exposed``), is 0 (pairs), 2 (a
+most outside neighbours of any user (``dptrain.accounting.users.exposed``), is 0 (pairs), 2 (a
 circle), 4 (three users a paper), or what is asked for (one paper has many users). p follows from
 the graph and B̄. Simulated are "exposed steps" on all of these graphs and "user b-min-sep Monte
 Carlo" on disjoint ones. The time grows with the samples; 60/δ = 30 million give the tightest
@@ -23,13 +23,13 @@ import time
 import numpy as np
 
 from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep
-from dptrain.accounting.deterministic import DeterministicAccountant
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.accounting.user_disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.user_exposed import ExposedSteps
-from dptrain.accounting.user_neighbours import neighbour_facts
-from dptrain.accounting.user_revealed import RevealedDraws
+from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
+from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.users.neighbors import neighbour_facts
+from dptrain.accounting.users.revealed import RevealedDraws
 
 PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
 OUT = pathlib.Path(__file__).parent / "results" / "user_accounting.json"

@@ -1,4 +1,4 @@
-"""References in docstrings, ``:class:`~dptrain.sampling.MinSep```, as links of the site."""
+"""References in docstrings, ````MinSep````, as links of the site."""
 
 from __future__ import annotations
 

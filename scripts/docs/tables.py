@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dptrain import cli
+from dptrain.commands import cli
 from scripts.docs.pages import ROOT, outside_of_code
 
 FOLDERS = (ROOT / "scripts/bench/results", ROOT / "scripts/paper/results")

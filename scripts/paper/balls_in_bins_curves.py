@@ -14,17 +14,18 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from tqdm import tqdm
 
-from dptrain.accounting.allocation_pld import AllocationPLD
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.conditional_composition import ConditionalComposition
-from dptrain.accounting.deterministic import Array, DeterministicAccountant
-from dptrain.accounting.gram import gram_matrix
-from dptrain.accounting.paper_budget import paper_budget_epsilon
+from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
+from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.renyi.gram import gram_matrix
+from dptrain.core.arrays import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.plots import figure_of, save
+from dptrain.reporting.plots import figure_of, save
 from dptrain.sampling import BallsInBins
 from dptrain.strategies import Strategy
 from scripts.paper.common import compare, parser, positive, write_csv
+from scripts.paper.paper_budget import paper_budget_epsilon
 
 RENYI, CONDITIONAL = "Rényi", "conditional composition"
 PAPER_BUDGET = "the paper's budget (no bound)"

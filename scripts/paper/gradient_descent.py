@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting import gaussian
+from dptrain.accounting.losses import gaussian
 
 Array = npt.NDArray[np.float64]
 

@@ -34,13 +34,13 @@ import numpy.typing as npt
 import torch
 from opacus.accountants import RDPAccountant
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.individual_pld import IndividualPLD
-from dptrain.accounting.individual_renyi import IndividualRenyi
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.poisson_pld import poisson_curve
-from dptrain.guarantee import Adjacency
-from dptrain.plots import figure_of, save
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example.pld import IndividualPLD
+from dptrain.accounting.per_example.renyi import IndividualRenyi
+from dptrain.accounting.poisson.poisson import poisson_curve
+from dptrain.core.guarantee import Adjacency
+from dptrain.reporting.plots import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
 from scripts.paper.norm_history import NormHistory, Training
 

@@ -30,9 +30,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dptrain.individual.plots import plot_active, plot_histogram
-from dptrain.individual.plots_groups import plot_groups
-from dptrain.plots import figure_of, save
+from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
+from dptrain.reporting.plots import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
 from scripts.paper.individual_runs import (
     Filtered,

@@ -1,7 +1,7 @@
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, Identity

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.allocation_pld import AllocationCurve, AllocationPLD
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.balls_in_bins.lognormal_means import (
+    LogMean,
+    lognormal,
+    mean_of_lognormals,
+    mixed,
+)
+from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD
+from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.dispatch import account
-from dptrain.accounting.lognormal_mean import LogMean, lognormal, mixed
-from dptrain.accounting.lognormal_sums import mean_of_lognormals
-from dptrain.accounting.random_allocation import RandomAllocationRenyi
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.guarantee import Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation
 from dptrain.strategies import BSR, BandMF, Dense, Identity

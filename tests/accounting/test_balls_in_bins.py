@@ -6,22 +6,22 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.balls_in_bins import BallsInBinsCurve, BallsInBinsRenyi, log_delta_add
-from dptrain.accounting.gram import (
-    banded_bound,
-    cyclic_bandwidth,
-    cyclic_distance,
-    gram_matrix,
-)
-from dptrain.accounting.renyi import (
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsCurve, BallsInBinsRenyi, log_delta_add
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.renyi.banded_program import banded_log_sums
+from dptrain.accounting.renyi.bins import (
     add_divergence,
     epsilon_from_renyi,
     log_delta_from_renyi,
     remove_orders,
 )
-from dptrain.accounting.renyi_cycle import banded_log_sums
-from dptrain.accounting.renyi_sum import (
+from dptrain.accounting.renyi.gram import (
+    banded_bound,
+    cyclic_bandwidth,
+    cyclic_distance,
+    gram_matrix,
+)
+from dptrain.accounting.renyi.log_sums import (
     enumerated_log_sums,
     independent_log_sums,
     renyi_from_log_sums,

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account
-from dptrain.accounting.allocation_pld import AllocationPLD
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.balls_in_bins_importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins_loss import BallsInBinsLosses
-from dptrain.accounting.balls_in_bins_tilted import TiltedBallsInBins
+from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
+from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
+from dptrain.accounting.balls_in_bins.importance_terms import TiltedBallsInBins
+from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
+from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.conditional_composition import ConditionalComposition
 from dptrain.accounting.dispatch import find_accountant
-from dptrain.guarantee import Kind
+from dptrain.core.guarantee import Kind
+from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism
-from dptrain.registry import digest
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BSR, Identity, SquareRoot
 from dptrain.testing import AccountantContract

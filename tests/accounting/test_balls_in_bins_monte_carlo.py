@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.balls_in_bins_loss import BallsInBinsLosses, dominating_factor
-from dptrain.accounting.balls_in_bins_monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.gram import gram_matrix
-from dptrain.accounting.hockey_stick import hockey_stick
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.simulation import DIRECTIONS
-from dptrain.guarantee import Kind
+from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses, dominating_factor
+from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.renyi.gram import gram_matrix
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity

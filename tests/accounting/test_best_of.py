@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.accountant import Cost
-from dptrain.accounting.allocation_pld import AllocationPLD
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
+from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.deterministic import Curve, DeterministicAccountant
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.guarantee import Adjacency, Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Poisson
 from dptrain.strategies import BSR, Identity

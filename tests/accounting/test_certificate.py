@@ -9,14 +9,19 @@ import pathlib
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.certificate import certify_noise
-from dptrain.accounting.declaration import STEP, declare_grid
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import MinSepLosses
-from dptrain.accounting.simulation import DIRECTIONS
-from dptrain.accounting.verify import Verdict, failure_probability, overall_delta, samples_needed
-from dptrain.registry import digest
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.simulation.certificate import certify_noise
+from dptrain.accounting.simulation.confidence import (
+    Verdict,
+    failure_probability,
+    overall_delta,
+    samples_needed,
+)
+from dptrain.accounting.simulation.declaration import STEP, declare_grid
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.core.json_value import digest
 from tests.oracles.edited_json import edited, leaves, others
 from tests.oracles.verdict_rows import verify_grid
 
@@ -113,7 +118,7 @@ def test_certificate_is_json_and_independent_of_threads() -> None:
 
 
 def test_the_estimate_and_the_verification_share_no_stream() -> None:
-    from dptrain.accounting import declaration as module
+    from dptrain.accounting.simulation import declaration as module
 
     assert module.ESTIMATE != module.VERIFY
     states = {

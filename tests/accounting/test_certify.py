@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from dptrain.accounting import certificate_cache
-from dptrain.accounting.certify import main
-from dptrain.accounting.certify_group import _attempt, _opened
-from dptrain.accounting.certify_request import read_mechanism
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_importance import MinSepImportance
-from dptrain.accounting.partial_certificate import PartialCertificate
-from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.min_sep.importance import MinSepImportance
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.simulation import certificate_cache
+from dptrain.accounting.simulation.partial_certificate import PartialCertificate
+from dptrain.commands.certify import main
+from dptrain.commands.certify_ranks import _attempt, _opened
+from dptrain.commands.certify_request import read_mechanism
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson, Shuffled
 from dptrain.strategies import BandMF
@@ -111,7 +111,7 @@ def test_an_interruption_before_any_verdict_promises_nothing(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dptrain.accounting.certify.declare", interrupted)
+    monkeypatch.setattr("dptrain.commands.certify.declare", interrupted)
     assert main(arguments(file, tmp_path / "out")) == 130
     assert "nothing was verified yet" in capsys.readouterr().err
 
@@ -197,9 +197,7 @@ def test_two_processes_on_a_network_make_the_certificate_of_one(
 ) -> None:
     out = tmp_path / "out"
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run = command(
-        *torchrun, "-m", "dptrain.accounting.certify", *arguments(file, out, "--seed", "3")
-    )
+    run = command(*torchrun, "-m", "dptrain.commands.certify", *arguments(file, out, "--seed", "3"))
     said, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
     assert said.count("certificate: ") == 1  # the first process alone reports
@@ -226,7 +224,7 @@ def test_ctrl_c_leaves_a_partial_certificate(tmp_path: pathlib.Path) -> None:
     file, out = tmp_path / "mechanism.json", tmp_path / "out"
     file.write_text(m.to_json())
     run = command(
-        "dptrain.accounting.certify", *arguments(file, out, "--seed", "3", "--delta", "1e-4")
+        "dptrain.commands.certify", *arguments(file, out, "--seed", "3", "--delta", "1e-4")
     )
     deadline = time.monotonic() + 60
     while not (out.exists() and any(out.glob("partial-*.json"))) and time.monotonic() < deadline:

@@ -7,26 +7,26 @@ import pytest
 from scipy.optimize import brentq
 from scipy.special import expit, logsumexp, ndtr
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.conditional_composition import (
+from dptrain.accounting.balls_in_bins.conditional_composition import (
     ConditionalComposition,
     ConditionalCompositionCurve,
     bin_means,
 )
-from dptrain.accounting.gram import gram_matrix
-from dptrain.accounting.paper_budget import paper_budget_epsilon
-from dptrain.accounting.reverse_hazard import (
+from dptrain.accounting.balls_in_bins.posterior_hazards import (
     event_count,
     hazard_log_odds,
     lower_quantiles,
     mixture_weights,
     steps,
 )
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, Identity, SquareRoot
 from dptrain.testing import AccountantContract
+from scripts.paper.paper_budget import paper_budget_epsilon
 
 
 def mechanism(strategy, bins, epochs, sigma):

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account
-from dptrain.accounting.cyclic_poisson import (
+from dptrain.accounting.poisson.cyclic import (
     CyclicPoissonAddRemove,
     CyclicPoissonPLD,
     CyclicPoissonReplaceOne,
+    independent_sizes,
 )
-from dptrain.accounting.part_sizes import independent_sizes
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.accounting.truncated_poisson import (
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.poisson.truncated import (
     TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
     TruncatedPoissonReplaceOne,
     truncated_curve,
 )
-from dptrain.guarantee import Adjacency, Kind
+from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.poisson import Poisson
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BSR, Dense, Identity
-from dptrain.strategies.tree import TreeRestart
+from dptrain.strategies.trees.tree import TreeRestart
 from dptrain.testing import AccountantContract
 from tests.oracles import quadrature
 from tests.oracles.enumeration import Law, toeplitz

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import Profile, account, accountants_for, calibrate, profile
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.guarantee import Kind
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, TruncatedPoisson
 from dptrain.strategies import BSR, Identity

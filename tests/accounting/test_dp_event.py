@@ -10,7 +10,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dptrain.accounting import account
 from dptrain.accounting.dp_event import neighboring_relation, to_dp_event
-from dptrain.guarantee import Adjacency
+from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import (
     AttributionGraph,

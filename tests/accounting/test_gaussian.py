@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
+from dptrain.accounting.losses import gaussian
 
 MUS = [1e-6, 9e-6, 1.1e-5, 1e-3, 0.1, 1.0, 3.0, 30.0, 1000.0]
 EPSILONS = [0.0, 1e-4, 0.1, 1.0, 5.0, 100.0, 1000.0]

@@ -8,11 +8,10 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy.optimize import brentq
 from scipy.special import logsumexp, ndtr
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.gaussian_mixture import GaussianMixtures, common_spacing
-from dptrain.accounting.heterogeneous import HeterogeneousComposition
-from dptrain.accounting.pld import Composition
-from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.composition import Composition, HeterogeneousComposition
+from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
+from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
 
 
 def composed(mixtures, sigma, counts, *, remove):

@@ -5,9 +5,9 @@ import pytest
 from scipy.integrate import trapezoid
 from scipy.stats import binom, norm
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.group_privacy import group_curve, last_iterate_curve
-from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
+from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, Dense, Identity

@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.gaussian_mixture import GaussianMixtures, common_spacing
-from dptrain.accounting.heterogeneous import HeterogeneousComposition
-from dptrain.accounting.pld import Composition, LossDistribution
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.composition import (
+    Composition,
+    HeterogeneousComposition,
+    LossDistribution,
+)
+from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
 
 
 def random_loss(rng, size, spacing=0.25, infinity=0.0):

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.heterogeneous import HeterogeneousComposition
-from dptrain.accounting.individual_pld import IndividualPLD
-from dptrain.accounting.loss_transform import log_ratio
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.poisson_pld import poisson_curve
-from dptrain.accounting.subsampled_gaussian import spread, subsampled_gaussian_on_grid
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.composition import HeterogeneousComposition
+from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
+from dptrain.accounting.per_example.loss_transform import log_ratio
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example.pld import IndividualPLD
+from dptrain.accounting.poisson.poisson import poisson_curve
+from dptrain.core.guarantee import Adjacency
 
 GRID = NormGrid()
 SIZE = len(GRID.values)

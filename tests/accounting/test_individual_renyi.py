@@ -8,11 +8,11 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 
-from dptrain.accounting.individual_pld import IndividualPLD
-from dptrain.accounting.individual_renyi import ORDERS, IndividualRenyi
-from dptrain.accounting.norm_grid import NormGrid
-from dptrain.accounting.renyi_conversion import conversion_term
-from dptrain.accounting.renyi_step import LARGEST_ORDER, step_divergence
+from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example.pld import IndividualPLD
+from dptrain.accounting.per_example.renyi import ORDERS, IndividualRenyi
+from dptrain.accounting.renyi.conversion import conversion_term
+from dptrain.accounting.renyi.sampled_step import LARGEST_ORDER, step_divergence
 
 COARSE = NormGrid(smallest=0.02, ratio=1.25)
 

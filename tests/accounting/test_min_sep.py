@@ -8,19 +8,19 @@ import pathlib
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.hockey_stick import (
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.hockey_stick import (
     declare_epsilons,
     hockey_stick,
     hockey_stick_moments,
 )
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.simulation import DIRECTIONS
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.balls_in_bins import BallsInBins
-from dptrain.sampling.min_sep import MinSep
-from dptrain.sampling.poisson import Poisson
+from dptrain.sampling.schemes.balls_in_bins import BallsInBins
+from dptrain.sampling.schemes.min_sep import MinSep
+from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.strategies import BandMF, Identity
 
 QUIET = MinSepMonteCarlo(seed=1, progress=False, threads=2)

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_any import (
+from dptrain.accounting.min_sep.any_matrix import (
     AnyMatrixLosses,
     AnyMatrixMonteCarlo,
     greatest_overlaps,
 )
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BSR, SquareRoot, Tree

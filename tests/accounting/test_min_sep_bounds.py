@@ -10,18 +10,18 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.min_sep_importance import MinSepImportance
-from dptrain.accounting.min_sep_jensen import availability, best_linear_loss, linear_loss
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import log_ratio
-from dptrain.accounting.min_sep_renyi import MinSepRenyi, MinSepRenyiCurve
-from dptrain.accounting.min_sep_replicas import Replicas, largest_order
-from dptrain.accounting.min_sep_tilted import TiltedMinSep
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.accounting.weighted_accountant import STEP
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.min_sep.importance import MinSepImportance
+from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.linear_loss import availability, best_linear_loss, linear_loss
+from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
+from dptrain.accounting.min_sep.replicas import Replicas, largest_order
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.simulation.weighted.accountant import STEP
+from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism
-from dptrain.registry import digest
 from dptrain.sampling import MinSep, Poisson
 from dptrain.strategies import BSR, Identity
 from dptrain.testing import AccountantContract
@@ -175,7 +175,7 @@ def test_deterministic_bounds_are_above_a_known_profile() -> None:
 
 def test_false_claims_are_rare() -> None:
     """A threshold rule at q = .2 on a mechanism that violates it: ≤ q of 100 seeds accept."""
-    from dptrain.accounting.weighted_verdicts import Rule, judge
+    from dptrain.accounting.simulation.weighted.verdicts import Rule, judge
 
     epsilon = 1.5
     known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])

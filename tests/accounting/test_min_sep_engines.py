@@ -12,10 +12,11 @@ import pytest
 import torch
 from scipy import stats
 
-from dptrain.accounting import min_sep_compiled, min_sep_device
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import MinSepLosses, log_ratio
-from dptrain.accounting.simulation import DIRECTIONS, loss_chunks
+from dptrain.accounting.min_sep import engine_compiled as min_sep_compiled
+from dptrain.accounting.min_sep import engine_torch as min_sep_device
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio
+from dptrain.accounting.simulation.simulation import DIRECTIONS, loss_chunks
 
 compiled = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
 ENGINES = [pytest.param("numba", marks=compiled), "cuda"]
@@ -42,7 +43,7 @@ def dense(law: MinSepLaw) -> np.ndarray:
 
 def replayed_numba(law: MinSepLaw, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
     """(x, z), each (n, size), that the compiled engine draws: blocks of rows from the last one."""
-    from dptrain.accounting import min_sep_kernel as kernel
+    from dptrain.accounting.min_sep import engine_kernel as kernel
 
     assert kernel.LANES == LANES
     blocks, n = -(-size // LANES), law.steps
@@ -153,7 +154,7 @@ def test_normals_are_those_of_exact_arithmetic_on_the_words(engine: str) -> None
     exact = exact_pairs(first, second)
     got = np.empty((2, LANES))
     if engine == "numba":
-        from dptrain.accounting import min_sep_kernel as kernel
+        from dptrain.accounting.min_sep import engine_kernel as kernel
 
         flat, spoiled = np.empty(2 * LANES), np.zeros(LANES, np.int64)
         kernel.normals(states_that_give(first, second), flat, spoiled)
@@ -223,7 +224,7 @@ def states_that_give(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 @compiled
 @pytest.mark.parametrize("word", [0, 1, (1 << 16) - 1, (1 << 64) - 1, (1 << 64) - (1 << 16)])
 def test_words_at_the_ends_spoil_their_sample(word: int) -> None:
-    from dptrain.accounting import min_sep_kernel as kernel
+    from dptrain.accounting.min_sep import engine_kernel as kernel
 
     first = source(3).integers(0, 1 << 64, LANES, dtype=np.uint64)
     first[5] = word

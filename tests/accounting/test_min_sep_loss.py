@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep_law import MinSepLaw, participations
-from dptrain.accounting.min_sep_loss import MinSepLosses, log_ratio, sample_losses
-from dptrain.accounting.min_sep_recursion import LinearRecursion, make_recursion
-from dptrain.accounting.simulation import DIRECTIONS, loss_chunks
+from dptrain.accounting.min_sep.law import MinSepLaw, participations
+from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio, sample_losses
+from dptrain.accounting.min_sep.recursion import LinearRecursion, make_recursion
+from dptrain.accounting.simulation.simulation import DIRECTIONS, loss_chunks
 
 COEFFICIENTS = {
     "decreasing": [1.0, 0.6, 0.3],

@@ -6,11 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.cyclic_poisson import CyclicPoissonPLD
-from dptrain.accounting.mmcc import MMCC, equal_split
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.guarantee import Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.mmcc.mmcc import MMCC, equal_split
+from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, CyclicPoisson, MinSep, Poisson
 from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Tree, TreeRestart

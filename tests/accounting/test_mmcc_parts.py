@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from dptrain.accounting.mmcc import row_mixtures
-from dptrain.accounting.mmcc_blocks import rows_of
-from dptrain.accounting.mmcc_probabilities import Entries, participation_bounds, projection_bounds
-from dptrain.accounting.mmcc_rows import row_law
+from dptrain.accounting.losses.coin_sums import row_law
+from dptrain.accounting.mmcc.blocks import rows_of
+from dptrain.accounting.mmcc.mmcc import row_mixtures
+from dptrain.accounting.mmcc.posterior import Entries, participation_bounds, projection_bounds
 from dptrain.strategies import BSR, Dense, SquareRoot, Tree, TreeRestart
 from tests.oracles.enumeration import poisson
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dptrain.accounting import certificate_cache, verification
-from dptrain.accounting.certificate import certificate_of, certify_noise
-from dptrain.accounting.chunk_sums import BITS, Verdicts, exact_sums
-from dptrain.accounting.declaration import Declaration
-from dptrain.accounting.merge import merge, merge_files
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import MinSepLosses
-from dptrain.accounting.partial_certificate import PartialCertificate, ranges_of
-from dptrain.accounting.verification import verify_chunks
-from dptrain.accounting.verify import overall_delta
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.simulation import certificate_cache, verification
+from dptrain.accounting.simulation.certificate import certificate_of, certify_noise
+from dptrain.accounting.simulation.chunk_sums import BITS, Verdicts, exact_sums
+from dptrain.accounting.simulation.confidence import overall_delta
+from dptrain.accounting.simulation.declaration import Declaration
+from dptrain.accounting.simulation.merge import merge, merge_files
+from dptrain.accounting.simulation.partial_certificate import PartialCertificate, ranges_of
+from dptrain.accounting.simulation.verification import verify_chunks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity

@@ -9,16 +9,16 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.pld import Composition
-from dptrain.accounting.poisson_pld import (
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.composition import Composition
+from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
+from dptrain.accounting.poisson.poisson import (
     PoissonAddRemove,
     PoissonPLD,
     PoissonReplaceOne,
     SubsampledGaussianCurve,
 )
-from dptrain.accounting.subsampled_gaussian import subsampled_gaussian
-from dptrain.guarantee import Adjacency, Kind
+from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BandMF, Dense, Identity

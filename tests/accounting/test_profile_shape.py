@@ -11,20 +11,20 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import ndtr
 
-from dptrain.accounting import account, gaussian, profile
-from dptrain.accounting.convex_envelope import convex_envelope
-from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting import account, profile
+from dptrain.accounting.base.curve import DeterministicAccountant, convex_envelope
 from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.accounting.loss_distribution import LossDistribution
-from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
-from dptrain.accounting.tilted_curve import Masses
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.loss_distribution import LossDistribution
+from dptrain.accounting.losses.tilted_curve import Masses
+from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
+from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, Identity
 
 # Plain DP-SGD from one step to many, from hardly any noise to much.

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.allocation_add import add_orders
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.random_allocation import RandomAllocationCurve, RandomAllocationRenyi
-from dptrain.accounting.renyi import epsilon_from_renyi
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
+from dptrain.accounting.balls_in_bins.add_direction import add_orders
+from dptrain.accounting.balls_in_bins.random_allocation import (
+    RandomAllocationCurve,
+    RandomAllocationRenyi,
+)
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.renyi.bins import epsilon_from_renyi
+from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, RandomAllocation
 from dptrain.strategies import BSR, BandMF, Dense, Identity

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.accounting.renyi_cycle import banded_log_sums
+from dptrain.accounting.renyi.banded_program import banded_log_sums
 
 
 @pytest.mark.parametrize(("bandwidth", "bins"), [(32, 98), (45, 100), (50, 101)])

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dptrain.accounting.search import least_scale, least_true
+from dptrain.accounting.losses.search import least_scale, least_true
 
 
 @pytest.mark.parametrize("root", [0.0, 1e-7, 0.3, 0.9999])

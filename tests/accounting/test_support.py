@@ -6,7 +6,10 @@ import pytest
 
 from dptrain.accounting import account, accountants_for
 from dptrain.accounting.dispatch import ACCOUNTANTS, find_accountants
-from dptrain.accounting.support import (
+from dptrain.core.guarantee import Adjacency
+from dptrain.core.json_value import JsonValue
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting.support_table import (
     BEGIN,
     END,
     as_markdown,
@@ -16,9 +19,6 @@ from dptrain.accounting.support import (
     support_table,
     with_table,
 )
-from dptrain.guarantee import Adjacency
-from dptrain.mechanism import MatrixMechanism
-from dptrain.registry import JsonValue
 from dptrain.sampling import Scheme
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -26,7 +26,9 @@ README = pathlib.Path(__file__).parents[2] / "README.md"
 
 def test_readme_has_the_current_table():
     text = README.read_text(encoding="utf-8")
-    assert with_table(text) == text, "run: python -m dptrain.accounting.support --write README.md"
+    assert with_table(text) == text, (
+        "run: python -m dptrain.reporting.support_table --write README.md"
+    )
 
 
 def test_every_scheme_and_every_accountant_appears():

@@ -10,14 +10,13 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from dptrain.accounting.hockey_stick import hockey_stick
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import log_ratio
-from dptrain.accounting.truncated_min_sep import TruncatedMinSepMonteCarlo
-from dptrain.accounting.truncated_min_sep_loss import TruncatedMinSepLosses
+from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import log_ratio
+from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses, TruncatedMinSepMonteCarlo
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
-from dptrain.sampling.truncated_min_sep import TruncatedMinSep
+from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
 from dptrain.strategies import BandMF, Dense
 from dptrain.testing import AccountantContract
 from tests.oracles.enumeration import min_sep_cold, min_sep_warm, toeplitz

@@ -11,22 +11,22 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 from scipy.special import ndtr
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.pld import Composition
-from dptrain.accounting.poisson_pld import PoissonPLD, SubsampledGaussianCurve
-from dptrain.accounting.public_mixture import public_mixture
-from dptrain.accounting.shifted_mixtures import ShiftedMixtures
-from dptrain.accounting.truncated_poisson import (
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.composition import Composition
+from dptrain.accounting.losses.dominating_pairs import ShiftedMixtures
+from dptrain.accounting.losses.public_mixture import public_mixture
+from dptrain.accounting.poisson.poisson import PoissonPLD, SubsampledGaussianCurve
+from dptrain.accounting.poisson.truncated import (
     TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
     TruncatedPoissonReplaceOne,
     truncated_curve,
 )
-from dptrain.accounting.truncated_step import Branches, full_pair
-from dptrain.guarantee import Adjacency, Kind
+from dptrain.accounting.poisson.truncated_step import Branches, full_pair
+from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Poisson
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 

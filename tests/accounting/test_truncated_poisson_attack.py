@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.poisson_pld import SubsampledGaussianCurve
-from dptrain.accounting.truncated_poisson import truncated_curve
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
+from dptrain.accounting.poisson.truncated import truncated_curve
+from dptrain.core.guarantee import Adjacency
 from tests.oracles.enumeration import log_sum_exp
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 4.0])

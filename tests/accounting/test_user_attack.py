@@ -13,8 +13,8 @@ from scipy.stats import binom, norm
 
 from dptrain.accounting import account, accountants_for
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import Identity
 from tests.oracles.quadrature import gaussian_delta
 

@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import account
-from dptrain.accounting.revealed_blocking import worst_blocking
-from dptrain.accounting.revealed_grid import NormGrid
-from dptrain.accounting.user_revealed import RevealedDrawsAnyBlocking
+from dptrain.accounting.users.norms_grid import NormGrid
+from dptrain.accounting.users.revealed import RevealedDrawsAnyBlocking
+from dptrain.accounting.users.revealed_law import worst_blocking
 from dptrain.strategies import Dense
 from tests.accounting.test_user_revealed import EPSILONS, MATRICES, given, mechanism
 from tests.oracles.enumeration import toeplitz

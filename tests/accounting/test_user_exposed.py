@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.user_disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.user_exposed import ExposedSteps
-from dptrain.accounting.user_revealed import RevealedDraws
-from dptrain.guarantee import Kind
+from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
+from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.users.revealed import RevealedDraws
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.min_sep import MinSep
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.schemes.min_sep import MinSep
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 from tests.accounting import test_user_attack as attack

@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import user_recursion
-from dptrain.accounting.hockey_stick import hockey_stick
-from dptrain.accounting.user_law import UserLaw, band_columns
-from dptrain.accounting.user_losses import UserLosses
-from dptrain.accounting.user_neighbours import neighbour_facts, outside_neighbours
-from dptrain.accounting.user_recursion import log_ratio, participations, rescale_interval
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.users import recursion as user_recursion
+from dptrain.accounting.users.law import UserLaw, band_columns
+from dptrain.accounting.users.losses import UserLosses
+from dptrain.accounting.users.neighbors import neighbour_facts, outside_neighbours
+from dptrain.accounting.users.recursion import log_ratio, participations, rescale_interval
+from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.strategies import BandMF, Dense
 from tests.oracles import exposed_steps as claim
 from tests.oracles import user_level as oracle

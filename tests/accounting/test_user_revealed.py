@@ -9,20 +9,20 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import account, accountants_for, calibrate
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.revealed_grid import NormGrid
-from dptrain.accounting.revealed_law import _DecayingWindow, revealed_law
-from dptrain.accounting.unsampled_gaussian import UnsampledGaussian
-from dptrain.accounting.user_revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.guarantee import Kind
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.unamplified import UnsampledGaussian
+from dptrain.accounting.users.norms_grid import NormGrid
+from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
+from dptrain.accounting.users.revealed_law import _DecayingWindow, revealed_law
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.min_sep import MinSep
-from dptrain.sampling.shuffled import Shuffled
-from dptrain.sampling.user_fixed import UserFixed
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.schemes.min_sep import MinSep
+from dptrain.sampling.schemes.shuffled import Shuffled
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_fixed import UserFixed
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, BandMF, Dense, Identity
-from dptrain.strategies.tree import TreeRestart
+from dptrain.strategies.trees.tree import TreeRestart
 from dptrain.testing import AccountantContract
 from tests.oracles.enumeration import toeplitz
 from tests.oracles.quadrature import gaussian_delta

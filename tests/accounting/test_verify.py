@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from dptrain.accounting.verify import (
+from dptrain.accounting.simulation.confidence import (
     ROUNDING,
     binary_kl,
     failure_probability,

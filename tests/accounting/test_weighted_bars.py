@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from tqdm import tqdm
 
-from dptrain.accounting import weighted_verdicts
-from dptrain.accounting.min_sep_tilted import WeightedTerms
-from dptrain.accounting.simulation import DIRECTIONS
-from dptrain.accounting.weighted_verdicts import Rule, estimate_depth, verify_points
+from dptrain.accounting.min_sep.importance_terms import WeightedTerms
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.accounting.simulation.weighted import verdicts as weighted_verdicts
+from dptrain.accounting.simulation.weighted.verdicts import Rule, estimate_depth, verify_points
 
 RULE = Rule(violated=0.1, failure=1e-3, most=10**6)
 

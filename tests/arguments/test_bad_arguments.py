@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dptrain
 from dptrain.accounting import group_curve, last_iterate_curve, to_dp_event
-from dptrain.clipping.styles import Automatic, PerGroup
+from dptrain.clipping.base.styles import Automatic, PerGroup
 from dptrain.individual import GDPFilter, PLDFilter, RenyiFilter
 from dptrain.noise import noise_stream
 from dptrain.planning.question import Question
-from dptrain.sampling.user_batch_size import probability_for_batch_size
+from dptrain.planning.strategy_table import table
+from dptrain.sampling.users.batch_size import probability_for_batch_size
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.table import table
 
 from .bad_values import (
     DELTA,

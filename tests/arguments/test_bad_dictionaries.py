@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 import dptrain
-from dptrain.clipping.styles import Automatic, ClippingStyle, PerGroup
-from dptrain.guarantee import Guarantee
+from dptrain.clipping.base.styles import Automatic, ClippingStyle, PerGroup
+from dptrain.core.guarantee import Guarantee
 from dptrain.individual import GDPFilter, IndividualFilter
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workload import Workload
+from dptrain.strategies.workloads import Workload
 
 from .bad_values import INF, NAN
 from .test_bad_arguments import MECHANISM

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dptrain.cli import main
+from dptrain.commands.cli import main
 
 RUN = ["--dataset-size", "100", "--steps", "10"]
 PAIR = ["--scheme", "Poisson", "batch_size=10", "--strategy", "Identity"]

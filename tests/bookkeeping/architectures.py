@@ -25,7 +25,7 @@ class Architecture:
 
     Attributes:
         inputs: what the module is called with, each with ``examples * views`` rows.
-        targets: shape (rows,), for :func:`~tests.bookkeeping.oracle.row_losses`; of very different
+        targets: shape (rows,), for ``tests.bookkeeping.oracle.row_losses``; of very different
             sizes, so that some examples are clipped and others are not.
     """
 
@@ -95,7 +95,7 @@ def architectures(
     """An architecture.
 
     Args:
-        block: a name of :data:`BLOCKS` that it has to have; any if ``None``.
+        block: a name of ``BLOCKS`` that it has to have; any if ``None``.
         stem: a name of ``STEMS``; any if ``None``. With a block that works on sequences only.
         without: blocks, stems and options that it must not have (layers unknown to a mode).
         dtypes, views, freezing: to choose from.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from dptrain import Poisson, PrivacyEngine
-from dptrain.private import PrivateTraining
+from dptrain.engine.private_training import PrivateTraining
 
 from .architectures import Architecture
 from .oracle import reduced

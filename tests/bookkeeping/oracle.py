@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
 
-# Relative to the lengths of what is added up; see :meth:`Reference.slack`.
+# Relative to the lengths of what is added up; see ``Reference.slack``.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dptrain.private import PrivateTraining
+from dptrain.engine.private_training import PrivateTraining
 
 from .architectures import Architecture
 from .architectures_runs import one_batch

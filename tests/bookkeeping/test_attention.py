@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import Poisson, PrivacyEngine
-from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.bookkeeping.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses import Materialised
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.stacked import Stacked
+from dptrain.clipping.bookkeeping.uses.uses import Materialised
 from dptrain.testing import check_layer_rule
 
 from .oracle import assert_norms, assert_sums, flat_factors, reduced, reference

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dptrain.clipping.bookkeeping import convolution_direct
-from dptrain.clipping.bookkeeping.convolution import (
+from dptrain.clipping.base.linear_norms import ROUNDING
+from dptrain.clipping.bookkeeping.convolution import direct as convolution_direct
+from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvShape,
     form_gradients,
     per_example_weight_gradients,
@@ -19,7 +20,6 @@ from dptrain.clipping.bookkeeping.convolution import (
     storage_size,
     weighted_sum,
 )
-from dptrain.clipping.linear_norms import ROUNDING
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.

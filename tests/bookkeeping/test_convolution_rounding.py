@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.convolution import (
+from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvShape,
     costs,
     form_gradients,

@@ -8,13 +8,13 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.convolution_shape import ConvShape
-from dptrain.clipping.bookkeeping.convolved import Convolved
-from dptrain.clipping.bookkeeping.gathered import Gathered
-from dptrain.clipping.bookkeeping.layers import register_imported
-from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.bookkeeping.rules import RULES, GradientRule, LayerRule, register_layer
-from dptrain.clipping.bookkeeping.uses import Folded, Materialised, chunked_norms
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
+from dptrain.clipping.bookkeeping.rules.layers import register_imported
+from dptrain.clipping.bookkeeping.rules.rules import RULES, GradientRule, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.uses.convolved import Convolved
+from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialised, chunked_norms
 from dptrain.testing import check_norms_of_releases
 from dptrain.testing.norms_of_releases import check_uses
 

@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 
 import dptrain
 from dptrain import GradientRule, LayerRule, Poisson, PrivacyEngine, register_layer
-from dptrain.clipping.bookkeeping import rules as module_of_rules
-from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.bookkeeping.rules import RULES
-from dptrain.clipping.bookkeeping.uses import Materialised
+from dptrain.clipping.bookkeeping.rules import rules as module_of_rules
+from dptrain.clipping.bookkeeping.rules.rules import RULES
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.uses import Materialised
 from dptrain.testing import check_layer_rule
 
 from .oracle import assert_norms, assert_sums, flat_factors, reduced, reference

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from dptrain import Poisson, PrivacyEngine, ScaledAdam, TruncatedPoisson
-from dptrain.distributed import Ranks
+from dptrain.distributed.ranks import Ranks
 from dptrain.individual import GDPFilter, RenyiFilter
 
 from .conftest import everything_every_step, flat, images, make, separated, small_net, train

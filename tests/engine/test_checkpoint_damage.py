@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from dptrain.checkpoint import check_seal, seal
+from dptrain.engine.checkpoint import check_seal, seal
 
 from .conftest import flat, images, make, separated, small_net, train
 from .test_resume import through_disk

@@ -8,10 +8,10 @@ import torch
 import torch.multiprocessing
 from torch import nn
 
-from dptrain.checkpoint import seal
-from dptrain.distributed import Ranks
-from dptrain.randomness import global_state, restore_global_state
-from dptrain.sharding import bare_module, check_whole_optimizer
+from dptrain.core.randomness import global_state, restore_global_state
+from dptrain.distributed.ranks import Ranks
+from dptrain.distributed.wrappers import bare_module, check_whole_optimizer
+from dptrain.engine.checkpoint import seal
 
 from . import distributed_runs as runs
 from .conftest import everything_every_step, flat, images, make, small_net, train

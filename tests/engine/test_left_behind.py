@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
-from dptrain import PrivacyEngine, state_watch
+from dptrain import PrivacyEngine
+from dptrain.engine import state_watch
 
 from .conftest import (
     everything_every_step,

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import PrivacyEngine
-from dptrain.clipping.linear_norms import outer_norms
+from dptrain.clipping.base.linear_norms import outer_norms
 
 from .conftest import MODES, everything_every_step
 

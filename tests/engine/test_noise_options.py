@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism
-from dptrain.checkpoint import seal
-from dptrain.noise.secure import SecureNormals
-from dptrain.private import SEED_NOTE
-from dptrain.report import conditions
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.engine.checkpoint import seal
+from dptrain.engine.private_training import SEED_NOTE
+from dptrain.noise.generators.secure import SecureNormals
+from dptrain.reporting.report import conditions
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 
 from .conftest import everything_every_step, images, make, released, separated, small_net, train
 from .test_resume import run, through_disk
@@ -23,7 +23,7 @@ SECURE = {"secure": True, "seed": None}
 def pinned_secrets(monkeypatch):
     """Fresh entropy that is the same in every run, so that secure runs can be compared."""
     numbers = itertools.count(11)
-    monkeypatch.setattr("dptrain.randomness.secrets.randbits", lambda bits: next(numbers))
+    monkeypatch.setattr("dptrain.core.randomness.secrets.randbits", lambda bits: next(numbers))
 
 
 def test_secure_noise_is_what_the_secure_generator_draws(monkeypatch):

@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from dptrain import CyclicPoisson, MinSep, Poisson, TruncatedPoisson
 from dptrain.accounting import account, accountants_for, calibrate, profile
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.guarantee import Adjacency
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.core.guarantee import Adjacency
 from dptrain.individual import GDPFilter
 from dptrain.mechanism import MatrixMechanism
-from dptrain.report import plot_privacy, privacy_report, statement
+from dptrain.reporting.report import plot_privacy, privacy_report, statement
 from dptrain.strategies import BSR, Identity
 from tests.engine.conftest import flat, images, make, train
 

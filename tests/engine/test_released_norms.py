@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import PrivacyEngine
-from dptrain.clipping import per_example
-from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.rows import row_norms_error
+from dptrain.clipping.base.rows import row_norms_error
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.opacus import per_example
 
 from .conftest import everything_every_step, flat, images, make, small_net, train
 
@@ -79,7 +79,7 @@ def released_of(private, x, direction, row, bound, autocast):
 def test_what_is_released_is_what_norms_are_of(name, precision, mode):
     """‖Σ‖ ≤ R (1 + ρ + (T + 3) √u); and in the modes that form gradients the norm is that of them.
 
-    The bound is that of :func:`dptrain.testing.check_norms_of_releases`, ρ that of ``row_norms``.
+    The bound is that of ``check_norms_of_releases``, ρ that of ``row_norms``.
     Without products nothing is rounded up, and nothing added up in another order.
     """
     build, shape, terms = LAYERS[name]

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from dptrain.ledger import StepLedger
+from dptrain.engine.release_ledger import StepLedger
 
 from .conftest import everything_every_step, flat, images, make, small_net, train
 from .test_resume import through_disk
@@ -103,7 +103,7 @@ def test_a_full_disk_loses_no_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("dptrain.ledger._write", full)
+        patch.setattr("dptrain.engine.release_ledger._write", full)
         with pytest.raises(OSError, match="No space"):
             ledger.record(1, digest(1))
     assert ledger.digests == [digest(0)]  # nor does memory know of a release that was none

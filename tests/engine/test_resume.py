@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson, account
-from dptrain.checkpoint import seal
-from dptrain.ledger import checksum
-from dptrain.private import FORMAT
+from dptrain.engine.checkpoint import seal
+from dptrain.engine.private_training import FORMAT
+from dptrain.engine.release_ledger import checksum
 
 from .conftest import everything_every_step, flat, images, make, separated, small_net, train
 

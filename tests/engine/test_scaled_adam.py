@@ -9,9 +9,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, MinSep, PrivacyEngine
-from dptrain.adaptive import ScaledAdam
+from dptrain.core.randomness import split_seed
+from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.noise import noise_stream
-from dptrain.randomness import split_seed
 
 from .conftest import everything_every_step, flat
 from .test_resume import through_disk

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain.adaptive import ScaledAdam, ScalesGradients
 from dptrain.clipping import PerExampleClipper
+from dptrain.engine.scaled_adam import ScaledAdam, ScalesGradients
 
 from .conftest import everything_every_step, flat
 from .test_scaled_adam import (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dptrain import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
-from dptrain.clipping.weights import clip_factors, group_norms
+from dptrain.clipping.base.weights import clip_factors, group_norms
 
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
 NAMES = ["conv.weight", "conv.bias", "block.0.weight", "head.weight", "block.0.bias", "scale"]

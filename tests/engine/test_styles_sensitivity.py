@@ -12,8 +12,8 @@ from torch import nn
 
 from dptrain import Automatic, Flat, PerGroup, PerLayer
 from dptrain.clipping import PerExampleClipper
-from dptrain.clipping.styles import LEAST_GAMMA
-from dptrain.optimizer import NORM_PAD
+from dptrain.clipping.base.styles import LEAST_GAMMA
+from dptrain.engine.optimizer import NORM_PAD
 
 NAMES = ["a.weight", "a.bias", "b.weight", "c"]
 SHAPES = [(2, 3), (2,), (4,), (1,)]

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dptrain import Poisson, PrivacyEngine, unfinished
+from dptrain import Poisson, PrivacyEngine
+from dptrain.engine import unfinished
 
 from .conftest import flat, images, make, separated, small_net, train
 

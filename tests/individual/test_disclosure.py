@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer, PLDFilter, PLDLedger
-from dptrain.individual.report import IndividualReport
-from dptrain.report import conditions, privacy_report
+from dptrain.reporting.individual_report import IndividualReport
+from dptrain.reporting.report import conditions, privacy_report
 
 from ..engine.conftest import everything_every_step, images, make, small_net, train
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from dptrain.adaptive import ScaledAdam
+from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.individual import GDPFilter
 
 from ..engine.conftest import everything_every_step, make, small_net, train

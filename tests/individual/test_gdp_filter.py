@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson, account
-from dptrain.accounting import gaussian
-from dptrain.guarantee import Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.core.guarantee import Kind
 from dptrain.individual import GDPFilter, IndividualFilter
-from dptrain.report import privacy_report
+from dptrain.reporting.report import privacy_report
 from dptrain.strategies import Identity
 
 from ..engine.conftest import images, small_net, train

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dptrain.checkpoint import seal
+from dptrain.engine.checkpoint import seal
 from dptrain.individual import GDPFilter, GDPOdometer, OdometerLedger
 
 from ..engine.conftest import everything_every_step, flat, images, make, small_net, train

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.checkpoint import seal
-from dptrain.guarantee import Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.core.guarantee import Kind
+from dptrain.engine.checkpoint import seal
 from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter
-from dptrain.report import privacy_report
+from dptrain.reporting.report import privacy_report
 
 from ..engine.conftest import images, small_net, train
 from .runs import Algorithm1, as_they_are, filtered, gradients, precise, run, watch

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting import gaussian
-from dptrain.accounting.individual_pld import IndividualPLD
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.per_example.pld import IndividualPLD
 from dptrain.individual.gaussian_dominance import GaussianDominance
 from dptrain.individual.pld import GRID
 from tests.individual.pld_runs import DELTA, growing, lognormal, play, pld, poisson

@@ -9,11 +9,11 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as dp_pld
 
 from dptrain import BandMF, MatrixMechanism, MinSep, account
-from dptrain.accounting import gaussian
-from dptrain.accounting.renyi_conversion import epsilon_at_order
-from dptrain.guarantee import Kind
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.renyi.conversion import epsilon_at_order
+from dptrain.core.guarantee import Kind
 from dptrain.individual import GDPFilter, IndividualFilter, PLDFilter, RenyiFilter, gaussian_renyi
-from dptrain.report import conditions
+from dptrain.reporting.report import conditions
 from dptrain.strategies import Identity
 from tests.individual.pld_runs import DELTA, lognormal, play, pld, poisson
 

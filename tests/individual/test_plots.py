@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.individual import plots
-from dptrain.individual.groups import GroupRow, GroupTable
-from dptrain.individual.plots import plot_active, plot_histogram
-from dptrain.individual.plots_groups import plot_groups
+from dptrain.reporting import individual_plots as plots
+from dptrain.reporting.individual_groups import GroupRow, GroupTable
+from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 
 PNG = b"\x89PNG\r\n\x1a\n"
 EPSILONS = np.linspace(0.01, 0.8, 500)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dptrain import MatrixMechanism, Poisson, PrivacyEngine
-from dptrain.accounting.poisson_pld import PoissonReplaceOne
+from dptrain.accounting.poisson.poisson import PoissonReplaceOne
 from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BISR, BLT, BSR, BandInvMF, BandMF, Dense, Identity, Tree

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson
-from dptrain.accounting.renyi_step import step_divergence
+from dptrain.accounting.renyi.sampled_step import step_divergence
 from dptrain.individual import RenyiFilter
 from dptrain.strategies import Identity
 

@@ -15,8 +15,8 @@ from dptrain import (
     TruncatedPoisson,
     account,
 )
-from dptrain.accounting.renyi_step import step_divergence
-from dptrain.guarantee import Kind
+from dptrain.accounting.renyi.sampled_step import step_divergence
+from dptrain.core.guarantee import Kind
 from dptrain.individual import IndividualFilter, RenyiFilter
 from dptrain.strategies import Identity
 

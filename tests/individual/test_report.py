@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from dptrain import MatrixMechanism, Poisson
-from dptrain.guarantee import Kind
+from dptrain.core.guarantee import Kind
 from dptrain.individual import GDPFilter, GDPOdometer
-from dptrain.individual.report import IndividualReport
+from dptrain.reporting.individual_report import IndividualReport
 from dptrain.strategies import Identity
 
 from ..engine.conftest import everything_every_step, images, make, small_net, train

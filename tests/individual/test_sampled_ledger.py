@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.renyi_step import step_divergence
+from dptrain.accounting.renyi.sampled_step import step_divergence
 
 from .hidden_coins import GRID, NOBODY, cost, ledger_of
 

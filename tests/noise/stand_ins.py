@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from dptrain.strategies.lower_triangular import LowerTriangular
+from dptrain.strategies.matrices.lower_triangular import LowerTriangular
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from dptrain.noise.blt import BLTStream
-from dptrain.noise.regeneration import RegenerationStream
-from dptrain.strategies.blt import BLT
+from dptrain.noise.streams.blt import BLTStream
+from dptrain.noise.streams.regeneration import RegenerationStream
+from dptrain.strategies.blt.blt import BLT
 from dptrain.testing import NoiseStreamContract
 from dptrain.testing.noise_checks import SEED
 

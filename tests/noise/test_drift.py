@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.gaussian import CHUNK, fill_normal
+from dptrain.noise.generators.gaussian import CHUNK, fill_normal
 from dptrain.strategies import BSR, BandMF
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.blt import BLT
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.toeplitz.bisr import BISR
 from tests.noise.stand_ins import Triangle
 
 STEPS = 10_000

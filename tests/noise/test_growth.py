@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.growth import check_growth
+from dptrain.noise.streams.growth import check_growth
 from dptrain.strategies import BLT, BSR, BandMF, Dense, SquareRoot, Tree, TreeRestart
 from dptrain.strategies.families import families
 from dptrain.strategies.momentum import MomentumSGD

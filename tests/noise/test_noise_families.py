@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from dptrain.noise.convolution import ConvolutionStream
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.square_root import SquareRoot
+from dptrain.noise.streams.convolution import ConvolutionStream
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.testing import NoiseStreamContract
 from tests.noise.stand_ins import Triangle
 

@@ -8,7 +8,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from dptrain.noise.gaussian import CHUNK, _box_muller, fill_normal
+from dptrain.noise.generators.gaussian import CHUNK, _box_muller, fill_normal
 
 
 def draw(size, *, seed=1, group=0, step=0):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.blocks import Block
-from dptrain.noise.gaussian import CHUNK, fill_normal
-from dptrain.noise.rounding import round_randomly
+from dptrain.noise.generators.gaussian import CHUNK, fill_normal
+from dptrain.noise.streams.blocks import Block
+from dptrain.noise.streams.rounding import round_randomly
 
 
 def rounded(values, *, seed=1, step=0, index=0, start=0, size=None, group=0):

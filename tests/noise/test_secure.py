@@ -8,8 +8,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dptrain.noise import secure
-from dptrain.noise.secure import BLOCK, SecureNormals, row_key
+from dptrain.noise.generators import secure
+from dptrain.noise.generators.secure import BLOCK, SecureNormals, row_key
 
 SEED = 0x0123_4567_89AB_CDEF_FEDC_BA98_7654_3210
 

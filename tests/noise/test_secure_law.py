@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dptrain.noise.secure import BLOCK, SecureNormals
+from dptrain.noise.generators.secure import BLOCK, SecureNormals
 
 SIZE = 1 << 19
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dptrain.noise.secure import SecureNormals
+from dptrain.noise.generators.secure import SecureNormals
 from dptrain.strategies import BSR
 from dptrain.testing import NoiseStreamContract
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.blocks import Shard
-from dptrain.noise.gaussian import CHUNK
-from dptrain.noise.layout import Layout
+from dptrain.noise.generators.gaussian import CHUNK
+from dptrain.noise.streams.blocks import Shard
+from dptrain.noise.streams.layout import Layout
 from dptrain.strategies import BSR
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.threads import PARALLEL_FROM, for_each
+from dptrain.noise.generators.threads import PARALLEL_FROM, for_each
 from dptrain.strategies import BSR
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.gaussian import fill_normal
-from dptrain.noise.tree import TreeStream
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.noise.generators.gaussian import fill_normal
+from dptrain.noise.streams.tree import TreeStream
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 from dptrain.testing import NoiseStreamContract
 from tests.oracles import strategy_trees as oracle
 

@@ -27,10 +27,10 @@ from dptrain import (
     TruncatedPoisson,
     UserMinSep,
 )
-from dptrain.guarantee import Adjacency
+from dptrain.core.guarantee import Adjacency
 from dptrain.sampling import Scheme
-from dptrain.sampling.any_size import AnySizeScheme
-from dptrain.sampling.user_exclusion import Exclusion
+from dptrain.sampling.schemes.any_size import AnySizeScheme
+from dptrain.sampling.users.exclusion import Exclusion
 from dptrain.strategies import Strategy
 from tests.oracles import batch_sequences as runs
 from tests.oracles import enumeration, true_delta, user_level

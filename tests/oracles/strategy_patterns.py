@@ -60,7 +60,7 @@ def whole_epochs(steps: int, epochs: int) -> list[tuple[int, ...]]:
 
 
 def vector_sensitivity(matrix: Array, max_participations: int, min_sep: int) -> float:
-    """The worst contributions in any directions: see :func:`sensitivity_of_supports`."""
+    """The worst contributions in any directions: see ``sensitivity_of_supports``."""
     allowed = supports(matrix.shape[1], max_participations, min_sep)
     return sensitivity_of_supports(matrix, allowed)
 

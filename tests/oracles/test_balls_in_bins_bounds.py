@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account, profile
-from dptrain.accounting.gram import gram_matrix
-from dptrain.accounting.renyi import remove_orders
-from dptrain.accounting.renyi_cycle import banded_log_sums
-from dptrain.accounting.renyi_sum import renyi_from_log_sums
+from dptrain.accounting.renyi.banded_program import banded_log_sums
+from dptrain.accounting.renyi.bins import remove_orders
+from dptrain.accounting.renyi.gram import gram_matrix
+from dptrain.accounting.renyi.log_sums import renyi_from_log_sums
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins
 from dptrain.strategies import BandMF

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dptrain.accounting.accountant import Accountant
+from dptrain.accounting.base.accountant import Accountant
 from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.accounting.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.weighted_accountant import WeightedAccountant
+from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.simulation.weighted.accountant import WeightedAccountant
 from tests.oracles.random_mechanisms import FAMILIES, Subject, subjects
 from tests.oracles.true_delta import Evidence
 

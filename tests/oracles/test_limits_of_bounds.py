@@ -19,10 +19,10 @@ from dptrain import (
     TruncatedMinSep,
     TruncatedPoisson,
 )
-from dptrain.accounting.accountant import Accountant, Profile
-from dptrain.accounting.deterministic import DeterministicAccountant
+from dptrain.accounting.base.accountant import Accountant, Profile
+from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.guarantee import Adjacency
+from dptrain.core.guarantee import Adjacency
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 from tests.oracles.random_mechanisms import FAMILIES, Subject, subjects

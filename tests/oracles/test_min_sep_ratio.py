@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import log_ratio, sample_losses
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BandMF

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from dptrain.strategies.band_inv_mf import BandInvMF
-from dptrain.strategies.band_mf import BandMF
-from dptrain.strategies.blt import BLT
-from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
-from dptrain.strategies.dense import Dense
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
+from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workload import Workload
+from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
+from dptrain.strategies.toeplitz.band_mf import BandMF
+from dptrain.strategies.workloads import Workload
 from tests.oracles import strategy_optima as optima
 from tests.oracles import strategy_patterns as brute
 from tests.oracles.strategy_comparison import every_workload

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dptrain.strategies import tree_sensitivity
-from dptrain.strategies.band_inv_mf import BandInvMF
-from dptrain.strategies.band_mf import BandMF
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.blt import BLT
-from dptrain.strategies.bsr import BSR
-from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
-from dptrain.strategies.dense import Dense
-from dptrain.strategies.gram_sensitivity import fixed_epoch_sensitivity
-from dptrain.strategies.identity import Identity
-from dptrain.strategies.square_root import SquareRoot
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
+from dptrain.strategies.matrices.dense import Dense
+from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
+from dptrain.strategies.toeplitz.band_mf import BandMF
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.bsr import BSR
+from dptrain.strategies.toeplitz.identity import Identity
+from dptrain.strategies.toeplitz.square_root import SquareRoot
+from dptrain.strategies.trees import sensitivity as tree_sensitivity
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 from tests.oracles import strategy_matrices as matrices
 from tests.oracles import strategy_patterns as brute
 from tests.oracles import strategy_trees as trees

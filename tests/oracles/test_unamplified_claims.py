@@ -17,7 +17,7 @@ from dptrain.sampling import (
     UserFixed,
     UserMinSep,
 )
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.users.graph import AttributionGraph
 from tests.oracles import user_level as oracle
 from tests.oracles.test_user_level import CHAIN, ROUNDING, banded, claimed
 

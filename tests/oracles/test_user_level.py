@@ -11,12 +11,8 @@ import pytest
 
 from dptrain.accounting import account
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import (
-    CyclicPoisson,
-    Scheme,
-    UserMinSep,
-)
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling import CyclicPoisson, Scheme, UserMinSep
+from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.strategies import Dense, Identity, Strategy
 from tests.oracles import enumeration, quadrature
 from tests.oracles import user_level as oracle

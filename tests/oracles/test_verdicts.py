@@ -9,10 +9,10 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom
 
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.min_sep_law import MinSepLaw
-from dptrain.accounting.min_sep_loss import MinSepLosses
-from dptrain.accounting.verify import Verdict, failure_probability
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.losses import MinSepLosses
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.simulation.confidence import Verdict, failure_probability
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import BandMF, Identity, Strategy

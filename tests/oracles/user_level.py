@@ -88,7 +88,7 @@ def revealed_mixtures(
 
 
 def star_mixtures(leaves: int, p: float) -> list[tuple[float, Mixture]]:
-    """:func:`revealed_mixtures` of user 0 at n = b = 2, sampling-based, for an example of that user
+    """``revealed_mixtures`` of user 0 at n = b = 2, sampling-based, for an example of that user
     which shares one more user with each of ``leaves`` examples; for any number of these.
 
     A leaf in B_2 shows that the user's example was not in S_1, which excludes all leaves.

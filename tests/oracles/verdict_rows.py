@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dptrain.accounting.declaration import Declaration
-from dptrain.accounting.partial_certificate import PartialCertificate
-from dptrain.accounting.simulation import Simulation
-from dptrain.accounting.verification import verify_chunks
-from dptrain.accounting.verify import Verdict
+from dptrain.accounting.simulation.confidence import Verdict
+from dptrain.accounting.simulation.declaration import Declaration
+from dptrain.accounting.simulation.partial_certificate import PartialCertificate
+from dptrain.accounting.simulation.simulation import Simulation
+from dptrain.accounting.simulation.verification import verify_chunks
 
 
 def nothing_yet(

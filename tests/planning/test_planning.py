@@ -6,11 +6,11 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import calibrate
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.cli import main
-from dptrain.configuration.scheme import build_scheme
-from dptrain.configuration.strategy import build_strategy
-from dptrain.guarantee import Kind
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.commands.cli import main
+from dptrain.configuration.schemes import build_scheme
+from dptrain.configuration.strategies import build_strategy
+from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning import Question, compare, training_yaml
 from dptrain.planning.estimate import estimate_noise
@@ -190,7 +190,7 @@ COMMAND = [
 
 def test_plot_shows_every_row(plan, tmp_path):
     pytest.importorskip("matplotlib")
-    from dptrain.plots_plan import plot_plan
+    from dptrain.reporting.plots_plan import plot_plan
 
     plot_plan(plan, tmp_path / "p.svg")
     text = (tmp_path / "p.svg").read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
 from recipes.command import INTERRUPTED

@@ -12,8 +12,8 @@ import torch
 
 from dptrain import PrivateLoader
 from dptrain.sampling import Poisson
-from dptrain.sampling.fingerprint import fingerprint
-from dptrain.sampling.neighbours import neighbourhood_sizes
+from dptrain.sampling.loading.fingerprint import fingerprint
+from dptrain.sampling.users.neighbors import neighbourhood_sizes
 from recipes.data import arxiv_snapshot
 from recipes.data.arxiv import arxiv, select_papers
 from recipes.data.arxiv_categories import CLASSES

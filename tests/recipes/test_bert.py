@@ -10,8 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
-from dptrain.clipping.per_example import HookedModule
-from dptrain.validation import check_module
+from dptrain.clipping.opacus.per_example import HookedModule
+from dptrain.engine.validation import check_module
 from recipes.data.packages import readable_import_errors
 from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert
 from recipes.models.bert_heads import (

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from dptrain.clipping.per_example import HookedModule
+from dptrain.clipping.opacus.per_example import HookedModule
 from recipes.models.bert import CATEGORY, MASKED_TOKENS, BertSizes, bert, export
 
 SIZES = BertSizes(hidden_size=8, layers=2, heads=2, intermediate_size=16)

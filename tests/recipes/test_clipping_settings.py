@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dptrain import Automatic, Flat, PerGroup, PerLayer
-from dptrain.clipping.styles import ClippingStyle
+from dptrain.clipping.base.styles import ClippingStyle
 from dptrain.configuration.clipping import build_clipping
 from dptrain.configuration.typed import members_of
 from recipes.config import load_config, to_yaml

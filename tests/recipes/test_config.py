@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from dptrain.configuration.scheme import build_scheme
-from dptrain.configuration.strategy import build_strategy
+from dptrain.configuration.schemes import build_scheme
+from dptrain.configuration.strategies import build_strategy
 from dptrain.configuration.typed import members_of
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity, Strategy

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.accounting import gaussian
+from dptrain.accounting.losses import gaussian
 from dptrain.configuration.typed import members_of
-from dptrain.guarantee import Guarantee
+from dptrain.core.guarantee import Guarantee
 from dptrain.individual import GDPFilter, IndividualFilter
-from dptrain.individual.report import IndividualReport
 from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting.individual_report import IndividualReport
 from recipes import vision
 from recipes.command import INTERRUPTED
 from recipes.individual_outputs import (

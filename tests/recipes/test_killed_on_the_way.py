@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dptrain import ledger
+from dptrain.engine import release_ledger as ledger
 from recipes.runfolder import CHECKPOINT, LEDGER, METRICS
 from tests.recipes.test_resume import _assert_like
 from tests.recipes.tiny_vision import PLAIN, run

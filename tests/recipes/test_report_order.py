@@ -10,7 +10,7 @@ import yaml
 import recipes.report
 import recipes.run
 from dptrain import PrivateTraining
-from dptrain.guarantee import Guarantee
+from dptrain.core.guarantee import Guarantee
 from recipes.config import flatten, load_config
 from recipes.vision import VisionSettings
 from tests.recipes.tiny_vision import PLAIN, run

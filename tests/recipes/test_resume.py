@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dptrain import PrivacyEngine
-from dptrain.clipping.wrap import MODES
+from dptrain.clipping.modes import MODES
 from recipes import vision
 from recipes.command import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint

@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from dptrain.guarantee import Guarantee, Kind
+from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.core.randomness import split_seed
 from dptrain.mechanism import MatrixMechanism
-from dptrain.randomness import split_seed
 from recipes.models import vgg
 from recipes.runfolder import load_checkpoint, read_metrics
 from tests.recipes.tiny_vision import PLAIN, SEED, TINY, run

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from dptrain import Poisson, PrivacyEngine
 from dptrain.sampling import PrivateLoader
-from dptrain.sampling.collating import CollateCheck
+from dptrain.sampling.loading.collating import CollateCheck
 
 N = 24
 

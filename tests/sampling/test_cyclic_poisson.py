@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import Poisson
-from dptrain.sampling.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.testing.scheme_contract import (
     ExchangeableSchemeContract,
     bernstein_tolerance,

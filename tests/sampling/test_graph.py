@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.sampling import graph_arrow, graph_build, graph_edges
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.users import graph_edges
+from dptrain.sampling.users import graph_sources as graph_arrow
+from dptrain.sampling.users import graph_sources as graph_build
+from dptrain.sampling.users.graph import AttributionGraph
 
 Lists = list[list[Hashable]]
 
@@ -208,7 +210,7 @@ def test_json_and_attach() -> None:
 def test_sets_of_users_are_read_alike_in_every_process() -> None:
     """Python orders a set of texts anew in every process; the graph must not follow."""
     code = (
-        "from dptrain.sampling.graph import AttributionGraph as Graph\n"
+        "from dptrain.sampling.users.graph import AttributionGraph as Graph\n"
         "rows = [set('abcdefgh'), {'x', 'c'}, frozenset({'y', 'a', 'z'})]\n"
         "print(Graph.from_lists(rows).fingerprint)"
     )

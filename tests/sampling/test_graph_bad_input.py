@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.sampling.users.graph import AttributionGraph
 
 Lists = list[list[Hashable]]
 

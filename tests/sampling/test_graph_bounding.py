@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dptrain.sampling import bounding
-from dptrain.sampling.bounding import BoundedGraph
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.graph_edges import gather
+from dptrain.sampling.users import bounding
+from dptrain.sampling.users.bounding import BoundedGraph
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.graph_edges import gather
 
 
 def random_graph(seed: int, examples: int = 60, users: int = 25) -> AttributionGraph:
@@ -138,7 +138,7 @@ def test_gathered_rows() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pairs", [1, 40, 1 << 22])
 def test_neighbourhoods(seed: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dptrain.sampling.neighbours._PAIRS", pairs)
+    monkeypatch.setattr("dptrain.sampling.users.neighbors._PAIRS", pairs)
     graph = random_graph(seed, examples=80)
     users = users_of(graph)
     expected = [sum(bool(row & other) for other in users) for row in users]

@@ -10,9 +10,9 @@ import statistics
 import numpy as np
 import pytest
 
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.graph_statistics import Distribution
-from dptrain.sampling.neighbours import expected_batch_size
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.graph_statistics import Distribution
+from dptrain.sampling.users.neighbors import expected_batch_size
 
 LISTS = [["a", "b"], ["b", "c"], ["c"], ["d"]]
 
@@ -93,7 +93,7 @@ def test_bad_designs(p: float, b: int) -> None:
 @pytest.mark.parametrize("users", [3, 200])
 def test_plot(users: int, tmp_path: pathlib.Path) -> None:
     image = pytest.importorskip("matplotlib.image")
-    from dptrain.plots import plot_graph
+    from dptrain.reporting.plots import plot_graph
 
     graph = AttributionGraph.from_lists([i % users, "all"] for i in range(120))
     found = graph.bound(80, max_neighbours=100, seed=0).statistics()

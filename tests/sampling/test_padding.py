@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from dptrain.sampling.padding import blank
+from dptrain.sampling.loading.padding import blank
 
 Pair = collections.namedtuple("Pair", ["image", "name"])
 

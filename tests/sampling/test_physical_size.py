@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dptrain.sampling import TruncatedPoisson
-from dptrain.sampling.microbatch import split
-from dptrain.sampling.padding import blank_rows
+from dptrain.sampling.loading.microbatch import split
+from dptrain.sampling.loading.padding import blank_rows
 from tests.sampling.loaders import N, logical, make, planned, record
 
 SCHEME = TruncatedPoisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dptrain.sampling.pool import Pool, move_last
+from dptrain.sampling.schemes.drawing import Pool, move_last
 
 
 def subsets(size: int) -> list[np.ndarray]:

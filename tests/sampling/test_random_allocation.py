@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import BallsInBins
-from dptrain.sampling.random_allocation import RandomAllocation
+from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.testing.scheme_contract import ExchangeableSchemeContract
 from tests.oracles.batch_sequences import (
     RunLaw,

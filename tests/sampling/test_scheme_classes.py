@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dptrain.configuration.typed import members_of
-from dptrain.registry import JsonValue
+from dptrain.core.json_value import JsonValue
 from dptrain.sampling import ExchangeableScheme, Poisson, Scheme, UserScheme
 from dptrain.strategies import Strategy
 

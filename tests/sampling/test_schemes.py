@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dptrain.registry import JsonValue
+from dptrain.core.json_value import JsonValue
 from dptrain.sampling import (
     AttributionGraph,
     BallsInBins,

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dptrain.accounting.balls_in_bins import BallsInBinsRenyi
-from dptrain.accounting.min_sep import MinSepMonteCarlo
-from dptrain.accounting.poisson_pld import PoissonPLD
+from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.shuffled import Shuffled
+from dptrain.sampling.schemes.shuffled import Shuffled
 from dptrain.strategies import Identity
 from dptrain.testing.scheme_contract import ExchangeableSchemeContract, participation
 from tests.oracles import batch_sequences as oracle

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dptrain.sampling.skipping import successes
+from dptrain.sampling.schemes.drawing import successes
 from dptrain.testing.scheme_contract import bernstein_tolerance
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import MinSep
-from dptrain.sampling.truncated_min_sep import TruncatedMinSep, TruncatedMinSepStream
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep, TruncatedMinSepStream
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.testing.scheme_contract import ExchangeableSchemeContract
 from tests.oracles.batch_sequences import (
     RunLaw,

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import MicroBatch, Poisson
-from dptrain.sampling.plan import Plan
-from dptrain.sampling.truncated_poisson import TruncatedPoisson
-from dptrain.sampling.truncation import (
+from dptrain.sampling.loading.batch_plan import Plan
+from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
+from dptrain.sampling.schemes.truncation import (
     inclusion_probability,
     mean_truncated_binomial,
     truncate,

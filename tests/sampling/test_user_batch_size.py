@@ -8,14 +8,14 @@ import re
 import numpy as np
 import pytest
 
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.user_batch_curve import BatchSizeCurve
-from dptrain.sampling.user_batch_simulation import Simulation, arrival_before
-from dptrain.sampling.user_batch_size import (
+from dptrain.sampling.users.batch_simulation import Simulation, arrival_before
+from dptrain.sampling.users.batch_size import (
+    BatchSizeCurve,
     _bar,
     probability_for_batch_size,
     simulated_batch_size,
 )
+from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.testing.scheme_contract import bernstein_tolerance
 from tests.sampling.user_graphs import graph_of, neighbourhoods, random_lists
 

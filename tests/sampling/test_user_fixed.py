@@ -10,12 +10,11 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.guarantee import Unit
-from dptrain.sampling.example_queue import Queue
-from dptrain.sampling.graph import AttributionGraph
+from dptrain.core.guarantee import Unit
 from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.user_fixed import Fill, UserFixed
-from dptrain.sampling.user_fixed_search import fewest_participations, largest_min_sep
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_fixed import Fill, Queue, UserFixed
+from dptrain.sampling.users.user_fixed_limits import fewest_participations, largest_min_sep
 from dptrain.testing.scheme_contract import SchemeContract
 from tests.sampling.user_graphs import graph_of, random_lists
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.user_min_sep import UserMinSep, UserMinSepStream
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_min_sep import UserMinSep, UserMinSepStream
 from dptrain.testing.scheme_contract import (
     SchemeContract,
     bernstein_tolerance,

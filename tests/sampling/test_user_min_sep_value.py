@@ -10,10 +10,10 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.guarantee import Unit
-from dptrain.sampling.plan import Plan
+from dptrain.core.guarantee import Unit
+from dptrain.sampling.loading.batch_plan import Plan
 from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from tests.sampling.user_graphs import (
     LARGE,
     SMALL,

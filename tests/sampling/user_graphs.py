@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dptrain.sampling.graph import AttributionGraph
-from dptrain.sampling.user_min_sep import UserMinSep
+from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.testing.scheme_contract import bernstein_tolerance
 
 Lists = Sequence[Sequence[int]]

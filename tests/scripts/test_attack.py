@@ -12,8 +12,8 @@ import torch
 from scipy.stats import norm
 
 from dptrain import Identity, MatrixMechanism, Poisson
-from dptrain.accounting.poisson_pld import PoissonPLD
-from dptrain.clipping.styles import Flat
+from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.clipping.base.styles import Flat
 from scripts.attack import __main__ as command
 from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms
 from scripts.attack.harness import Finding, Part

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.accounting.support import representative_strategies, support_table
+from dptrain.reporting.support_table import representative_strategies, support_table
 from scripts import digests
 
 

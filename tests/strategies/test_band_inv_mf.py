@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import Strategy
-from dptrain.strategies.band_inv_mf import BandInvMF
+from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
 from dptrain.testing import StrategyContract
 
 
@@ -60,7 +60,9 @@ def test_reading_back_does_not_optimise(monkeypatch):
     def fail(**kwargs):
         raise AssertionError("optimised again")
 
-    monkeypatch.setattr("dptrain.strategies.band_inv_mf.optimal_inverse_coefficients", fail)
+    monkeypatch.setattr(
+        "dptrain.strategies.toeplitz.band_inv_mf.optimal_inverse_coefficients", fail
+    )
     assert Strategy.from_dict(bound.to_dict()).bind(20) == bound
 
 

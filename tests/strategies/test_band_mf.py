@@ -8,7 +8,7 @@ import pytest
 from dptrain.strategies import BandMF, Strategy
 from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 from dptrain.testing.strategy_contract import StrategyContract
 
 N = 10

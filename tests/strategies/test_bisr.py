@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.square_root import SquareRoot
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.testing import StrategyContract
 
 DECAYS = [(1.0, 0.0), (0.7, 0.0), (1.0, 0.9), (0.9, 0.5), (0.999, 0.998), (1.0, 0.999999)]

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.strategies.blt import BLT
+from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 from dptrain.testing.strategy_contract import StrategyContract
 from tests.oracles import strategy_matrices as matrices
 
@@ -165,7 +165,7 @@ def test_bound_value_reads_back_without_optimising(monkeypatch):
     def fail(**options):
         raise AssertionError("optimised again")
 
-    monkeypatch.setattr("dptrain.strategies.blt.optimal_buffers", fail)
+    monkeypatch.setattr("dptrain.strategies.blt.blt.optimal_buffers", fail)
     again = Strategy.from_dict(json.loads(json.dumps(bound.to_dict()))).bind(20)
     assert (again.theta, again.omega) == (bound.theta, bound.omega)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from dptrain.strategies.blt_forms import (
+from dptrain.strategies.blt.forms import (
     inverse_column,
     inverse_poles,
     partial_fractions,

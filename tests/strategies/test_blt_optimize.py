@@ -5,13 +5,12 @@ import pytest
 from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
 
-from dptrain.strategies.blt import BLT
-from dptrain.strategies.blt_chain import Chain
-from dptrain.strategies.blt_optimize import poles_cost, poles_errors
+from dptrain.strategies.blt.blt import BLT
+from dptrain.strategies.blt.optimization import Chain, poles_cost, poles_errors
 from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.square_root_series import square_root_coefficients
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.toeplitz.square_root_series import square_root_coefficients
+from dptrain.strategies.workloads import PREFIX_SUMS
 from tests.oracles import strategy_optima as optima
 
 MOMENTUM = MomentumSGD(momentum=0.9)
@@ -216,8 +215,8 @@ def test_ten_million_steps_by_closed_forms(m, b, monkeypatch):
     def fail(*args):
         raise AssertionError("a column of n entries")
 
-    monkeypatch.setattr("dptrain.strategies.blt.sum_of_powers", fail)
-    monkeypatch.setattr("dptrain.strategies.blt.inverse_column", fail)
+    monkeypatch.setattr("dptrain.strategies.blt.blt.sum_of_powers", fail)
+    monkeypatch.setattr("dptrain.strategies.blt.blt.inverse_column", fail)
     n = 10**7
     blt = BLT(max_participations=m, min_sep=b).bind(n)
     value = blt.rmse(n) * blt.sensitivity(steps=n, max_participations=m, min_sep=b)

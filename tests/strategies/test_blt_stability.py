@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.strategies.blt import BLT
+from dptrain.strategies.blt.blt import BLT
 from dptrain.testing.strategy_contract import StrategyContract
 from tests.oracles import strategy_matrices as matrices
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.linalg import sqrtm, toeplitz
 
-from dptrain.strategies import square_root_series
-from dptrain.strategies.bsr import BSR, square_root_coefficients
-from dptrain.strategies.square_root_series import inverse_square_root_coefficients
+from dptrain.strategies.toeplitz import square_root_series
+from dptrain.strategies.toeplitz.bsr import BSR, square_root_coefficients
+from dptrain.strategies.toeplitz.square_root_series import inverse_square_root_coefficients
 from dptrain.testing import StrategyContract
 
 DECAYS = [(1.0, 0.0), (0.7, 0.0), (1.0, 0.9), (0.9, 0.5), (0.999, 0.998), (1.0, 0.999999)]

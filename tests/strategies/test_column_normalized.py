@@ -9,14 +9,14 @@ import pytest
 from scipy.optimize import minimize
 
 from dptrain.strategies import BandMF, Strategy
-from dptrain.strategies.column_normalized import ColumnNormalizedBandMF
-from dptrain.strategies.column_normalized_loss import BandedError, inverse_workload
-from dptrain.strategies.column_normalized_optimize import squared_error
-from dptrain.strategies.dense_optimize import duality_gap
 from dptrain.strategies.dense_workload import DenseWorkload
-from dptrain.strategies.lower_triangular import dense_from_diagonals
+from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
+from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
+from dptrain.strategies.matrices.column_normalized_optimization import squared_error
+from dptrain.strategies.matrices.dense_optimization import duality_gap
+from dptrain.strategies.matrices.lower_triangular import dense_from_diagonals
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 from dptrain.testing import StrategyContract
 
 
@@ -161,7 +161,7 @@ def test_reading_back_does_not_optimise(monkeypatch):
     def fail(*args):
         raise AssertionError("optimised again")
 
-    monkeypatch.setattr("dptrain.strategies.column_normalized.optimal_columns", fail)
+    monkeypatch.setattr("dptrain.strategies.matrices.column_normalized.optimal_columns", fail)
     again = Strategy.from_dict(json.loads(json.dumps(bound.to_dict())))
     assert again.bind(12) == bound
     np.testing.assert_array_equal(again.diagonals(12), bound.diagonals(12))

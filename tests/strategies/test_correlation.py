@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import BSR, BandMF, Identity
-from dptrain.strategies.correlation import noise_autocorrelation
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from scipy.linalg import toeplitz
 
 from dptrain.strategies import Strategy
-from dptrain.strategies.dense import Dense
+from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.packed import pack
 from dptrain.testing import StrategyContract
@@ -105,7 +105,7 @@ def test_binding_keeps_the_declaration_and_reads_back_without_optimising(monkeyp
     def fail(*args):
         raise AssertionError("optimised again")
 
-    monkeypatch.setattr("dptrain.strategies.dense.optimal_for_epochs", fail)
+    monkeypatch.setattr("dptrain.strategies.matrices.dense.optimal_for_epochs", fail)
     assert Strategy.from_dict(json.loads(json.dumps(bound.to_dict()))).bind(6) == bound
 
 

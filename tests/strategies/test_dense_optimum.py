@@ -4,16 +4,21 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from dptrain.accounting import account, gaussian
+from dptrain.accounting import account
+from dptrain.accounting.losses import gaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Shuffled
 from dptrain.strategies import BSR
-from dptrain.strategies.dense import Dense
-from dptrain.strategies.dense_optimize import duality_gap, optimal_for_epochs, workload_factor
 from dptrain.strategies.dense_workload import DenseWorkload
-from dptrain.strategies.gram_sensitivity import fixed_epoch_sensitivity
+from dptrain.strategies.matrices.dense import Dense
+from dptrain.strategies.matrices.dense_optimization import (
+    duality_gap,
+    optimal_for_epochs,
+    workload_factor,
+)
+from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 
 def lag(n):

@@ -5,15 +5,15 @@ import pytest
 from scipy.linalg import toeplitz
 
 from dptrain.strategies.dense_workload import DenseWorkload
-from dptrain.strategies.error_loss import (
+from dptrain.strategies.momentum import MomentumSGD, linear_decay
+from dptrain.strategies.toeplitz.error_loss import (
+    RowNorms,
     error_loss,
     error_losses,
     regular_cost,
     shifted_gram,
 )
-from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.row_norms import RowNorms
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 
 def dense_workload(n):
@@ -96,7 +96,7 @@ def test_row_norms_in_several_blocks(monkeypatch):
     dense = dense_workload(n).matrix(n)
     g = np.random.default_rng(4).normal(size=n)
     expected = RowNorms(dense).power_norm(g, power=16.0)
-    monkeypatch.setattr("dptrain.strategies.row_norms._BLOCK_ENTRIES", 300)
+    monkeypatch.setattr("dptrain.strategies.toeplitz.error_loss._BLOCK_ENTRIES", 300)
     value, gradient = RowNorms(dense).power_norm(g, power=16.0)
     assert value == pytest.approx(expected[0], rel=1e-13)
     np.testing.assert_allclose(gradient, expected[1], rtol=1e-11, atol=1e-13)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from dptrain.strategies.geometric_sums import geometric, geometric_moments, weighted_geometric
+from dptrain.strategies.blt.geometric_sums import geometric, geometric_moments, weighted_geometric
 
 DISTANCES = [0.0, 1e-12, 4.9e-8, 5.1e-8, 1e-4, 4.9e-4, 5.1e-4, 0.01, 0.3, 0.49, 0.51, 1.0, 1.9]
 

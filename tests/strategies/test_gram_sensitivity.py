@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import BSR
-from dptrain.strategies.dense import Dense
-from dptrain.strategies.gram_sensitivity import (
+from dptrain.strategies.matrices.dense import Dense
+from dptrain.strategies.matrices.gram_sensitivity import (
     _COUNTED_UP_TO,
     best_sum,
     best_sums,

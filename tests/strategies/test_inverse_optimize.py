@@ -11,10 +11,11 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from dptrain.strategies import BandMF
-from dptrain.strategies.band_inv_mf import BandInvMF
-from dptrain.strategies.bisr import BISR
-from dptrain.strategies.error_loss import error_loss
-from dptrain.strategies.inverse_optimize import (
+from dptrain.strategies.momentum import MomentumSGD
+from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
+from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.error_loss import error_loss
+from dptrain.strategies.toeplitz.inverse_optimization import (
     above_floor,
     envelope_cost,
     from_hazards,
@@ -22,9 +23,8 @@ from dptrain.strategies.inverse_optimize import (
     inverse_log_loss,
     to_hazards,
 )
-from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.square_root import SquareRoot
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.toeplitz.square_root import SquareRoot
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 
 @functools.cache

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from dptrain.strategies import lower_triangular
-from dptrain.strategies.column_normalized_loss import inverse_workload
-from dptrain.strategies.dense import Dense
-from dptrain.strategies.lower_triangular import (
+from dptrain.strategies.matrices import lower_triangular
+from dptrain.strategies.matrices.banded_error import inverse_workload
+from dptrain.strategies.matrices.dense import Dense
+from dptrain.strategies.matrices.lower_triangular import (
     dense_from_diagonals,
     diagonals_from_dense,
     gram_diagonals,
 )
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 N = 50
 

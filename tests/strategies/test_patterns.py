@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain import checks
+from dptrain.core import checks
 from dptrain.strategies import BandInvMF, BandMF, Dense, DenseWorkload, MomentumSGD
 
 

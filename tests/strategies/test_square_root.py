@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.strategies.bsr import BSR
-from dptrain.strategies.square_root import SquareRoot
+from dptrain.strategies.toeplitz.bsr import BSR
+from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.testing import StrategyContract
 
 

@@ -118,7 +118,7 @@ def test_reading_back_does_not_optimise(monkeypatch):
     def fail(*args):
         raise AssertionError("optimised again")
 
-    monkeypatch.setattr("dptrain.strategies.band_mf.optimal_coefficients", fail)
+    monkeypatch.setattr("dptrain.strategies.toeplitz.band_mf.optimal_coefficients", fail)
     again = Strategy.from_dict(bound.to_dict()).bind(20)
     assert again.coefficients == bound.coefficients
 

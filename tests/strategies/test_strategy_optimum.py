@@ -6,11 +6,15 @@ from scipy.linalg import solve_triangular, toeplitz
 from scipy.optimize import minimize
 
 from dptrain.strategies import BSR, BandMF
-from dptrain.strategies.banded_loss import SettledError, banded_errors, log_with_norm
 from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.optimize import optimal_coefficients
-from dptrain.strategies.workload import PREFIX_SUMS
+from dptrain.strategies.toeplitz.band_mf_optimization import (
+    SettledError,
+    banded_errors,
+    log_with_norm,
+    optimal_coefficients,
+)
+from dptrain.strategies.workloads import PREFIX_SUMS
 
 
 def dense_workload(n):

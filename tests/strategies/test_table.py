@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from dptrain.planning.strategy_table import table
 from dptrain.strategies import BSR, BandMF, Identity, Strategy
 from dptrain.strategies.families import describe, families
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.table import table
 
 SMALL = {"steps": 24, "bands": (1, 4), "parameters": 5000, "progress": False}
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from dptrain.strategies.toeplitz import BandedToeplitz, envelope
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz, envelope
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 from dptrain.testing import StrategyContract
 from tests.oracles import strategy_trees as oracle
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account, profile
-from dptrain.accounting.gram import gram_matrix
-from dptrain.accounting.renyi import remove_orders
+from dptrain.accounting.renyi.bins import remove_orders
+from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Poisson
-from dptrain.strategies.tree import Tree, TreeRestart
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 from tests.oracles import enumeration, quadrature, strategy_patterns, strategy_trees
 
 CASES = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.tree import Tree, TreeRestart
-from dptrain.strategies.tree_estimator import node_variance
+from dptrain.strategies.trees.estimator import node_variance
+from dptrain.strategies.trees.tree import Tree, TreeRestart
 from tests.oracles import strategy_trees as oracle
 from tests.oracles import strategy_workloads as workloads
 

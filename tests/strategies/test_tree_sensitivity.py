@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from dptrain.strategies import tree_sensitivity
 from dptrain.strategies.patterns import participations, regular_pattern
-from dptrain.strategies.tree import Tree
-from dptrain.strategies.tree_sensitivity import level_bound, regular_square, worst_square
+from dptrain.strategies.trees import sensitivity as tree_sensitivity
+from dptrain.strategies.trees.sensitivity import level_bound, regular_square, worst_square
+from dptrain.strategies.trees.tree import Tree
 from tests.oracles import strategy_trees as oracle
 
 

@@ -9,7 +9,7 @@ import torch
 from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from dptrain.strategies.packed import pack
-from dptrain.strategies.workload import PREFIX_SUMS, PrefixSums, Workload
+from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload
 
 N = 9
 RATES = (0.5, 0.0, 1.0, 2.0, 0.25, 0.25, 1.5, 0.75, 0.125)

@@ -2,7 +2,7 @@
 
 from dptrain.clipping.bookkeeping.clipper import BookkeepingClipper
 from dptrain.clipping.bookkeeping.module import BookkeepingModule, check_layers
-from dptrain.clipping.bookkeeping.rules import GradientRule, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.rules.rules import GradientRule, LayerRule, register_layer
 
 __all__ = [
     "BookkeepingClipper",

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from dptrain.clipping.base.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.rows import check_rows, summing_dtype
+from dptrain.clipping.base.styles import FLAT, ClippingStyle
+from dptrain.clipping.base.weights import group_norms, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
-from dptrain.clipping.bookkeeping.convolved import Formed
-from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms
-from dptrain.clipping.clipper import GradientClipper, check_same_batch
-from dptrain.clipping.precision import full_float32
+from dptrain.clipping.bookkeeping.uses.convolved import Formed
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use, chunked_norms
 from dptrain.clipping.probe import RowProbe
-from dptrain.clipping.rows import check_rows, summing_dtype
-from dptrain.clipping.styles import FLAT, ClippingStyle
-from dptrain.clipping.weights import group_norms, total_norms
 from dptrain.sampling import MicroBatch
 
 
@@ -24,7 +24,7 @@ class BookkeepingClipper(GradientClipper):
     """Σ_i w_i · clip(s ⊙ g_i, R) from the uses of all parameters in one backward pass.
 
     g_i is the gradient of the part of the loss that example i has, as in
-    :class:`~dptrain.clipping.PerExampleClipper`. Several backward passes for one batch add up.
+    ``PerExampleClipper``. Several backward passes for one batch add up.
 
     Args:
         parameters: the trainable parameters.
@@ -81,7 +81,7 @@ class BookkeepingClipper(GradientClipper):
         Args:
             uses: by the parameters.
             since: the batch that was at hand in the forward pass.
-            doubt: why they must not be taken in (:meth:`doubt`), if there is a reason.
+            doubt: why they must not be taken in (``doubt``), if there is a reason.
 
         Raises:
             RuntimeError: if there is no batch, or another than in the forward pass, or the uses

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from dptrain.clipping.bookkeeping.gathered import Gathered
-from dptrain.clipping.bookkeeping.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses import Materialised, Use, chunked_norms, chunks
-from dptrain.clipping.linear_norms import gram_squares, pad
+from dptrain.clipping.base.linear_norms import gram_squares, pad
+from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use, chunked_norms, chunks
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -45,7 +45,7 @@ def _with_table(table: Gathered, other: OuterProducts | Materialised) -> torch.T
 
     ‖E + H‖² = ‖E‖² + ‖H‖² + 2⟨E, H⟩, and the inner product only needs the rows of H that E has.
     Where E and H cancel, that is a difference of large numbers: it is computed in float64 and
-    rounded up, as :func:`~dptrain.clipping.linear_norms.outer_norms` is.
+    rounded up, as ``outer_norms`` is.
     """
     many = other.positions if isinstance(other, OuterProducts) else 0
     each = other.shape.numel() if isinstance(other, Materialised) else many**2

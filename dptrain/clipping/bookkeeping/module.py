@@ -11,8 +11,8 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
-from dptrain.clipping.bookkeeping.layers import register_imported
-from dptrain.clipping.bookkeeping.rules import layers_with_rules, refusals
+from dptrain.clipping.bookkeeping.rules.layers import register_imported
+from dptrain.clipping.bookkeeping.rules.rules import layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.probe import RowProbe, Witness

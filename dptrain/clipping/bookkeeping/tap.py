@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.rules import LayerRule, Uses, owned
-from dptrain.clipping.bookkeeping.shared_rows import SharedRows
-from dptrain.clipping.bookkeeping.uses import Materialised, Use
-from dptrain.clipping.rows import summing_dtype
+from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned
+from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
 
 
 class Book(Protocol):
@@ -38,7 +38,7 @@ class Book(Protocol):
         """Forget what was recorded of the batch at hand."""
 
     def doubt(self, layer: nn.Module) -> str | None:
-        """What speaks against gradients of a call that is being made, for :meth:`record`."""
+        """What speaks against gradients of a call that is being made, for ``record``."""
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
         """Look at a call of a layer before uses are made of it; whether none are to be made."""
@@ -104,7 +104,7 @@ class LayerTap:
             return self.rule.forward(self.layer, self._forward, args, self._observer)
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
-        """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.__call__`."""
+        """See ``Observe.__call__``."""
         if self.sharing is not None:
             output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
         inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
@@ -120,7 +120,7 @@ class LayerTap:
         return _Tap.apply(output, self.anchor, report, *tensors)
 
     def each(self, name: str, rows: int) -> torch.Tensor:
-        """See :meth:`~dptrain.clipping.bookkeeping.rules.Observe.each`."""
+        """See ``Observe.each``."""
         parameter = getattr(self.layer, name).detach()
         if name not in self.parameters:
             return parameter.expand(rows, *parameter.shape)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dptrain.sampling.padding import map_leaves
+from dptrain.sampling.loading.padding import map_leaves
 
 NO_TARGET = -100  # torch's and Hugging Face's mark of a token without a label
 _LABELS = ("label", "target")
@@ -144,7 +144,7 @@ class Rows:
 
         Args:
             own, other: rows of two examples, which may be equal.
-            change: see :data:`Change`.
+            change: see ``Change``.
         """
         differs = False
 
@@ -220,12 +220,12 @@ def contents(rows: torch.Tensor, other: torch.Tensor, _: str) -> torch.Tensor:
 
 
 def contents_of_sequences(rows: torch.Tensor, other: torch.Tensor, name: str) -> torch.Tensor:
-    """:func:`contents`, without one number an example, which may be a length."""
+    """``contents``, without one number an example, which may be a length."""
     return rows if rows.dim() == 1 and not rows.is_floating_point() else contents(rows, other, name)
 
 
 def contents_of_floats(rows: torch.Tensor, other: torch.Tensor, name: str) -> torch.Tensor:
-    """:func:`contents`, without ids and masks."""
+    """``contents``, without ids and masks."""
     return contents(rows, other, name) if rows.is_floating_point() else rows
 
 

@@ -100,10 +100,10 @@ class RowProbe:
     examples and these shapes, which is a test and not a proof: what mixes the examples only for
     other values, or only in larger batches, is not seen. Of a loss outside the module only
     what its gradient gives away is
-    (:class:`~dptrain.clipping.probe.signature.LossSignature`).
+    (``LossSignature``).
 
     The module, ``p.grad`` and all random generators are left as they were
-    (:func:`~dptrain.clipping.probe.untouched.untouched`).
+    (``untouched``).
 
     Args:
         module: the user's, with what reports to a witness.
@@ -165,7 +165,7 @@ class RowProbe:
             self._signature.look_at(_tensors(output), batch.rows)
 
     def doubt(self, layer: nn.Module) -> str | None:
-        """What :meth:`resolve` is to be given when a gradient of this call of a layer comes."""
+        """What ``resolve`` is to be given when a gradient of this call of a layer comes."""
         if self.when == "off":
             return None
         if not self._inside and torch._C._current_graph_task_id() == -1:
@@ -179,7 +179,7 @@ class RowProbe:
         """A gradient of a call came, with the doubt that there was when it was made.
 
         Parts of the module that were called by themselves are taken as they come, and
-        :attr:`outside` says so from then on.
+        ``outside`` says so from then on.
 
         Raises:
             RuntimeError: for another doubt.
@@ -190,7 +190,7 @@ class RowProbe:
             raise RuntimeError(doubt)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """See :meth:`begin` and :meth:`doubt`."""
+        """See ``begin`` and ``doubt``."""
         batch = self.at_hand()
         if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
             self._any = True

@@ -1,0 +1,1 @@
+"""Accountants of balls-in-bins sampling and random allocation."""

@@ -1,0 +1,188 @@
+"""An accountant: turns a mechanism into δ(ε), in both directions."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """δ over a grid of ε in both directions.
+
+    Attributes:
+        epsilon: grid of ε ≥ 0, ascending.
+        remove: δ of (P, Q) at each ε.
+        add: δ of (Q, P) at each ε.
+        kind: how the values were shown.
+        accountant: who computed them.
+    """
+
+    epsilon: npt.NDArray[np.float64]
+    remove: npt.NDArray[np.float64]
+    add: npt.NDArray[np.float64]
+    kind: Kind
+    accountant: str
+
+    @property
+    def delta(self) -> npt.NDArray[np.float64]:
+        """The larger δ of the two directions."""
+        return np.maximum(self.remove, self.add)
+
+
+class Cost(enum.Enum):
+    """Roughly how long one guarantee takes on two cores."""
+
+    INSTANT = "under a second"
+    SECONDS = "seconds"
+    MINUTES = "minutes"
+    HOURS = "hours"
+
+
+class Accountant(ABC):
+    """One way of proving (ε, δ) for some pairs of scheme and strategy.
+
+    Attributes:
+        name: short name that appears in guarantees; no two have the same one.
+        kind: how its statements are shown.
+        adjacency: the neighbouring relation that its statements are about.
+        refines: whether it simulates only to better what deterministic accountants prove, which
+            it asks itself: it answers instead of them.
+        failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
+    """
+
+    name: str
+    kind: Kind
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    refines: bool = False
+    failure_probability: float = 0.0
+
+    @abstractmethod
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """``None`` if the mechanism is covered, else why it is not, in one sentence."""
+
+    def obstacle(self, mechanism: MatrixMechanism) -> str | None:
+        """Why it states nothing about the mechanism: ``refusal``, or whether N is public.
+
+        ``None`` if it does state something.
+        """
+        return size_refusal(self.adjacency, mechanism) or self.refusal(mechanism)
+
+    def check_covers(self, mechanism: MatrixMechanism) -> None:
+        """Raise where ``obstacle`` gives a reason.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        if reason := self.obstacle(mechanism):
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
+        return None
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """How its statement about this mechanism is shown: ``kind``, unless it can say more."""
+        return self.kind
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """How long one guarantee for a mechanism that it covers takes."""
+        return Cost.INSTANT
+
+    @abstractmethod
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The least ε this accountant can show at δ (rounded up).
+
+        Raises:
+            ValueError: if the mechanism is refused or δ is not in (0, 1).
+        """
+
+    @abstractmethod
+    def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+        """δ(ε) in both directions on a grid of ε ≥ 0."""
+
+    @abstractmethod
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """The guarantee of the least σ (rounded up) that meets (ε, δ); it carries that σ.
+
+        ``mechanism`` gives scheme and strategy; its own σ is ignored.
+
+        Raises:
+            ValueError: if no σ reaches the target.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Availability:
+    """Whether an accountant answers for a mechanism.
+
+    Attributes:
+        accountant: the accountant.
+        refusal: why it does not cover the mechanism, or ``None``.
+        reserved: why it answers only when asked by name though it covers it, or ``None``.
+        kind: how its statement would be shown, ``None`` if refused.
+        cost: how long it would take, ``None`` if refused.
+    """
+
+    accountant: Accountant
+    refusal: str | None
+    reserved: str | None
+    kind: Kind | None
+    cost: Cost | None
+
+    @classmethod
+    def of(cls, accountant: Accountant, mechanism: MatrixMechanism) -> Availability:
+        """Ask the accountant."""
+        if refusal := accountant.obstacle(mechanism):
+            return cls(accountant, refusal, None, None, None)
+        kind, cost = accountant.kind_of(mechanism), accountant.cost(mechanism)
+        return cls(accountant, None, accountant.reserved(mechanism), kind, cost)
+
+    @property
+    def name(self) -> str:
+        """The accountant's name."""
+        return self.accountant.name
+
+    @property
+    def reason(self) -> str | None:
+        """``None`` if it answers by itself, else why not."""
+        return self.refusal or self.reserved
+
+
+def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None:
+    """Why the mechanism does not fit the adjacency's idea of N, or ``None``.
+
+    Zero-out and replace-one compare data sets of one size N, which is public, and dividing by N·p
+    is right. Under add-or-remove N is private, and nothing public may be worked out with it.
+    """
+    scheme = mechanism.scheme
+    if adjacency is not Adjacency.ADD_REMOVE:
+        if scheme.nominal_size is None:
+            return None
+        return (
+            f"nominal_size={scheme.nominal_size} keeps the number of examples private, which is "
+            f"public under {adjacency.value}; leave nominal_size out, or ask for add_remove"
+        )
+    if scheme.nominal_size is not None:
+        return None
+    name = type(scheme).__name__
+    return (
+        f"the number of examples is private under add_remove, but a run with this {name} divides by"
+        f" its expected batch size N·p and prints N; use Poisson, TruncatedPoisson or CyclicPoisson"
+        " with nominal_size=, a public number that is not set from N"
+    )
+
+
+def varying_noise(mechanism: MatrixMechanism) -> str | None:
+    """Why an accountant that composes equal steps of C = c·I refuses the diagonal, or ``None``."""
+    norms = mechanism.strategy.column_norms(mechanism.steps)
+    if norms.min() < norms.max():
+        return "it needs the same noise at every step, the diagonal of the strategy varies"
+    return None

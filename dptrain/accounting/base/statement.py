@@ -1,0 +1,170 @@
+"""The one place where an accountant's numbers become a guarantee, and where targets are checked."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.accounting.base.accountant import Accountant, size_refusal
+from dptrain.core import checks
+from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.scheme import Scheme
+
+SMALLEST_SIGMA = 1e-3  # below, squared losses leave double precision, and ε would be millions
+
+# With Gaussian noise δ is positive at every ε. Where it vanishes in double precision, this is the
+# bound: what is lost to underflow is far less.
+SMALLEST_DELTA = 1e-300
+
+# Belongs to every statement about users: fixed-graph adjacency (``notation``).
+PUBLIC_GRAPH = (
+    "Which examples belong to which users is taken to be public; protected is what those examples "
+    "contain"
+)
+
+
+def statement(
+    mechanism: MatrixMechanism,
+    accountant: Accountant,
+    *,
+    epsilon: float,
+    delta: float,
+    notes: tuple[str, ...] = (),
+    kind: Kind | None = None,
+    certificate: dict[str, Any] | None = None,
+) -> Guarantee:
+    """The guarantee that ``accountant`` states for the mechanism, for its scheme's unit.
+
+    Raises:
+        ValueError: if the number of examples is private to one of the two and public to the other,
+            whatever the accountant thinks of that.
+    """
+    if reason := size_refusal(accountant.adjacency, mechanism):
+        raise ValueError(f"the {accountant.name} accountant states nothing: {reason}")
+    if mechanism.scheme.unit.kind == "user":
+        notes = (*notes, PUBLIC_GRAPH)
+    return Guarantee(
+        epsilon=epsilon,
+        delta=delta,
+        unit=mechanism.scheme.unit,
+        adjacency=accountant.adjacency,
+        scheme=mechanism.scheme.published(),
+        strategy=mechanism.strategy.to_dict(),
+        strategy_hash=mechanism.strategy.coefficient_hash,
+        noise_multiplier=mechanism.noise_multiplier,
+        steps_planned=mechanism.steps,
+        accountant=accountant.name,
+        kind=accountant.kind_of(mechanism) if kind is None else kind,
+        mechanism_hash=mechanism.hash,
+        notes=notes,
+        certificate=certificate,
+    )
+
+
+def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:
+    """What σ = 0 guarantees: nothing."""
+    note = "there is no noise, hence no privacy"
+    return statement(mechanism, accountant, epsilon=math.inf, delta=delta, notes=(note,))
+
+
+def checked_grid(epsilon: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """A grid of ε as an array.
+
+    Raises:
+        TypeError: if it is no sequence of numbers.
+        ValueError: if it is empty, not ascending, negative or not finite.
+    """
+    try:
+        plain = np.atleast_1d(np.asarray(epsilon))
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, or a tensor with gradients
+        raise TypeError(f"{checks.named('epsilon', epsilon)} must be numbers: {error}") from error
+    if plain.dtype.kind not in "iuf":
+        raise TypeError(f"{checks.named('epsilon', epsilon)} must be a sequence of numbers")
+    grid = plain.astype(np.float64)
+    if grid.ndim != 1 or grid.size == 0 or not np.isfinite(grid).all() or grid[0] < 0:
+        raise ValueError("epsilon: the grid must be one-dimensional, finite and not negative")
+    if (np.diff(grid) < 0).any():
+        raise ValueError("epsilon: the grid must be ascending; sort it first")
+    return grid
+
+
+def checked_sigma(mechanism: MatrixMechanism) -> float:
+    """σ, where privacy losses can be computed in double precision (0 is for the caller).
+
+    Raises:
+        ValueError: if σ is not 0 and beyond 1e-3 and 1e9, where losses over- or underflow.
+    """
+    sigma = mechanism.noise_multiplier
+    if sigma != 0.0 and not SMALLEST_SIGMA <= sigma <= 1e9:
+        raise ValueError(
+            f"noise_multiplier={sigma:g}: privacy losses are computed for 0 and from "
+            f"{SMALLEST_SIGMA:g} to 1e+09; choose σ in that range (below it, nothing is protected)"
+        )
+    return sigma
+
+
+def check_epsilon(epsilon: float, *, name: str = "epsilon") -> float:
+    """A target ε as a float, if it means something.
+
+    Args:
+        epsilon: the target.
+        name: of the argument.
+
+    Raises:
+        TypeError: if ε is no number.
+        ValueError: if it is not positive and finite.
+    """
+    return checks.number(name, epsilon, above=0, remedy="8 is a common choice")
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Silence about a large δ (see ``check_delta``), of which the caller was warned."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"delta=\S+ is not below", category=UserWarning)
+        yield
+
+
+def check_delta(
+    delta: float, scheme: Scheme, *, name: str = "delta", large: Literal["warn", "refuse"] = "warn"
+) -> float:
+    """A target δ as a float, if it is in (0, 1).
+
+    Args:
+        delta: the target.
+        scheme: who is protected.
+        name: of the argument.
+        large: what to do about a δ so large that it protects nobody. A question about it may be
+            asked; nothing is to be trained for it.
+
+    Raises:
+        TypeError: if δ is no number.
+        ValueError: if it is not in (0, 1), or too large.
+    """
+    users = scheme.unit.kind == "user"
+    number, one = ("(number of users)", "user") if users else ("N", "example")
+    delta = checks.number(
+        name,
+        delta,
+        above=0,
+        below=1,
+        remedy=f"e.g. 1/(2·{scheme.population}), half of 1/{number}",
+    )
+    if delta >= 1.0 / scheme.population:
+        count = f"{scheme.population} users" if users else f"N = {scheme.population}"
+        remark = (
+            f"{name}={delta:g} is not below 1/{number} = {1.0 / scheme.population:g} ({count}): "
+            f"such a guarantee allows publishing everything about a random {one} outright; use "
+            "half of that or less"
+        )
+        if large == "refuse":
+            raise ValueError(remark)
+        warnings.warn(remark, UserWarning, stacklevel=3)
+    return delta

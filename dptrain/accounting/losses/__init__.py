@@ -1,0 +1,1 @@
+"""Privacy losses of Gaussians and their mixtures, and their composition."""

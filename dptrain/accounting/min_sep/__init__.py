@@ -1,0 +1,1 @@
+"""Accountants of b-min-sep sampling."""

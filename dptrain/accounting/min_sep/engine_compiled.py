@@ -1,0 +1,172 @@
+"""Host side of the compiled b-min-sep engine, and the bound on its rounding."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.accounting.min_sep.law import CHUNK_BYTES, MinSepLaw
+from dptrain.accounting.min_sep.recursion import log_gauge, rescale_interval
+from dptrain.accounting.simulation.simulation import Direction
+from dptrain.core.arrays import Array
+
+LANES = 4096  # samples a chunk; a thread works on 128 of them at a time
+LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48
+PAIR_ERROR = 2e-12  # Euclidean error of a pair of normals
+BREACH = 12.0  # C^T z beyond this many standard deviations spoils a sample
+UNIT = 2.0**-53
+
+
+def available() -> bool:
+    """Whether numba can be imported (optional extra ``fast``)."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def table_bytes(law: MinSepLaw) -> int:
+    """Bytes a thread needs beyond the recursion's windows: participation times and products."""
+    return 4 * 128 * ((law.steps - 1) // law.min_sep + 1) + 8 * (law.bands + 1) * law.bands
+
+
+def refusal(law: MinSepLaw) -> str | None:
+    """Why the compiled engine cannot draw from a law here, with a remedy, or ``None``."""
+    if not available():
+        return "numba is not installed; install dptrain[fast], or use engine='numpy'"
+    if table_bytes(law) > CHUNK_BYTES or law.steps >= 1 << 31:
+        return "its tables would not stay small for so many steps or bands; use engine='numpy'"
+    return None
+
+
+def rounding_bound(law: MinSepLaw, sigma: float) -> float:
+    """Bound on what rounding takes from a loss drawn by the compiled or the tensor engine.
+
+    *The statement.* Let the generator's words be independent and uniform. Then the losses drawn
+    are coupled with exact ones, L of independent samples, such that drawn ≥ L always: a drawn loss
+    is +∞ where the sample is *spoiled*, and else the computed loss plus this bound.
+
+    *Draws.* A pair of exact normals is √(-2 log U)·(cos θ, sin θ), with U and the place of θ in its
+    quarter uniform reals. Their 84 and 42 leading bits are the words drawn, which couples the two;
+    the engine takes the middle of each cell. Unspoiled are 2^-48 ≤ U < 1 - 2^-48. Half a cell of U
+    moves E = -log U by ≤ 2^-85 / 2^-48 = 2^-37, and R = √(2E) by ≤ 2^-37/8.1 = 9e-13 at the lower
+    end, by less elsewhere (2^-85/(U R) falls with U, as U R rises up to U = e^{-1/2}; above √½ the
+    cell has 64 bits, 1 - U ≥ 2^-48, and ΔE/R ≤ 2^-65/2^-23.5 < 4e-13). θ moves by ≤ (π/2) 2^-43,
+    the normals by 8.16 times that, 1.46e-12. The series end within 1e-14 (the logarithm's first
+    term left out is s^18/19 of it, s ≤ .172; sine's (π/4)^15/15!, cosine's (π/4)^16/16!): together,
+    with float64's roundings, √(9e-13² + 1.46e-12²) + 3e-14·8.16 < 2e-12 = PAIR_ERROR.
+    Gaps are ⌊E/rate⌋: a sample is spoiled if E/rate lies within its error of an integer, likewise
+    the warm start. So patterns are exact, unless spoiled. P(spoiled) < n 2^-47 (and the few gaps):
+    it costs δ less than 1e-11 at n = 2,000 and is charged by itself.
+
+    *From normals to losses.* log P/Q = log Σ_x Pr[x] e^{<Cx,z>/σ + terms without z}, a soft
+    maximum: a change of z by Δ moves it by at most max_x <Cx, Δ>/σ ≤ sensitivity·‖Δ‖/σ, and
+    ‖Δ‖ ≤ PAIR_ERROR √(pairs).
+
+    *From exponents to losses.* Likewise an error ≤ e of each of the n exponents moves a loss by
+    ≤ m e, m = ⌈n/b⌉ ≥ the participations of any pattern; and a relative error of each of the n
+    positive steps f ← (1-p) f' + p e^u f'' adds up. With u the unit roundoff: C^T z, T products
+    of normals ≤ 8.16, has an error ≤ (T+2) u ‖c‖₁ 8.16, times 1/σ (two roundings more); <c_i, Cx> ≤
+    2‖c‖² has one ≤ (T'+4) u of it. Here T ≤ bands + 11 and T' = bands; the tensor engine's
+    products of dense blocks of B = max(16, bands) rows have T ≤ 2B, T' ≤ 5B, zeros counted. e^x,
+    |x| ≤ X = 12 r + 2.5 r², r = ‖c‖/σ, has one of 1e-14 (the series goes on by less than
+    (.347)^12/12! e^.35 ≤ 9e-15) plus 2 u X; a participation's weight one of 4 u (X + |log p| +
+    b |log(1-p)|); a step 4 u, and in log space 8 u times the largest |log f|; renewals multiply by
+    powers of two.
+    The result is twice the sum.
+    """
+    u, rate = UNIT, abs(math.log(law.probability))
+    norm, total = math.sqrt(float(law.squared_norms[0])), float(law.coefficients.sum())
+    most, ratio = -(-law.steps // law.min_sep), norm / sigma
+    largest = BREACH * ratio + 2.5 * ratio**2
+    gauge = abs(log_gauge(law.probability))
+    draws = law.sensitivity / sigma * PAIR_ERROR * math.sqrt(law.steps / 2 + 1)
+    product = (4 * law.block_rows + 15) * u * total * LARGEST_NORMAL / sigma
+    signal = (6 * law.block_rows + 15) * u * 2.0 * ratio**2
+    weight = 4.0 * u * (largest + rate + law.min_sep * gauge)
+    exponent = product + signal + 1.2e-14 + 2.0 * u * largest + weight
+    keep = abs(math.log1p(-law.probability)) if law.probability < 1.0 else 0.0
+    magnitude = 1.0 + most * (largest + rate) + law.steps * keep
+    step = 4.0 * u if interval(law, sigma) else 8.0 * u * magnitude
+    return 2.0 * (draws + most * exponent + law.steps * step + 16.0 * u * magnitude)
+
+
+def interval(law: MinSepLaw, sigma: float) -> int:
+    """Rows between two renewals of the scale; 0 where only the logarithmic recursion is safe."""
+    norm = math.sqrt(float(law.squared_norms[0]))
+    every = rescale_interval(
+        probability=law.probability,
+        min_sep=law.min_sep,
+        warm_start=law.warm_start,
+        norm=norm,
+        sigma=sigma,
+    )
+    return every or 0
+
+
+def kernel_arguments(
+    law: MinSepLaw, sigmas: Sequence[float], directions: Sequence[Direction]
+) -> tuple[Any, ...]:
+    """What ``min_sep_kernel.log_ratios`` needs between the generators and the result."""
+    from dptrain.accounting.min_sep import engine_kernel as kernel
+
+    c, bands = law.coefficients, law.bands
+    tail = -(-(bands + kernel.TILE - 1) // kernel.TAPS) * kernel.TAPS - bands
+    padded = np.concatenate([np.zeros(kernel.TILE - 1), c, np.zeros(tail + kernel.TILE - 1)])
+    cross = np.zeros((bands + 1, bands))
+    for d in range(bands):
+        sums = np.cumsum(c[: bands - d] * c[d:])
+        cross[1:, d] = sums[np.minimum(np.arange(bands), bands - d - 1)]
+    scales = 1.0 / np.asarray(sigmas, dtype=np.float64)
+    every = np.array([interval(law, sigma) for sigma in sigmas], dtype=np.int64)
+    logs = math.log(law.probability) - np.outer(scales**2, law.squared_norms / 2.0)
+    linear = every > 0
+    logs[linear] = np.exp(logs[linear] - law.min_sep * log_gauge(law.probability))
+    limit = BREACH * math.sqrt(float(law.squared_norms[0]))
+    signals = np.array([direction == "remove" for direction in directions])
+    return (
+        law.steps, law.min_sep, law.probability, law.warm_start, padded, bands, cross, limit,
+        scales, logs, every, signals,
+    )  # fmt: skip
+
+
+def generators(rng: np.random.Generator, blocks: int, lanes: int) -> npt.NDArray[np.uint64]:
+    """States of xoshiro256++ for noise and participations: shape (2, blocks, 4 lanes)."""
+    return rng.integers(0, 1 << 64, size=(2, blocks, 4 * lanes), dtype=np.uint64)
+
+
+def sample(
+    law: MinSepLaw,
+    sigmas: Sequence[float],
+    directions: Sequence[Direction],
+    rng: np.random.Generator,
+    size: int,
+) -> Array:
+    """Losses, shape (len(directions), len(sigmas), size): see ``sample_losses``.
+
+    The values for one σ or direction do not depend on the others, bit for bit, but that a sample
+    spoiled by its participations is so in both directions.
+    """
+    from dptrain.accounting.min_sep import engine_kernel as kernel
+
+    blocks = -(-size // kernel.LANES)
+    noise, events = generators(rng, blocks, kernel.LANES)
+    arguments = kernel_arguments(law, sigmas, directions)
+    losses = np.empty((len(directions), len(sigmas), blocks * kernel.LANES))
+    out = np.empty((len(directions), len(sigmas), kernel.LANES))
+    for block in range(blocks):
+        kernel.log_ratios(noise[block], events[block], *arguments, out)
+        losses[..., block * kernel.LANES : (block + 1) * kernel.LANES] = out
+    return upper_losses(law, sigmas, directions, losses[..., :size])
+
+
+def upper_losses(
+    law: MinSepLaw, sigmas: Sequence[float], directions: Sequence[Direction], log_ratios: Array
+) -> Array:
+    """Losses from log P/Q: raised by the rounding's bound, +∞ where spoiled (NaN)."""
+    signs = np.array([1.0 if direction == "remove" else -1.0 for direction in directions])
+    bounds = np.array([rounding_bound(law, sigma) for sigma in sigmas])
+    losses = log_ratios * signs[:, None, None] + bounds[:, None]
+    return np.where(np.isnan(losses), np.inf, losses)

@@ -1,0 +1,362 @@
+"""Compiled draws and recursion of b-min-sep losses: normals, filter, exponential, recursion fused.
+
+LANES examples advance together, row by row from the last to the first, and nothing leaves the
+caches. Everything is float64. What is rounded, and why a loss is none the smaller for it, is stated
+and proved in ``dptrain.accounting.min_sep.engine_compiled``; contraction to fused multiply-adds is
+the only liberty the compiler has, and it only drops roundings.
+
+All compiled functions are in this one file because a cached kernel is renewed when its own file
+changes, not when a function it calls does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
+
+LANES = 128  # a multiple of any vector's width; 16 bands work on 150 kB
+ROWS = 16  # least number of rows filtered together; a multiple of TILE
+TILE, TAPS = 4, 8  # rows and coefficients of one pass of the filter
+
+U = np.uint64
+_ANGLE_BITS, _EXTRA_BITS = 42, 20
+_SIGN, _SWAP = U(1 << 63), U(1 << 62)
+_EDGE, _BOTH_EDGES = U(1 << 16), U(1 << 17)
+_ROOT_HALF = np.int64(np.float64(math.sqrt(0.5)).view(np.int64))
+_LN2 = math.log(2.0)
+_LN2_HIGH = 6.93147180369123816490e-01  # its last 21 bits are zero: k _LN2_HIGH is exact
+_LN2_LOW = 1.90821492927058770002e-10
+_ROUND = 1.5 * 2.0**52  # adding and subtracting it rounds to an integer
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    options: dict[str, Any] = dict(nogil=True, fastmath={"contract"}, error_model="numpy")
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return njit(**options)(function)
+
+
+@intrinsic
+def _as_float(typingctx: Any, word: Any) -> Any:
+    return types.float64(word), lambda c, b, s, args: b.bitcast(args[0], ir.DoubleType())
+
+
+@intrinsic
+def _as_int(typingctx: Any, value: Any) -> Any:
+    return types.int64(value), lambda c, b, s, args: b.bitcast(args[0], ir.IntType(64))
+
+
+@_compile
+def _rotl(x, k):  # type: ignore[no-untyped-def]
+    return (x << U(k)) | (x >> U(64 - k))
+
+
+@_compile
+def _next(a, b, c, d):  # type: ignore[no-untyped-def]
+    """A word of xoshiro256++ (Blackman & Vigna 2021) and the next state."""
+    word = _rotl(a + d, 23) + a
+    t = b << U(17)
+    c ^= a
+    d ^= b
+    b ^= c
+    a ^= d
+    c ^= t
+    return word, a, b, c, _rotl(d, 45)
+
+
+@_compile
+def _exp(x):  # type: ignore[no-untyped-def]
+    """e^x for |x| ≤ 700: Taylor's series to degree 11 on |r| ≤ (log 2)/2."""
+    t = x * 1.4426950408889634 + _ROUND
+    k = t - _ROUND
+    r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    q = 1 / 3628800.0 + r * (1 / 39916800.0)
+    q = 1 / 720.0 + r * (1 / 5040.0 + r * (1 / 40320.0 + r * (1 / 362880.0 + r * q)))
+    q = 1.0 + r * (1.0 + r * (1 / 2.0 + r * (1 / 6.0 + r * (1 / 24.0 + r * (1 / 120.0 + r * q)))))
+    return _as_float(_as_int(q) + (_as_int(t) << np.int64(52)))
+
+
+@_compile
+def normals(state, rows, spoiled):  # type: ignore[no-untyped-def]
+    """Two rows of normals from two words a lane.
+
+    Box-Muller: radius √(-2 log U), U of 84 bits, angle of 42 bits within a quarter of the circle,
+    the quarter by a sign and an exchange. A lane whose U is near 0 or 1 is marked as spoiled.
+    """
+    for i in range(LANES):
+        a, b = state[i], state[LANES + i]
+        first, a, b, c, d = _next(a, b, state[2 * LANES + i], state[3 * LANES + i])
+        second, a, b, c, d = _next(a, b, c, d)
+        state[i], state[LANES + i], state[2 * LANES + i], state[3 * LANES + i] = a, b, c, d
+
+        spoiled[i] |= np.int64(first + _EDGE < _BOTH_EDGES)
+        # log U = k log 2 + log(1 + f); where k = 0, f comes from 1 - U, which is more precise.
+        extra = np.float64(np.int64(second & U((1 << _EXTRA_BITS) - 1))) + 0.5
+        u = np.float64(first) * 2.0**-64 + extra * 2.0**-84
+        bits = _as_int(u)
+        k = (bits - _ROOT_HALF) >> np.int64(52)
+        f = _as_float(bits - (k << np.int64(52))) - 1.0
+        near_one = (np.float64(np.int64(first)) + 0.5) * 2.0**-64
+        f = near_one if k == 0 else f
+        s = f / (2.0 + f)
+        v = s * s
+        p = 1 / 9.0 + v * (1 / 11.0 + v * (1 / 13.0 + v * (1 / 15.0 + v * (1 / 17.0))))
+        p = 1.0 + v * (1 / 3.0 + v * (1 / 5.0 + v * (1 / 7.0 + v * p)))
+        radius = math.sqrt(-2.0 * (np.float64(k) * _LN2 + 2.0 * s * p))
+        radius = _as_float(_as_int(radius) ^ np.int64(second & _SIGN))
+
+        turn = np.int64((second >> U(_EXTRA_BITS)) & U((1 << _ANGLE_BITS) - 1))
+        angle = (np.float64(turn) + (0.5 - 2.0**41)) * (math.pi / 2 * 2.0**-42)
+        v = angle * angle
+        p = 1 / 362880.0 + v * (-1 / 39916800.0 + v * (1 / 6227020800.0))
+        p = v * (-1 / 6.0 + v * (1 / 120.0 + v * (-1 / 5040.0 + v * p)))
+        sine = p * angle + angle
+        p = 1 / 40320.0 + v * (-1 / 3628800.0 + v * (1 / 479001600.0 + v * (-1 / 87178291200.0)))
+        cosine = 1.0 + v * (-1 / 2.0 + v * (1 / 24.0 + v * (-1 / 720.0 + v * p)))
+        swap = (second & _SWAP) != U(0)
+        rows[i] = radius * (sine if swap else cosine)
+        rows[LANES + i] = radius * (cosine if swap else sine)
+
+
+@_compile
+def _exponential(state, lane):  # type: ignore[no-untyped-def]
+    """(E, bound on its error, U) with E = -log U, U of 64 bits; a bound < 0 means: spoiled."""
+    a, b = state[lane], state[LANES + lane]
+    word, a, b, c, d = _next(a, b, state[2 * LANES + lane], state[3 * LANES + lane])
+    state[lane], state[LANES + lane] = a, b
+    state[2 * LANES + lane], state[3 * LANES + lane] = c, d
+    u = (np.float64(word) + 0.5) * 2.0**-64
+    value = -math.log(u)
+    error = 2.0**-64 / u + 2.0**-50 * (1.0 + value)
+    return value, (-1.0 if word < _EDGE else error), u
+
+
+@_compile
+def participations(steps, min_sep, probability, warm, state, times, counts, spoiled):  # type: ignore[no-untyped-def]
+    """Participation times of LANES examples: times[k, lane] ascending, counts[lane] of them.
+
+    A gap is ⌊E/rate⌋, geometric if E were exact; a lane is spoiled where an error could change it.
+    """
+    rate = -math.log1p(-probability) if probability < 1.0 else math.inf
+    for lane in range(LANES):
+        at, count = 0.0, 0
+        if warm and min_sep > 1:
+            # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
+            u = _exponential(state, lane)[2] * (1.0 + (min_sep - 1) * probability)
+            past = (u - 1.0) / probability
+            error = 2.0**-50 * (1.0 + u) / probability
+            whole = math.floor(past)
+            if past > -0.5 and (past - whole <= error or past - whole >= 1.0 - error):
+                spoiled[lane] |= 1
+            if past >= 0.0:
+                at = min(1.0 + whole, min_sep - 1.0)
+        while at < steps:
+            if probability < 1.0:
+                value, error, u = _exponential(state, lane)
+                gap = value / rate
+                margin = error / rate
+                if error < 0.0:
+                    spoiled[lane] |= 1
+                    break
+                if gap - margin > steps:
+                    break
+                whole = math.floor(gap)
+                if gap - whole <= margin or gap - whole >= 1.0 - margin:
+                    spoiled[lane] |= 1
+                at += whole
+                if at >= steps:
+                    break
+            times[count, lane] = np.int32(at)
+            count += 1
+            at += min_sep
+        counts[lane] = count
+
+
+@_compile
+def _tile(noise, out, c, keep):  # type: ignore[no-untyped-def]
+    """Add TAPS rows of noise to TILE rows of the product, as far as coefficients reach."""
+    c0, c1, c2, c3, c4, c5 = c[0], c[1], c[2], c[3], c[4], c[5]
+    c6, c7, c8, c9, c10 = c[6], c[7], c[8], c[9], c[10]
+    n = LANES
+    for i in range(n):
+        z0, z1, z2, z3 = noise[i], noise[n + i], noise[2 * n + i], noise[3 * n + i]
+        z4, z5, z6, z7 = noise[4 * n + i], noise[5 * n + i], noise[6 * n + i], noise[7 * n + i]
+        three = c0 * z0 + c1 * z1 + c2 * z2 + c3 * z3 + c4 * z4 + c5 * z5 + c6 * z6 + c7 * z7
+        two = c1 * z0 + c2 * z1 + c3 * z2 + c4 * z3 + c5 * z4 + c6 * z5 + c7 * z6 + c8 * z7
+        one = c2 * z0 + c3 * z1 + c4 * z2 + c5 * z3 + c6 * z4 + c7 * z5 + c8 * z6 + c9 * z7
+        zero = c3 * z0 + c4 * z1 + c5 * z2 + c6 * z3 + c7 * z4 + c8 * z5 + c9 * z6 + c10 * z7
+        out[3 * n + i] = keep * out[3 * n + i] + three
+        out[2 * n + i] = keep * out[2 * n + i] + two
+        out[n + i] = keep * out[n + i] + one
+        out[i] = keep * out[i] + zero
+
+
+@_compile
+def _filter(noise, padded, rows, out):  # type: ignore[no-untyped-def]
+    """out_r = Σ_k c_k noise_{r+k}; ``padded`` is c between zeros."""
+    for r in range(0, rows, TILE):
+        for m in range(0, padded.size - TAPS - TILE + 1, TAPS):
+            low, high = (r + m) * LANES, (r + m + TAPS) * LANES
+            tile = out[r * LANES : (r + TILE) * LANES]
+            _tile(noise[low:high], tile, padded[m : m + TAPS + TILE - 1], 0.0 if m == 0 else 1.0)
+
+
+@_compile
+def _add_signal(start, rows, steps, bands, cross, times, left, out):  # type: ignore[no-untyped-def]
+    """Rows start, …, start+rows-1 of C^T C x; left[lane] events may still be seen."""
+    out[:] = 0.0
+    for lane in range(LANES):
+        seen = left[lane]
+        while seen > 0 and times[seen - 1, lane] >= start + rows + bands - 1:
+            seen -= 1
+        left[lane] = seen
+        while seen > 0 and times[seen - 1, lane] > start - bands:
+            seen -= 1
+            t = np.int64(times[seen, lane])
+            for i in range(max(start, t - bands + 1, 0), min(start + rows, t + bands, steps)):
+                cut = min(bands, steps - max(i, t))  # the end of C cuts the later column
+                out[(i - start) * LANES + lane] += cross[cut, abs(i - t)]
+
+
+@_compile
+def _mark(values, limit, spoiled):  # type: ignore[no-untyped-def]
+    for i in range(LANES):
+        spoiled[i] |= np.int64(not abs(values[i]) <= limit)
+
+
+@_compile
+def _linear(product, signal, scale, weight, keep, after, current):  # type: ignore[no-untyped-def]
+    for i in range(LANES):
+        x = scale * product[i] + scale * scale * signal[i]
+        current[i] = keep * after[i] + weight * _exp(x) * current[i]
+
+
+@_compile
+def _logarithmic(product, signal, scale, weight, keep, after, current):  # type: ignore[no-untyped-def]
+    for i in range(LANES):
+        x = scale * product[i] + scale * scale * signal[i]
+        taken, kept = weight + x + current[i], keep + after[i]
+        high, low = max(taken, kept), min(taken, kept)
+        current[i] = high + math.log1p(math.exp(low - high))
+
+
+@_compile
+def _rescale(window, min_sep, top, exponents):  # type: ignore[no-untyped-def]
+    """Divide every lane by the power of two below its largest value: exact."""
+    top[:] = 0.0
+    for j in range(min_sep):
+        row = window[j * LANES : (j + 1) * LANES]
+        for i in range(LANES):
+            top[i] = max(top[i], row[i])
+    for i in range(LANES):
+        k = (_as_int(top[i]) >> np.int64(52)) - np.int64(1023)
+        exponents[i] += k
+        top[i] = _as_float((np.int64(1023) - k) << np.int64(52))
+    for j in range(min_sep):
+        row = window[j * LANES : (j + 1) * LANES]
+        for i in range(LANES):
+            row[i] *= top[i]
+
+
+@_compile
+def _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, linear, out):  # type: ignore[no-untyped-def]
+    """log P/Q of every lane once row 0 has been consumed."""
+    for i in range(LANES):
+        if linear:
+            total = window[i]
+            for j in range(1, min_sep if warm else 1):
+                total += probability * math.exp(-j * log_gauge) * window[j * LANES + i]
+            out[i] = math.log(total) + exponents[i] * _LN2 + steps * log_gauge
+        else:
+            top = window[i]
+            for j in range(1, min_sep if warm else 1):
+                top = max(top, window[j * LANES + i])
+            total = math.exp(window[i] - top)
+            for j in range(1, min_sep if warm else 1):
+                total += probability * math.exp(window[j * LANES + i] - top)
+            out[i] = math.log(total) + top
+        if warm:
+            out[i] -= math.log1p((min_sep - 1) * probability)
+
+
+# fmt: off
+@_compile
+def log_ratios(  # type: ignore[no-untyped-def]
+    noise_state, event_state, steps, min_sep, probability, warm, padded, bands, cross, limit,
+    scales, weights, every, signals, out,
+):
+    # fmt: on
+    """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (direction, σ, lanes).
+
+    Args:
+        noise_state: generators of one block of LANES, like ``event_state``.
+        padded: see ``_filter``. ``cross``: [k, d] = Σ_{j<k} c_j c_{j+d}.
+        limit: a lane is spoiled where a row of C^T z exceeds it.
+        scales: 1/σ. ``weights``: of a participation, shape (σ, steps), as a logarithm where
+            ``every``, the rows between two renewals of the scale, is 0: no linear recursion.
+        signals: a flag a direction: whether y ~ P.
+    """
+    rows = max(ROWS, -(-bands // TILE) * TILE)
+    halo, size = (bands - 1) * LANES, rows * LANES
+    noise = np.zeros(size + (padded.size - TILE + 1) * LANES)
+    # Zeros, not np.empty: a first pass of the filter multiplies the old product by nought.
+    product, signal, quiet = np.zeros(size), np.zeros(size), np.zeros(size)
+    window = np.empty((signals.size, scales.size, min_sep * LANES))
+    exponents = np.zeros((signals.size, scales.size, LANES), dtype=np.int64)
+    after, top = np.empty(LANES), np.empty(LANES)
+    spoiled = np.zeros(LANES, dtype=np.int64)
+    left = np.zeros(LANES, dtype=np.int64)
+    drawn = signals.any()
+    times = np.empty(((steps - 1) // min_sep + 1 if drawn else 0, LANES), dtype=np.int32)
+    if drawn:
+        participations(steps, min_sep, probability, warm, event_state, times, left, spoiled)
+    log_gauge = math.log1p(-probability) if probability <= 0.5 else 0.0
+    for j in range(min_sep):  # g_{n+j} = r^j, f_{n+j} = 1
+        place = (steps + j) % min_sep * LANES
+        for k in range(scales.size):
+            start_value = math.exp(j * log_gauge) if every[k] > 0 else 0.0
+            window[:, k, place : place + LANES] = start_value
+
+    for start in range(steps - rows, -rows, -rows):
+        noise[size : size + halo] = noise[:halo]
+        first = max(0, -start)
+        for i in range(first - first % 2, rows, 2):
+            normals(noise_state, noise[i * LANES : (i + 2) * LANES], spoiled)
+        _filter(noise, padded, rows, product)
+        for i in range(first, rows):
+            _mark(product[i * LANES : (i + 1) * LANES], limit, spoiled)
+        if drawn:
+            _add_signal(start, rows, steps, bands, cross, times, left, signal)
+        for index in range(signals.size):
+            added = signal if signals[index] else quiet
+            for k in range(scales.size):
+                g, log_space = window[index, k], every[k] == 0
+                keep = 1.0 if probability <= 0.5 else 1.0 - probability
+                if log_space:
+                    keep = math.log1p(-probability) if probability < 1.0 else -math.inf
+                for i in range(rows - 1, first - 1, -1):
+                    low, row = i * LANES, start + i
+                    place, place_after = row % min_sep * LANES, (row + 1) % min_sep * LANES
+                    after[:] = g[place_after : place_after + LANES]
+                    x, y = product[low : low + LANES], added[low : low + LANES]
+                    current, weight = g[place : place + LANES], weights[k, row]
+                    if log_space:
+                        _logarithmic(x, y, scales[k], weight, keep, after, current)
+                    else:
+                        _linear(x, y, scales[k], weight, keep, after, current)
+                        if (steps - row) % every[k] == 0:
+                            _rescale(g, min_sep, top, exponents[index, k])
+    for index in range(signals.size):
+        for k in range(scales.size):
+            g, shift, linear = window[index, k], exponents[index, k], every[k] > 0
+            _ratio(g, shift, min_sep, probability, warm, log_gauge, steps, linear, out[index, k])
+            for i in range(LANES):
+                if spoiled[i] != 0:
+                    out[index, k, i] = math.nan

@@ -1,0 +1,227 @@
+"""Privacy losses of b-min-sep sampling on a torch device: many examples, row by row, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from dptrain.accounting.min_sep.engine_compiled import BREACH, interval, upper_losses
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.recursion import log_gauge
+from dptrain.accounting.simulation.simulation import Direction
+from dptrain.core.arrays import Array
+
+LANES = 1 << 17  # a row's kernel then takes longer than its launch
+DEVICE_BYTES = 1 << 30
+EDGE = 1 << 16
+
+
+def lanes(law: MinSepLaw) -> int:
+    """Samples a chunk: ``LANES``, or fewer so that a chunk stays within DEVICE_BYTES."""
+    rows = 9 * law.block_rows + 4 * law.bands + 14 * law.min_sep  # windows of seven σ, twice
+    events = 4 * ((law.steps - 1) // law.min_sep + 2)
+    return max(1, min(LANES, DEVICE_BYTES // (8 * (rows + events))))
+
+
+class _Words(NamedTuple):
+    """Source of uniform 64-bit words on one device."""
+
+    generator: torch.Generator
+    device: torch.device
+
+    def draw(self, *shape: int) -> torch.Tensor:
+        words = torch.empty(shape, dtype=torch.int64, device=self.device)
+        return words.random_(-(1 << 63), None, generator=self.generator)
+
+    def log_uniform(
+        self, words: torch.Tensor, extra: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(-log U, U near 0 or 1) where U = words / 2^64 mod 1, refined by 20 extra bits."""
+        low = words.double() * 2.0**-64
+        fine = 2.0**-65 if extra is None else (extra.double() + 0.5) * 2.0**-84
+        value = torch.where(words < 0, torch.log1p(low + 2.0**-65), torch.log(low + fine))
+        return -value, (words >= -EDGE) & (words < EDGE)
+
+    def normals(self, out: torch.Tensor, spoiled: torch.Tensor) -> None:
+        """Fill two rows a pair: out has shape (pairs, 2, lanes). See ``rounding_bound``."""
+        pairs, _, count = out.shape
+        first, second = self.draw(pairs, count), self.draw(pairs, count)
+        energy, edge = self.log_uniform(first, second & ((1 << 20) - 1))
+        spoiled |= edge.any(0)
+        radius = torch.sqrt(2.0 * energy) * (1.0 - 2.0 * (second < 0).double())
+        turn = (second >> 20) & ((1 << 42) - 1)
+        angle = (turn.double() + (0.5 - 2.0**41)) * (math.pi / 2 * 2.0**-42)
+        sine, cosine = radius * torch.sin(angle), radius * torch.cos(angle)
+        swap = ((second >> 62) & 1).bool()
+        out[:, 0] = torch.where(swap, sine, cosine)
+        out[:, 1] = torch.where(swap, cosine, sine)
+
+
+def _participations(
+    law: MinSepLaw, words: _Words, count: int, spoiled: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(times, lanes) of all participations, times ascending; draws near a jump spoil their lane."""
+    p, n, b = law.probability, law.steps, law.min_sep
+    at = torch.zeros(count, dtype=torch.float64, device=words.device)
+
+    def whole(value: torch.Tensor, margin: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+        floor = value.floor()
+        near = (value - floor <= margin) | (value - floor >= 1.0 - margin)
+        spoiled.logical_or_(near & alive)
+        return floor
+
+    if law.warm_start and b > 1:
+        drawn = words.draw(count)
+        u = (drawn < 0).double() + drawn.double() * 2.0**-64
+        u = u * (1.0 + (b - 1) * p)
+        past = (u - 1.0) / p
+        floor = whole(past, 2.0**-50 * (1.0 + u) / p, past > -0.5)
+        at = torch.where(past >= 0.0, (1.0 + floor).clamp(max=b - 1.0), at)
+    rate = -math.log1p(-p) if p < 1.0 else math.inf
+    found = []
+    while True:
+        alive = at < n
+        if p < 1.0:
+            drawn = words.draw(count)
+            energy, edge = words.log_uniform(drawn)
+            # U within half a cell, 2^-65; below one half that is 2^-64/U of E, as 1/U = e^E.
+            margin = (2.0**-64 * energy.exp() + 2.0**-50 * (1.0 + energy)) / rate
+            spoiled |= edge & (drawn >= 0) & alive
+            gap = energy / rate
+            at = at + whole(gap, margin, alive & (gap - margin <= n))
+        if not bool((at < n).any()):
+            break
+        found.append(at.clamp(max=n).long())
+        at = at + b
+    if not found:
+        empty = torch.empty(0, dtype=torch.int64, device=words.device)
+        return empty, empty
+    keys, order = torch.sort(torch.cat(found), stable=True)
+    inside = int((keys < n).sum())
+    return keys[:inside], order[:inside] % count
+
+
+class _Window:
+    """f_i, …, f_{i+b-1} of one σ and direction: the two recursions of ``min_sep_recursion``."""
+
+    def __init__(self, law: MinSepLaw, sigma: float, count: int, device: torch.device) -> None:
+        self._law, self._every = law, interval(law, sigma)
+        self._gauge = log_gauge(law.probability) if self._every else 0.0
+        p, b = law.probability, law.min_sep
+        self._rows = torch.zeros((b, count), dtype=torch.float64, device=device)
+        self._shift = torch.zeros(count, dtype=torch.int64, device=device)
+        log_weights = math.log(p) - law.squared_norms / (2.0 * sigma**2)
+        if self._every:
+            for j in range(b):
+                self._rows[(law.steps + j) % b] = math.exp(j * self._gauge)
+            self._weights = np.exp(log_weights - b * self._gauge).tolist()
+            self._keep = 1.0 if self._gauge else 1.0 - p
+        else:
+            self._weights = log_weights.tolist()
+            self._keep = math.log1p(-p) if p < 1.0 else -math.inf
+
+    def consume(self, first_row: int, exponents: torch.Tensor) -> None:
+        """Rows of exponents, the last first; they are overwritten."""
+        b = self._law.min_sep
+        if self._every:
+            exponents.exp_()
+        for position in range(len(exponents) - 1, -1, -1):
+            row = first_row + position
+            after, current = self._rows[(row + 1) % b], self._rows[row % b]
+            if not self._every:
+                taken = exponents[position] + self._weights[row] + current
+                torch.logaddexp(after + self._keep, taken, out=current)
+                continue
+            kept = after if self._keep == 1.0 else after * self._keep
+            torch.addcmul(kept, exponents[position], current, value=self._weights[row], out=current)
+            if (self._law.steps - row) % self._every == 0:
+                exponent = torch.frexp(self._rows.amax(0))[1].long()
+                self._shift += exponent
+                self._rows *= torch.ldexp(torch.ones_like(kept), -exponent)
+
+    def log_ratio(self) -> torch.Tensor:
+        """log P/Q once row 0 has been consumed."""
+        law, p = self._law, self._law.probability
+        bars = torch.arange(law.min_sep, dtype=torch.float64, device=self._rows.device)
+        bars = bars[: law.min_sep if law.warm_start else 1, None]
+        logs = self._rows[: len(bars)].log() if self._every else self._rows[: len(bars)]
+        logs = logs - bars * self._gauge + bars.clamp(max=1.0) * math.log(p)
+        total = (
+            torch.logsumexp(logs, 0)
+            + self._shift.double() * math.log(2.0)
+            + law.steps * self._gauge
+        )
+        return total - (math.log1p((law.min_sep - 1) * p) if law.warm_start else 0.0)
+
+
+def _toeplitz(c: Array, rows: int, columns: int, shift: int) -> Array:
+    """M[i, j] = c[j - i + shift], zero outside c."""
+    index = np.arange(columns)[None, :] - np.arange(rows)[:, None] + shift
+    inside = (index >= 0) & (index < len(c))
+    return np.where(inside, c[np.clip(index, 0, len(c) - 1)], 0.0)
+
+
+def sample(
+    law: MinSepLaw,
+    sigmas: Sequence[float],
+    directions: Sequence[Direction],
+    rng: np.random.Generator,
+    size: int,
+    *,
+    device: str | torch.device = "cuda",
+) -> Array:
+    """Losses, shape (len(directions), len(sigmas), size), as ``min_sep_compiled.sample`` has them.
+
+    The draws of a seed are those of torch's generator on that kind of device.
+    """
+    place = torch.device(device)
+    generator = torch.Generator(place).manual_seed(int(rng.integers(0, 1 << 63)))
+    words = _Words(generator, place)
+    n, rows, halo = law.steps, law.block_rows, law.bands - 1
+    spoiled = torch.zeros(size, dtype=torch.bool, device=place)
+    # C^T over a block: row i reads z_i, …, z_{i+halo}. C^T C: the same over C x, which reads x.
+    forward = _toeplitz(law.coefficients, rows, rows + halo, 0)
+    columns = _toeplitz(law.coefficients[::-1], rows + halo, rows + 2 * halo, 0)
+    matrix = torch.from_numpy(forward).to(place)
+    gram = torch.from_numpy(forward @ columns).to(place)
+    last_gram = torch.from_numpy(forward[:, :rows] @ columns[:rows]).to(place)
+    limit = BREACH * math.sqrt(float(law.squared_norms[0]))
+    starts = list(range(n - rows, -rows, -rows))
+    signal = None
+    if "remove" in directions:
+        times, lane = _participations(law, words, size, spoiled)
+        edges = [(s - halo, s + rows + halo) for s in starts]
+        bounds = torch.searchsorted(times, torch.tensor(edges, device=place)).tolist()
+        x = torch.zeros((rows + 2 * halo, size), dtype=torch.float64, device=place)
+        signal = torch.empty((rows, size), dtype=torch.float64, device=place)
+    noise = torch.zeros((rows + halo + rows % 2, size), dtype=torch.float64, device=place)
+    product = torch.empty((rows, size), dtype=torch.float64, device=place)
+    windows = [[_Window(law, sigma, size, place) for sigma in sigmas] for _ in directions]
+    even = rows + rows % 2
+    pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=place)
+    for block, start in enumerate(starts):
+        first = max(0, -start)
+        noise[rows : rows + halo] = noise[:halo].clone()
+        words.normals(pairs, spoiled)
+        noise[:rows] = pairs.view(even, size)[:rows]
+        torch.mm(matrix, noise[: rows + halo], out=product)
+        spoiled |= ~(product[first:].abs() <= limit).all(0)
+        if signal is not None:
+            low, high = bounds[block]
+            x.zero_()
+            x[times[low:high] - (start - halo), lane[low:high]] = 1.0
+            torch.mm(last_gram if block == 0 else gram, x, out=signal)
+        for direction, by_sigma in zip(directions, windows, strict=True):
+            for sigma, window in zip(sigmas, by_sigma, strict=True):
+                exponents = product[first:] / sigma
+                if direction == "remove":
+                    assert signal is not None
+                    exponents.add_(signal[first:], alpha=1.0 / sigma**2)
+                window.consume(start + first, exponents)
+    ratios = torch.stack([torch.stack([w.log_ratio() for w in row]) for row in windows])
+    ratios.masked_fill_(spoiled, math.nan)
+    return upper_losses(law, sigmas, directions, ratios.cpu().numpy())

@@ -1,0 +1,51 @@
+"""The default accountant for b-min-sep sampling: importance sampling below a proven bound."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
+from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
+from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.simulation.weighted.accountant import (
+    Bounds,
+    TermsAtEpsilon,
+    WeightedAccountant,
+)
+from dptrain.mechanism import MatrixMechanism
+
+
+class _MinSepBounds(Bounds):
+    def __init__(self, curve: MinSepRenyiCurve) -> None:
+        self._curve = curve
+
+    @property
+    def curve(self) -> MinSepRenyiCurve:
+        return self._curve
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._curve.law.to_dict()
+
+    def tilted(self, sigma: float) -> TermsAtEpsilon:
+        return TiltedMinSep(self._curve, sigma).both
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MinSepImportance(WeightedAccountant):
+    """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``."""
+
+    name = "b-min-sep importance sampling"
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""
+        return min_sep_refusal(mechanism)
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Minutes at most at the usual δ."""
+        return Cost.MINUTES
+
+    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+        """Rényi divergences of small orders, and a Gaussian loss in the add direction."""
+        return _MinSepBounds(MinSepRenyiCurve(min_sep_law(mechanism)))

@@ -1,0 +1,146 @@
+"""The pair of distributions of b-min-sep sampling, and draws of one example's participations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.core.arrays import Array
+
+Indices = npt.NDArray[np.int64]
+
+# Samples advanced together: long enough to hide the cost of a call, short enough for the caches,
+# and below the size at which torch would split one operation over its own threads.
+LANES = 4096
+CHUNK_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class MinSepLaw:
+    """The pair P = C x + N(0, σ²I), Q = N(0, σ²I) of b-min-sep sampling, σ left open.
+
+    Args:
+        coefficients: first column of the Toeplitz strategy C, shape (bands,), non-negative.
+        probability: p in (0, 1], chance to take part when not barred.
+        min_sep: b ≥ bands; after a participation the next b-1 steps are barred.
+        steps: n ≥ 1.
+        warm_start: whether the bar is stationary at the start (Dong & Ganesh 2026, Algorithm 2)
+            rather than absent (Algorithm 1).
+
+    Raises:
+        ValueError: if a value is out of range, or bands exceed min_sep (the recursion needs
+            participations that touch disjoint rows).
+    """
+
+    coefficients: Array
+    probability: float
+    min_sep: int
+    steps: int
+    warm_start: bool
+
+    def __post_init__(self) -> None:
+        c = np.array(self.coefficients, dtype=np.float64)
+        if c.ndim != 1 or c.size == 0 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
+            raise ValueError("coefficients: expected a non-zero vector of finite values ≥ 0")
+        if not 0.0 < self.probability <= 1.0:
+            raise ValueError(f"probability={self.probability}: must lie in (0, 1]")
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: must be at least 1")
+        if c.size > self.min_sep:
+            raise ValueError(
+                f"{c.size} bands with min_sep={self.min_sep}: bands must not exceed min_sep; "
+                "use fewer bands or a larger min_sep"
+            )
+        c = c[: self.steps]
+        c.setflags(write=False)
+        object.__setattr__(self, "coefficients", c)
+
+    @property
+    def bands(self) -> int:
+        """Number of coefficients that fit into n rows."""
+        return int(self.coefficients.size)
+
+    @property
+    def squared_norms(self) -> Array:
+        """‖c_i‖² of every column, shape (steps,); the last bands-1 columns are cut at row n."""
+        cut = np.cumsum(self.coefficients**2)
+        rows_left = np.arange(self.steps, 0, -1)
+        return cut[np.minimum(rows_left, self.bands) - 1]
+
+    @property
+    def sensitivity(self) -> float:
+        """max ‖Cx‖ over patterns: columns b apart are orthogonal and norms never grow with i."""
+        return math.sqrt(float(self.squared_norms[:: self.min_sep].sum()))
+
+    @property
+    def participation(self) -> float:
+        """Chance that an example takes part at all, rounded up: the total variation at most.
+
+        P is (1-π) Q + π R for this π and some R, so ∫(P - e^ε Q)_+ ≤ π and ∫(Q - e^ε P)_+ ≤ π for
+        every ε ≥ 0 and σ.
+        """
+        p, barred = self.probability, np.zeros(1)
+        weights = np.ones(1)
+        if self.warm_start and self.min_sep > 1:
+            # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
+            barred = np.arange(min(self.min_sep, self.steps), dtype=np.float64)
+            weights = np.where(barred == 0, 1.0, p) / (1.0 + (self.min_sep - 1) * p)
+        free = self.steps - barred
+        never = free * math.log1p(-p) if p < 1.0 else np.full(free.shape, -math.inf)
+        return min(float(weights @ -np.expm1(never)) * (1.0 + 1e-12), 1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of everything the losses depend on, except σ."""
+        return {
+            "coefficients": self.coefficients.tolist(),
+            "probability": self.probability,
+            "min_sep": self.min_sep,
+            "steps": self.steps,
+            "warm_start": self.warm_start,
+        }
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of the sliding products computed by one matrix product."""
+        return max(16, self.bands)
+
+    @property
+    def lanes(self) -> int:
+        """Samples a chunk: ``LANES``, or fewer so that a chunk stays within CHUNK_BYTES."""
+        rows = 8 * self.block_rows + 3 * self.bands + 12 * self.min_sep  # windows of six σ, twice
+        events = 4 * (self.steps // self.min_sep + 1)
+        return max(1, min(LANES, CHUNK_BYTES // (8 * (rows + events))))
+
+
+def participations(law: MinSepLaw, rng: np.random.Generator, size: int) -> tuple[Indices, Indices]:
+    """Participation times of ``size`` examples, drawn by their gaps.
+
+    Returns:
+        (times, lanes): one entry per participation, times ascending.
+    """
+    start: npt.NDArray[np.float64] = np.zeros(size)
+    if law.warm_start and law.min_sep > 1:
+        # Barred for the next s steps: s = 0 has weight 1 and each of 1..b-1 has weight p.
+        u = rng.random(size) * (1.0 + (law.min_sep - 1) * law.probability)
+        start = np.where(
+            u < 1.0, 0.0, np.minimum(1.0 + (u - 1.0) // law.probability, law.min_sep - 1)
+        )
+    rate = -math.log1p(-law.probability) if law.probability < 1.0 else math.inf
+    # numpy sorts 16-bit keys by radix, eight times faster than wider ones.
+    key = np.uint16 if law.steps < 1 << 16 else np.int64
+    found, at = [np.empty(0, dtype=key)], start
+    while True:
+        # floor(Exp/rate) is geometric on 0, 1, …: Pr[> k] = e^{-rate (k+1)} = (1-p)^{k+1}.
+        at = at + np.floor(rng.standard_exponential(size) / rate)
+        if at.min(initial=law.steps) >= law.steps:
+            break
+        found.append(np.minimum(at, law.steps).astype(key))
+        at = at + law.min_sep
+    # Time n stands for "none left" and is sorted to the end.
+    keys = np.concatenate(found)
+    order = np.argsort(keys, kind="stable")[: np.count_nonzero(keys < law.steps)]
+    return keys[order].astype(np.int64), order % size

@@ -1,0 +1,252 @@
+"""Monte Carlo accountant for truncated b-min-sep sampling with a banded strategy.
+
+Privacy losses of truncated b-min-sep sampling with a banded Toeplitz strategy (bands ≤ b).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.monte_carlo import banded_refusal
+from dptrain.accounting.min_sep.recursion import make_recursion
+from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
+from dptrain.accounting.simulation.simulation import Direction, Simulation
+from dptrain.core.arrays import Array
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+
+# Entries of one array of steps times samples: 4 MB, of which about a dozen exist at a time.
+_ENTRIES = 1 << 19
+_MOST_LANES = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TruncatedMinSepLosses(Simulation):
+    """The pair of ``TruncatedMinSep`` under zero-out, exact for each simulated output.
+
+    Corollary D.2 of Dong & Ganesh 2026: public are the numbers r_t of other examples drawn; given
+    them, x and y are made from the same draws of the example, and from the same lottery:
+
+        x_t = 1, y_t = 0 if it is drawn and r_t < B,
+        x_t = 2, y_t = -1 if it is drawn, r_t ≥ B, and it is kept (probability B/(r_t + 1)),
+        x_t = y_t = 0 otherwise; P = C x + N(0, σ²I), Q = C y + N(0, σ²I).
+
+    Both are divided by R = N(0, σ²I): P/R is the recursion of b-min-sep sampling in which step i
+    multiplies by exp(u_i - h_i) if r_i < B, with u_i = <c_i, output>/σ², h_i = ‖c_i‖²/(2σ²), and by
+    k exp(2u_i - 4h_i) + 1 - k, k = B/(r_i + 1), if not; Q/R likewise by 1 and k exp(-u_i - h_i) +
+    1 - k. Columns c_i are cut at row n. Each is averaged over a warm start, then they are divided.
+
+    Why the pair dominates the mechanism under zero-out:
+
+    * *What is public.* Bars depend on an example's own draws, kept or not, so before the cut the
+      examples are independent, and the example's draws have one law in both worlds. Publish the
+      others' draws, a random order of those drawn in each step, and thereby r_t. If r_t ≥ B, the
+      example is kept with probability B/(r_t+1), independently, and then displaces the B-th in the
+      order, of gradient w_t; if it is cut, the first B are the batch. So step t's sum is what is
+      known, plus g_t (r_t < B), or plus g_t - w_t, if the example is drawn (and kept), where g_t is
+      its gradient; in the other world g_t = 0. |x_t| and |y_t| above bound these contributions.
+    * *From vectors to numbers, adaptively.* A pattern i of draws and lottery has the same
+      probability p_i in both worlds. In row j its mean is A_ij in P, B_ij in Q: vectors fixed by
+      the rows before (the known part is subtracted), ‖A_ij‖ ≤ a_ij = (C x)_j and ‖B_ij‖ ≤ b_ij =
+      -(C y)_j, as C ≥ 0. Write the divergence E_R[F(P/R, Q/R)] with F(u, v) = (u - γv)_+ or any
+      convex, homogeneous F; it has F_uu ≥ 0, F_vv ≥ 0 and F_uv ≤ 0 (smooth F approximate). With the
+      weights p, q of the patterns so far, let S_j(p, q) be its value over rows j, …, n with means
+      a, -b. Its second derivatives have the signs of F's, as it averages F over non-negative
+      combinations of p and of q: ≥ 0 for two p's or two q's, ≤ 0 for one of each. Replacing the
+      vectors of row j by numbers replaces the logarithms of the likelihoods there, Gaussian with
+      covariance K = <·,·>/σ² and mean -K/2 on the diagonal. Along Gaussians with covariance between
+      the two, d/ds E[S] = ½ Σ K̇_kl E[w_k w_l ∂_k∂_l S] (Kahane), and K̇ has just these signs:
+      <A_i, A_k> ≤ a_i a_k, <B_i, B_k> ≤ b_i b_k, and <A_i, B_k> ≥ -a_i b_k. So numbers are worse in
+      row j if those in the rows after it are given; by induction from the last row, in all.
+    * Conditioning on the public r_t is averaging: its law is the same in both worlds.
+
+    σ: more noise is post-processing given r. ``sensitivity`` is the mechanism's own (publish
+    the example's draws, too: the difference is C d·g, ‖g_t‖ ≤ 1, d_t in {0, 1}), not the pair's.
+
+    Args:
+        scheme: the sampling.
+        coefficients: first column of C, shape (bands,), non-negative, bands ≤ min_sep.
+
+    Raises:
+        ValueError: if the coefficients are out of range.
+    """
+
+    scheme: TruncatedMinSep
+    coefficients: Array
+    law: MinSepLaw = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        scheme = self.scheme
+        law = MinSepLaw(
+            coefficients=self.coefficients,
+            probability=scheme.probability,
+            min_sep=scheme.min_sep,
+            steps=scheme.steps,
+            warm_start=scheme.warm_start,
+        )
+        object.__setattr__(self, "law", law)
+
+    @property
+    def sensitivity(self) -> float:
+        """max ‖Cx‖ over the patterns of participation."""
+        return self.law.sensitivity
+
+    @property
+    def work(self) -> int:
+        """Drawing the others' numbers costs several times what b-min-sep sampling does."""
+        return 8 * self.law.steps
+
+    @property
+    def lanes(self) -> int:
+        """Samples a chunk."""
+        return max(1, min(_MOST_LANES, _ENTRIES // self.law.steps))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of the law."""
+        return {
+            **self.law.to_dict(),
+            "dataset_size": self.scheme.dataset_size,
+            "max_batch_size": self.scheme.max_batch_size,
+        }
+
+    def draw(
+        self,
+        sigmas: Sequence[float],
+        direction: Direction | Literal["both"],
+        rng: np.random.Generator,
+        size: int,
+        *,
+        several: bool | None = None,
+    ) -> Array:
+        """See ``Simulation.draw``; a σ never depends on the others (``several``)."""
+        del several
+        law, largest = self.law, self.scheme.max_batch_size
+        by_sample, counts = self.scheme.sample_draws(rng, size)
+        drawn, others = by_sample.T, counts.T
+        full = others >= largest
+        kept = full & drawn & (rng.random((law.steps, size)) * (others + 1) < largest)
+        mean_p = _correlate(law, _convolve(law, np.where(kept, 2.0, drawn & ~full)))
+        mean_q = _correlate(law, _convolve(law, np.where(kept, -1.0, 0.0)))
+        noise = _correlate(law, rng.standard_normal((law.steps, size)))
+        means = {"remove": [mean_p], "add": [mean_q], "both": [mean_p, mean_q]}[direction]
+        losses = np.empty((len(means), len(sigmas), size))
+        for index, sigma in enumerate(sigmas):
+            inner = np.stack([mean / sigma**2 + noise / sigma for mean in means], axis=1)
+            losses[:, index] = self._log_ratio(sigma, inner, others, log_space=None)
+        if direction != "remove":
+            losses[-1] *= -1.0
+        return losses if direction == "both" else losses[0]
+
+    def log_ratio(
+        self, sigma: float, outputs: npt.ArrayLike, others: npt.ArrayLike, *, log_space: bool = True
+    ) -> Array:
+        """log P/Q of given outputs and numbers r_t of others drawn, both (steps, k): shape (k,).
+
+        Raises:
+            ValueError: if the shapes do not match.
+        """
+        y, r = np.asarray(outputs, dtype=np.float64), np.asarray(others)
+        if y.ndim != 2 or y.shape[0] != self.law.steps or r.shape != y.shape:
+            raise ValueError(
+                f"outputs of shape {y.shape}, others of shape {r.shape}: expected "
+                f"({self.law.steps}, k) twice"
+            )
+        inner = _correlate(self.law, y)[:, None, :] / sigma**2
+        return self._log_ratio(sigma, inner, r, log_space=log_space)[0]
+
+    def _log_ratio(
+        self, sigma: float, inner: Array, others: npt.NDArray[np.int64], *, log_space: bool | None
+    ) -> Array:
+        """log P/Q from u of shape (steps, directions, lanes), r of shape (steps, lanes)."""
+        law, largest = self.law, self.scheme.max_batch_size
+        steps, directions, lanes = inner.shape
+        half_norms = law.squared_norms / (2.0 * sigma**2)
+        exponents = np.zeros((steps, 2, directions, lanes))
+        np.subtract(inner, half_norms[:, None, None], out=exponents[:, 0])
+        rows, lane = np.nonzero(others >= largest)
+        if rows.size:
+            kept = (largest / (others[rows, lane] + 1.0))[:, None]
+            with np.errstate(divide="ignore"):
+                log_kept, log_cut = np.log(kept), np.log1p(-kept)
+            h, u = half_norms[rows][:, None], inner[rows, :, lane]
+            exponents[rows, 0, :, lane] = np.logaddexp(log_cut, log_kept + 2.0 * u - 4.0 * h)
+            exponents[rows, 1, :, lane] = np.logaddexp(log_cut, log_kept - u - h)
+        recursion = make_recursion(
+            probability=law.probability,
+            min_sep=law.min_sep,
+            warm_start=law.warm_start,
+            lanes=2 * directions * lanes,
+            # Contributions are up to twice as large: exponents are within those of 2c.
+            norm=2.0 * math.sqrt(float(law.squared_norms[0])),
+            sigma=sigma,
+            log_space=log_space,
+        )
+        recursion.consume(0, torch.from_numpy(exponents.reshape(steps, -1)), [0.0] * steps)
+        ratios = recursion.log_ratio(law.warm_start).reshape(2, directions, lanes)
+        return np.asarray(ratios[0] - ratios[1])
+
+
+def _convolve(law: MinSepLaw, x: Array) -> Array:
+    """C x for a sparse x of shape (steps, lanes)."""
+    product = np.zeros(x.shape)
+    rows, lane = np.nonzero(x)
+    values = x[rows, lane]
+    for k, value in enumerate(law.coefficients):
+        inside = rows + k < law.steps
+        product[rows[inside] + k, lane[inside]] += value * values[inside]
+    return product
+
+
+def _correlate(law: MinSepLaw, y: Array) -> Array:
+    """C^T y: the inner products with the columns, for y of shape (steps, lanes)."""
+    size = law.block_rows
+    block = np.zeros((size, size + law.bands - 1))
+    for k, value in enumerate(law.coefficients):
+        block[np.arange(size), np.arange(size) + k] = value
+    product = np.empty(y.shape)
+    for first in range(0, law.steps, size):
+        rows = y[first : first + size + law.bands - 1]
+        last = min(first + size, law.steps)
+        np.matmul(block[: last - first, : len(rows)], rows, out=product[first:last])
+    return product
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
+    """Simulates the privacy loss of ``TruncatedMinSep`` under zero-out, bands ≤ min_sep.
+
+    (Dong & Ganesh 2026, Appendix D; proof in ``TruncatedMinSepLosses``.) The loss of the
+    dominating pair is exact for each simulated output. The pair itself gives something away where
+    batches are cut (an example and the one it displaces are taken at their worst in both worlds),
+    nothing where B ≥ N.
+    """
+
+    name = "truncated b-min-sep Monte Carlo"
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """``None`` for TruncatedMinSep with a banded Toeplitz C, bands ≤ b."""
+        scheme = mechanism.scheme
+        if not isinstance(scheme, TruncatedMinSep):
+            return f"it needs TruncatedMinSep sampling, the scheme is {type(scheme).__name__}"
+        return banded_refusal(mechanism)
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Simulation takes hours at the δ of large data sets."""
+        return Cost.HOURS
+
+    def simulation(self, mechanism: MatrixMechanism) -> TruncatedMinSepLosses:
+        """The pair (P, Q) of the mechanism, without its σ."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        assert isinstance(scheme, TruncatedMinSep)
+        assert isinstance(strategy, BandedToeplitz)
+        return TruncatedMinSepLosses(scheme, strategy.first_column(scheme.steps))

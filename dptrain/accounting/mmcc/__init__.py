@@ -1,0 +1,1 @@
+"""Conditional composition of matrix mechanisms (Choquette-Choo et al. 2024)."""

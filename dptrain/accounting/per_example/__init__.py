@@ -1,0 +1,1 @@
+"""What single examples have spent, from their gradient norms."""

@@ -1,0 +1,1 @@
+"""Accountants of Poisson sampling, plain, truncated and cyclic."""

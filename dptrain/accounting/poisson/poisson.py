@@ -1,0 +1,117 @@
+"""Poisson sampling with independent noise: privacy loss distribution of the subsampled Gaussian."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dptrain.accounting.base.accountant import varying_noise
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, SubsampledGaussianCurve
+from dptrain.accounting.poisson.truncated_step import Branches
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Adjacency, Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import MinSep, Poisson
+
+# Belongs to every statement of add-remove: what the theorems take for granted.
+SETTINGS_ARE_PUBLIC = (
+    "Added or removed is an example while every setting stays as it is (nominal size, which "
+    "divides the sum, sampling probability, steps, largest batch): they must not be set from the "
+    "exact number of examples, nor may that number be published"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemarkedCurve(Curve):
+    """A curve whose statements carry one more note."""
+
+    curve: Curve
+    remark: str
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """The curve's."""
+        return self.curve.delta(sigma, epsilon)
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The curve's."""
+        return self.curve.epsilon(sigma, delta)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """The curve's and the remark."""
+        return (*self.curve.notes(sigma, delta), self.remark)
+
+
+def poisson_curve(
+    adjacency: Adjacency, *, probability: float, steps: int, sensitivity: float
+) -> ComposedCurve:
+    """Composed Poisson steps under one of the three adjacencies."""
+    if adjacency is Adjacency.REPLACE_ONE:
+        alone = Branches(open=1.0, full=0.0, kept=probability)
+        return CasesCurve(probability, alone, steps, sensitivity, adjacency)
+    return SubsampledGaussianCurve(probability, steps, sensitivity)
+
+
+class PoissonPLD(DeterministicAccountant):
+    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I, under zero-out.
+
+    One step is dominated by ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse, and the steps
+    compose independently (Zhu, Dong & Wang 2022). ``MinSep`` with ``min_sep=1`` is the same law.
+    """
+
+    name = "poisson PLD"
+    kind = Kind.EXACT
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Refuses other schemes, correlated noise and noise that varies from step to step."""
+        scheme = mechanism.scheme
+        if not (
+            isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
+        ):
+            return "it needs Poisson sampling (or MinSep with min_sep=1)"
+        if mechanism.strategy.bands != 1:
+            return (
+                f"it needs independent noise (bands=1), the strategy has "
+                f"bands={mechanism.strategy.bands}"
+            )
+        return varying_noise(mechanism)
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve; a diagonal C only scales the sensitivity."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, Poisson | MinSep)
+        return poisson_curve(
+            self.adjacency,
+            probability=scheme.probability,
+            steps=scheme.steps,
+            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
+        )
+
+
+class PoissonAddRemove(PoissonPLD):
+    """The same pair under add-or-remove-one.
+
+    Every example tosses its own coins, so the others' draws have the same law with and without it,
+    and a step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets
+    of any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
+    settings that do not change with it.
+    """
+
+    name = "poisson PLD, add-remove"
+    adjacency = Adjacency.ADD_REMOVE
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve of zero-out."""
+        return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
+
+
+class PoissonReplaceOne(PoissonPLD):
+    """One step is dominated by Bern(p) against -Bern(p), both directions at once.
+
+    The example's coins decide in both worlds whether its gradient, x in one and x' in the other, is
+    added to what is known (the others' coins may be published). So P = (1-p) N(0) + p N(x) and
+    Q = (1-p) N(0) + p N(x') with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1
+    (``truncated_step.full_pair``, *), which a constant adversary attains at every step: exact.
+    """
+
+    name = "poisson PLD, replace-one"
+    adjacency = Adjacency.REPLACE_ONE

@@ -1,0 +1,1 @@
+"""Rényi divergences and their conversion to (ε, δ)."""

@@ -1,0 +1,1 @@
+"""Accountants that simulate, and the certificates they leave."""

@@ -1,0 +1,103 @@
+"""What accountants that simulate have in common: their options and how they state what they saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, ClassVar
+
+from dptrain.accounting.base.accountant import Accountant
+from dptrain.accounting.base.statement import statement
+from dptrain.accounting.simulation.simulation import default_threads
+from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.mechanism import MatrixMechanism
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SimulatedAccountant(Accountant):
+    """An accountant whose statements rest on its own draws.
+
+    Args:
+        seed: of all streams; by default 128 fresh random bits a call. It must not depend on the
+            data or the training run. Recorded in the certificate.
+        failure_probability: chance q over the accountant's draws that a statement of kind
+            CONFIDENCE (``guarantee``, ``profile``) is false.
+        max_samples: refuse jobs with more samples a direction than this.
+        threads: threads; by default all cores. The results do not depend on it.
+        cache: directory of certificates for ``calibrate``: one is made once and reused,
+            whatever ``seed`` says, as another attempt would add its chance of failure. A file is
+            checked against all that its request determines; its means and verdicts are trusted.
+        recheck: whether not to trust them: the samples of a cached certificate are drawn again
+            from its seed, at the cost of the first time.
+        progress: whether to show progress bars (after two seconds).
+
+    Raises:
+        ValueError: if an option is out of range.
+    """
+
+    seed: int | None = None
+    failure_probability: float = 1e-6
+    max_samples: int = 10**9
+    threads: int | None = None
+    cache: str | os.PathLike[str] | None = None
+    recheck: bool = False
+    progress: bool = True
+
+    kind = Kind.CONFIDENCE
+    counts: ClassVar[tuple[str, ...]] = ("max_samples", "threads")  # options of at least 1
+
+    def __post_init__(self) -> None:
+        for option in self.counts:
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"{option}={value}: must be at least 1")
+        if not 0.0 < self.failure_probability < 1.0:
+            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"seed={self.seed}: must not be negative")
+
+    @property
+    def cores(self) -> int:
+        """Threads to use."""
+        return self.threads or default_threads()
+
+    def verified(
+        self,
+        mechanism: MatrixMechanism,
+        certificate: dict[str, Any],
+        *,
+        epsilon: float,
+        delta: float,
+    ) -> Guarantee:
+        """The statement at the σ of a certificate: kind VERIFIED."""
+        note = (
+            "The noise level was chosen and verified by simulation before training; δ includes the "
+            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
+            "attempt, and each further attempt would add as much"
+        )
+        return statement(
+            mechanism.with_noise(certificate["noise_multiplier"]),
+            self,
+            epsilon=epsilon,
+            delta=delta,
+            notes=(note,),
+            kind=Kind.VERIFIED,
+            certificate=certificate,
+        )
+
+    def confident(
+        self,
+        mechanism: MatrixMechanism,
+        certificate: dict[str, Any],
+        *,
+        epsilon: float,
+        delta: float,
+    ) -> Guarantee:
+        """The statement about a fixed σ: kind CONFIDENCE."""
+        note = (
+            "The statement about this fixed mechanism is false with probability at most "
+            f"{self.failure_probability:.2g} over the accountant's own simulation"
+        )
+        return statement(
+            mechanism, self, epsilon=epsilon, delta=delta, notes=(note,), certificate=certificate
+        )

@@ -1,0 +1,214 @@
+"""Arithmetic of Monte Carlo certificates: what a mean of s samples proves about δ."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+# Relative error allowed for the rounding of exp(-s·KL) with s·KL up to about 700.
+ROUNDING = 1e-9
+LEAST_DELTA = 1e-10
+
+
+def _excess(x: float) -> float:
+    """(1+x) log(1+x) - x ≥ 0 for x ≥ -1, without cancellation near 0."""
+    if abs(x) < 1e-2:
+        # Alternating series Σ_{k≥2} (-1)^k x^k / (k(k-1)); the tenth term is below 1e-20·x².
+        return math.fsum((-1) ** k * x**k / (k * (k - 1)) for k in range(2, 13))
+    if x == -1.0:
+        return 1.0
+    return (1.0 + x) * math.log1p(x) - x
+
+
+def binary_kl(a: float, b: float) -> float:
+    """Kullback-Leibler divergence KL(a‖b) of Bernoulli(a) from Bernoulli(b), in nats.
+
+    Written as b φ((a-b)/b) + (1-b) φ((b-a)/(1-b)) with φ(x) = (1+x) log(1+x) - x: both terms are
+    non-negative, so nothing cancels, down to a, b = 1e-300.
+
+    Raises:
+        ValueError: if a is not in [0, 1] or b not in (0, 1).
+    """
+    if not 0.0 <= a <= 1.0:
+        raise ValueError(f"a={a}: must lie in [0, 1]")
+    if not 0.0 < b < 1.0:
+        raise ValueError(f"b={b}: must lie in (0, 1)")
+    return b * _excess((a - b) / b) + (1.0 - b) * _excess((b - a) / (1.0 - b))
+
+
+def failure_probability(threshold: float, violated: float, samples: int) -> float:
+    """q = exp(-s·KL(δ'‖δ_v)), rounded up.
+
+    An upper bound on the chance that the mean of s independent values in [0, 1], each of mean
+    ≥ ``violated`` = δ_v, is at most ``threshold`` = δ' < δ_v (Chernoff-Hoeffding; Chua et al. 2025,
+    Fact 4.2, as used by Dong & Ganesh 2026, Appendix A).
+
+    Raises:
+        ValueError: if not 0 ≤ δ' < δ_v < 1 or s < 1.
+    """
+    if not 0.0 <= threshold < violated < 1.0:
+        raise ValueError(
+            f"threshold={threshold}, violated={violated}: need 0 ≤ threshold < violated < 1"
+        )
+    if samples < 1:
+        raise ValueError(f"samples={samples}: must be at least 1")
+    q = math.exp(-samples * binary_kl(threshold, violated))
+    return min(1.0, q * (1.0 + ROUNDING) + 5e-324)
+
+
+def check_resolution(delta: float) -> None:
+    """Refuse a δ that simulated normals do not resolve.
+
+    numpy's normals (ziggurat) decide by comparing uniforms with 53 bits, so the chance of any set
+    of values of one normal may be off by 2^-53 beyond what rounding explains, and that of a set of
+    samples of 10^4 normals by 10^-12: a hundredth of ``LEAST_DELTA``.
+
+    Raises:
+        ValueError: if δ is below.
+    """
+    if delta < LEAST_DELTA:
+        raise ValueError(
+            f"delta={delta}: the least that a simulation in double precision certifies is "
+            f"{LEAST_DELTA:g}; use that or more, or an accountant without simulation"
+        )
+
+
+class Verdict(NamedTuple):
+    """What s samples with threshold δ' prove: (ε, ``delta``)-DP of the run end to end.
+
+    Attributes:
+        samples: s, for each direction and noise level.
+        threshold: δ', the largest mean that is accepted.
+        violated: δ_v, the δ above which a mechanism is rejected with probability ≥ 1 - q.
+        failure: q.
+        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1).
+    """
+
+    samples: int
+    threshold: float
+    violated: float
+    failure: float
+    delta: float
+
+
+def overall_delta(threshold: float, samples: int) -> Verdict:
+    """The best split of the failure into δ_v and q: least δ_v + q(1-δ_v).
+
+    Every δ_v in (δ', 1) is valid, so an inaccurate minimum only costs utility.
+
+    Raises:
+        ValueError: if δ' is not in (0, 1) or s < 1.
+    """
+    if not 0.0 < threshold < 1.0:
+        raise ValueError(f"threshold={threshold}: must lie in (0, 1)")
+
+    def total(log_odds: float) -> float:
+        # δ_v = δ' + (1-δ')·x with x in (0, 1), searched on a logarithmic scale.
+        violated = threshold + (1.0 - threshold) * math.exp(log_odds)
+        if not threshold < violated < 1.0:
+            return 1.0
+        return violated + failure_probability(threshold, violated, samples) * (1.0 - violated)
+
+    grid = np.linspace(math.log(threshold) - 30.0, -1e-9, 400)
+    values = [total(float(point)) for point in grid]
+    best = int(np.argmin(values))
+    low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    found = minimize_scalar(total, bounds=(low, high), method="bounded", options={"xatol": 1e-12})
+    point = float(found.x) if found.fun <= values[best] else float(grid[best])
+    violated = threshold + (1.0 - threshold) * math.exp(point)
+    if not threshold < violated < 1.0:
+        raise ValueError(
+            f"threshold={threshold}, samples={samples}: too few samples to prove a δ < 1"
+        )
+    q = failure_probability(threshold, violated, samples)
+    delta = math.nextafter(violated + q * (1.0 - violated), math.inf)
+    return Verdict(samples, threshold, violated, q, delta)
+
+
+@functools.lru_cache(maxsize=64)
+def samples_needed(delta: float, threshold: float | None = None) -> Verdict:
+    """The least s whose ``overall_delta`` is at most δ, for δ' = ``threshold`` (δ/2).
+
+    About 107 / δ for δ' = δ/2 and small δ: 1.075e7 at δ = 1e-5.
+
+    Raises:
+        ValueError: if not 0 < δ' < δ < 1.
+    """
+    threshold = delta / 2.0 if threshold is None else threshold
+    if not 0.0 < threshold < delta < 1.0:
+        raise ValueError(f"delta={delta}, threshold={threshold}: need 0 < threshold < delta < 1")
+    # More samples never make the bound worse, so doubling and bisection find the least.
+    high = 1
+    while _delta_or_one(threshold, high) > delta:
+        high *= 2
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _delta_or_one(threshold, middle) > delta:
+            low = middle
+        else:
+            high = middle
+    return overall_delta(threshold, high)
+
+
+def _delta_or_one(threshold: float, samples: int) -> float:
+    try:
+        return overall_delta(threshold, samples).delta
+    except ValueError:
+        return 1.0
+
+
+def largest_threshold(delta: float, samples: int, failure: float) -> float:
+    """The largest δ' (rounded down) whose ``failure_probability`` against δ is ≤ ``failure``.
+
+    Raises:
+        ValueError: if there are too few samples for any threshold.
+    """
+    if failure_probability(0.0, delta, samples) > failure:
+        least = math.ceil(math.log(failure) / math.log1p(-delta)) + 1
+        raise ValueError(
+            f"samples={samples}: too few to show delta={delta} with failure probability {failure}; "
+            f"use at least {least}, better three times that"
+        )
+
+    def excess(share: float) -> float:
+        q = failure_probability(share * delta, delta, samples)
+        return math.log(max(q, 1e-300)) - math.log(failure)
+
+    if failure_probability(0.0, delta, samples) == failure:
+        return 0.0
+    share = float(brentq(excess, 0.0, 1.0 - 1e-12, xtol=1e-12)) * (1.0 - 1e-9)
+    assert failure_probability(share * delta, delta, samples) <= failure
+    return share * delta
+
+
+def upper_confidence(mean: float, samples: int, failure: float) -> float:
+    """Upper bound on the mean of values in [0, 1], false with probability ≤ ``failure``.
+
+    The largest u with exp(-s·KL(mean‖u)) ≥ failure. If the true mean is m, the event m > u means
+    that the observed mean lies so far below m that ``failure_probability`` is < ``failure``.
+
+    Raises:
+        ValueError: if the mean is not in [0, 1], s < 1 or the failure not in (0, 1).
+    """
+    if not 0.0 <= mean <= 1.0 or samples < 1 or not 0.0 < failure < 1.0:
+        raise ValueError(f"mean={mean}, samples={samples}, failure={failure}: out of range")
+    if mean == 1.0:
+        return 1.0
+    target = -math.log(failure) / samples * (1.0 + ROUNDING)
+    if mean == 0.0:
+        return min(1.0, -math.expm1(-target) * (1.0 + ROUNDING))
+    top = 1.0 - 1e-16
+    if binary_kl(mean, top) <= target:
+        return 1.0
+
+    def gap(log_u: float) -> float:
+        u = math.exp(log_u)
+        return -target if u <= mean else binary_kl(mean, min(u, top)) - target
+
+    root = math.exp(brentq(gap, math.log(mean), 0.0, xtol=1e-13, rtol=1e-13))
+    return float(min(1.0, root * (1.0 + ROUNDING)))

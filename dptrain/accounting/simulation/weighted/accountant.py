@@ -1,0 +1,304 @@
+"""Accountants that certify by weighted samples, each below a proven bound on δ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from tqdm.auto import tqdm
+
+from dptrain.accounting.base.accountant import Profile
+from dptrain.accounting.base.curve import LARGEST_SIGMA, Curve
+from dptrain.accounting.base.statement import (
+    SMALLEST_SIGMA,
+    check_delta,
+    check_epsilon,
+    checked_grid,
+    checked_sigma,
+    without_noise,
+)
+from dptrain.accounting.losses.search import least_scale
+from dptrain.accounting.simulation import certificate_cache
+from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation.certificate import fresh_seed
+from dptrain.accounting.simulation.confidence import upper_confidence
+from dptrain.accounting.simulation.declaration import package_version
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.accounting.simulation.weighted.certificate import (
+    Declared,
+    chosen_point,
+    declared_points,
+    load_certificate,
+)
+from dptrain.accounting.simulation.weighted.terms import WeightedTerms
+from dptrain.accounting.simulation.weighted.verdicts import (
+    Point,
+    Rule,
+    estimate_depth,
+    mean_of,
+    verify_points,
+)
+from dptrain.core.guarantee import Guarantee
+from dptrain.mechanism import MatrixMechanism
+
+METHOD = 1  # raise it when the meaning of a certificate changes
+STEP = 1.01
+ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
+# Points of the declared grid, from the most private one: the last is where the estimate was.
+_OFFSETS = (4, 2, 1, 0)
+# 1 % a step: a factor of 20,000 in all.
+_DEEPEST = 1000
+_PROFILE_POINTS, _PROFILE_SAMPLES = 24, 20_000
+_DEEP = 1e-290
+
+_Both = dict[str, WeightedTerms]
+TermsAtEpsilon = Callable[[float], _Both]
+
+
+class Bounds(ABC):
+    """The deterministic bounds of a mechanism, at any σ, and the terms that refine them."""
+
+    @property
+    @abstractmethod
+    def curve(self) -> Curve:
+        """δ and ε that need no samples."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready value of everything that the pair depends on, except σ."""
+
+    @abstractmethod
+    def tilted(self, sigma: float) -> TermsAtEpsilon:
+        """Both directions' terms at an ε, for one σ."""
+
+    def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
+        """The least σ at which the bounds show (ε, δ), to a relative 1e-3; ``None`` if none."""
+        curve = self.curve
+        with tqdm(
+            desc="deterministic bounds", unit="σ", disable=not progress, delay=2.0, leave=False
+        ) as bar:
+
+            def excess(sigma: float) -> float:
+                bar.update()
+                return math.log(max(curve.epsilon(sigma, delta), 1e-300) / epsilon)
+
+            return least_scale(
+                excess,
+                start=1.0,
+                relative_tolerance=1e-3,
+                smallest=SMALLEST_SIGMA,
+                largest=LARGEST_SIGMA,
+            )
+
+
+def _below(bounds: Bounds, ceiling: float, epsilon: float) -> Point:
+    """Both directions' terms at σ = ceiling/1.01^point."""
+
+    def terms_at(point: float) -> _Both:
+        return bounds.tilted(ceiling / STEP**point)(epsilon)
+
+    return terms_at
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedAccountant(SimulatedAccountant):
+    """Certifies a pair with few weighted samples.
+
+    δ(ε) is the mean of terms that never exceed a proven bound M: so many samples are needed as M/δ
+    says, not 1/δ. Statements and their failure are those of ``certify_noise``: a grid is declared,
+    fresh samples verify it from its most private point on, and the answer is wrong only if one
+    event of probability q happened.
+
+    In ``calibrate`` the chance of failure is a thousandth of δ and part of it. Where more than
+    ``max_samples`` samples would be needed to better the deterministic bound, that bound stands.
+    """
+
+    max_samples: int = 10**8
+    ample: ClassVar[int] = 65_536  # see Rule
+
+    @abstractmethod
+    def bounds(self, mechanism: MatrixMechanism) -> Bounds:
+        """Those of a mechanism that is not refused."""
+
+    def _checked(self, mechanism: MatrixMechanism) -> Bounds:
+        self.check_covers(mechanism)
+        return self.bounds(mechanism)
+
+    def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
+        """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
+
+        The run is (ε, δ_v + q(1-δ_v))-DP with q = δ/1000 and δ_v such that this is δ: see
+        ``certify_noise`` for why q counts once. The grid's top is a σ at which the deterministic
+        bounds show (ε, δ_v).
+
+        Raises:
+            ValueError: if the mechanism is refused, ε or δ is out of range, no σ reaches them, or a
+                cached certificate is corrupt.
+        """
+        check_epsilon(epsilon)
+        check_delta(delta, mechanism.scheme)
+        bounds = self._checked(mechanism)
+        request = {
+            "method": {"name": self.name, "version": METHOD},
+            "law": bounds.to_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "package": package_version(),
+        }
+        failure = delta / 1000.0
+        violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
+        rule = Rule(violated, failure, self.max_samples, self.ample)
+        if self.cache is not None:
+            declared = self._declared(bounds, rule, epsilon)
+            found = load_certificate(Path(self.cache), request, declared, recheck=self.recheck)
+            if found is not None:
+                return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
+        seed = fresh_seed(self.seed)
+        top = bounds.least_sigma(epsilon, violated, progress=self.progress)
+        if top is None:
+            raise ValueError(
+                f"epsilon={epsilon} at delta={delta} is out of reach even at σ = {LARGEST_SIGMA:g}"
+            )
+        rows = self._verified_rows(_below(bounds, top, epsilon), rule, seed, VERIFY)
+        sigma = top / STEP ** (chosen_point(rows) or 0.0)
+        certificate = {
+            **self._evidence(bounds, rule, seed, rows),
+            "request": request,
+            "delta_proved": violated + failure * (1.0 - violated),
+            "ceiling": top,
+            "noise_multiplier": sigma,
+        }
+        if self.cache is not None:
+            certificate_cache.store(Path(self.cache), request, certificate)
+        return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
+        """The least ε of a declared grid that the samples support at δ: kind CONFIDENCE.
+
+        False with probability at most ``failure_probability``; the grid's top is the deterministic
+        ε and needs no verdict.
+
+        Raises:
+            ValueError: if the mechanism is refused or δ not in (0, 1).
+        """
+        check_delta(delta, mechanism.scheme)
+        bounds, sigma = self._checked(mechanism), checked_sigma(mechanism)
+        if sigma == 0.0:
+            return without_noise(mechanism, self, delta)
+        top = bounds.curve.epsilon(sigma, delta)
+        rule = Rule(delta, self.failure_probability, self.max_samples, self.ample)
+        tilted, seed = bounds.tilted(sigma), fresh_seed(self.seed)
+
+        def epsilon_at(depth: float) -> float:
+            return float(top / STEP**depth)
+
+        def terms_at(depth: float) -> _Both:
+            return tilted(epsilon_at(depth))
+
+        rows = self._verified_rows(terms_at, rule, seed, GUARANTEE) if top > 0.0 else []
+        depth_shown = chosen_point(rows)
+        certificate = {
+            **self._evidence(bounds, rule, seed, rows),
+            "noise_multiplier": sigma,
+            "ceiling": top,
+        }
+        epsilon = top if depth_shown is None else epsilon_at(depth_shown)
+        return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _declared(self, bounds: Bounds, rule: Rule, epsilon: float) -> Declared:
+        """What a certificate of ``calibrate`` can be checked against."""
+
+        def redraw(ceiling: float, points: Sequence[int], seed: int) -> list[dict[str, Any]]:
+            return self._verdicts(points, _below(bounds, ceiling, epsilon), rule, seed, VERIFY)
+
+        return Declared(
+            rule=rule,
+            step=STEP,
+            offsets=_OFFSETS,
+            most=_DEEPEST,
+            covers=lambda sigma: bounds.curve.epsilon(sigma, rule.violated) <= epsilon,
+            terms_at=lambda ceiling: _below(bounds, ceiling, epsilon),
+            redraw=redraw,
+        )
+
+    def _verified_rows(
+        self, terms_at: Point, rule: Rule, seed: int, purpose: int
+    ) -> list[dict[str, Any]]:
+        """Estimate where to go, declare a grid up to there, and verify it by fresh samples."""
+        depth = estimate_depth(
+            terms_at,
+            rule,
+            seed=[seed, ESTIMATE],
+            most=_DEEPEST,
+            threads=self.cores,
+            progress=self.progress,
+        )
+        return self._verdicts(declared_points(depth, _OFFSETS), terms_at, rule, seed, purpose)
+
+    def _verdicts(
+        self, points: Sequence[int], terms_at: Point, rule: Rule, seed: int, purpose: int
+    ) -> list[dict[str, Any]]:
+        return verify_points(
+            points,
+            terms_at,
+            rule,
+            seed=[seed, purpose],
+            threads=self.cores,
+            progress=self.progress,
+            label="certify",
+        )
+
+    def _evidence(
+        self, bounds: Bounds, rule: Rule, seed: int, rows: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {
+            "method": {"name": self.name, "version": METHOD},
+            "law": bounds.to_dict(),
+            "seed": str(seed),
+            "violated": rule.violated,
+            "failure_probability": rule.failure,
+            "step": STEP,
+            "grid": rows,
+            "package": package_version(),
+        }
+
+    def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+        """Upper confidence values of δ(ε): all of them hold at once except with probability q.
+
+        Sampled at 24 points of the grid at most; between them a value at a smaller ε and the
+        deterministic bounds count.
+
+        Raises:
+            ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
+        """
+        grid = checked_grid(epsilon)
+        bounds, sigma = self._checked(mechanism), checked_sigma(mechanism)
+        if sigma == 0.0:
+            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+        values = np.stack(bounds.curve.delta(sigma, grid))
+        chosen = np.unique(np.linspace(0, grid.size - 1, _PROFILE_POINTS).round().astype(int))
+        share = self.failure_probability / (2 * chosen.size)
+        tilted, seed = bounds.tilted(sigma), fresh_seed(self.seed)
+        shown = tqdm(chosen.tolist(), "profile", disable=not self.progress, delay=2.0, leave=False)
+        for index in shown:
+            both = tilted(grid[index])
+            for side, direction in enumerate(DIRECTIONS):
+                terms = both[direction]
+                if terms.ceiling < _DEEP:
+                    continue  # the deterministic value is as good
+                stream = [seed, PROFILE, index, side]
+                mean = (
+                    mean_of(terms, _PROFILE_SAMPLES, seed=stream, threads=self.cores)
+                    / terms.ceiling
+                )
+                mean = min(mean * (1.0 + 1e-12), 1.0)
+                upper = terms.ceiling * upper_confidence(mean, _PROFILE_SAMPLES, share)
+                values[side, index] = min(values[side, index], upper)
+        values = np.minimum.accumulate(values, axis=1)
+        return Profile(grid, values[0], values[1], self.kind, self.name)

@@ -1,0 +1,167 @@
+"""Certificates of weighted samples on disk, so that one attempt serves for all that ask again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dptrain.accounting.simulation.certificate_cache import (
+    differing_verdict,
+    path_of,
+    whole_number,
+    without_digest,
+)
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.accounting.simulation.weighted.verdicts import Point, Rule
+
+Rows = list[dict[str, Any]]
+
+
+class Declared(NamedTuple):
+    """What a request determines of its certificate, without a sample.
+
+    Attributes:
+        rule: when a direction is accepted; its ``most`` is no part of a certificate.
+        step: σ = ceiling/step^point.
+        offsets: the grid of an estimate d is every d - offset that is positive.
+        most: no point lies deeper.
+        covers: whether the deterministic bounds show (ε, δ_v) at a σ.
+        terms_at: both directions' terms at a point below a ceiling.
+        redraw: the rows of a ceiling, a grid's points and a seed, drawn once more.
+    """
+
+    rule: Rule
+    step: float
+    offsets: Sequence[int]
+    most: int
+    covers: Callable[[float], bool]
+    terms_at: Callable[[float], Point]
+    redraw: Callable[[float, Sequence[int], int], Rows]
+
+
+def declared_points(depth: int, offsets: Sequence[int]) -> list[int]:
+    """The grid around an estimate, from its most private point on."""
+    return sorted({depth - offset for offset in offsets if depth - offset > 0})
+
+
+def chosen_point(rows: Rows) -> float | None:
+    """The last accepted point; ``None`` leaves only what needs no verdict."""
+    accepted = [row["point"] for row in rows if row["accepted"] is True]
+    return float(accepted[-1]) if accepted else None
+
+
+def load_certificate(
+    directory: Path, request: dict[str, Any], declared: Declared, *, recheck: bool = False
+) -> dict[str, Any] | None:
+    """The stored certificate for this request, or ``None`` if there is none.
+
+    A digest shows damage, not intent: whoever edits a file can write a fresh one. So all that the
+    request determines is computed again: the split of δ, the step and the points of the grid, that
+    the deterministic bounds cover the ceiling, and for every accepted point the bound M of its
+    terms, the threshold that follows from M and the samples, and how many these may be. What is
+    left to the file are seed, means and verdicts. They can be drawn once more (``recheck``), at
+    the cost of the first time.
+
+    Raises:
+        ValueError: if the file is corrupt: no JSON, another request, a noise multiplier that its
+            own verdicts do not support, or values other than those computed here.
+    """
+    path = path_of(directory, request)
+    if not path.exists():
+        return None
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        certificate, changed = without_digest(stored)
+        problem = _problem(certificate, request, declared) or changed
+        if recheck and problem is None:
+            problem = _redrawn(certificate, declared)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
+    return certificate
+
+
+def _problem(
+    certificate: dict[str, Any], request: dict[str, Any], declared: Declared
+) -> str | None:
+    if certificate["request"] != request:
+        return "it answers another request"
+    rule, rows, ceiling = declared.rule, certificate["grid"], certificate["ceiling"]
+    expected = {
+        **{key: request[key] for key in ("method", "law", "package")},
+        "violated": rule.violated,
+        "failure_probability": rule.failure,
+        "delta_proved": rule.violated + rule.failure * (1.0 - rule.violated),
+        "step": declared.step,
+    }
+    for key, value in expected.items():
+        if certificate[key] != value:
+            return f"its {key} is {certificate[key]!r} where the request makes it {value!r}"
+    whole_number(certificate["seed"])
+    points = [row["point"] for row in rows]
+    if wrong := _other_grid(points, rows, declared):
+        return wrong
+    if not (isinstance(ceiling, float) and 0.0 < ceiling < math.inf and declared.covers(ceiling)):
+        return f"the deterministic bounds do not cover its ceiling, σ = {ceiling}"
+    terms_at = declared.terms_at(ceiling)
+    for row in rows:
+        if row["accepted"] is not True:
+            continue
+        terms = terms_at(row["point"])
+        for direction in DIRECTIONS:
+            wrong = _unsupported(row.get(direction), terms[direction].ceiling, rule)
+            if wrong:
+                return f"the {direction} direction of its point {row['point']} {wrong}"
+    if certificate["noise_multiplier"] != ceiling / declared.step ** (chosen_point(rows) or 0.0):
+        return "its verdicts do not support its noise multiplier"
+    return None
+
+
+def _other_grid(points: list[Any], rows: Rows, declared: Declared) -> str | None:
+    """Why these are not the points of a declared grid up to the first rejection, or ``None``."""
+    if any(not isinstance(row["accepted"], bool) for row in rows):
+        return "a point is neither accepted nor rejected"
+    if any(row["accepted"] is not True for row in rows[:-1]):
+        return "it goes on after a rejection"
+    if any(type(point) is not int or not 0 < point <= declared.most for point in points):
+        return "its grid does not descend from its ceiling"
+    stopped = bool(rows) and rows[-1]["accepted"] is not True
+    depths = {point + offset for point in points[:1] for offset in declared.offsets} or {0}
+    for depth in depths:
+        grid = declared_points(depth, declared.offsets)
+        if points == grid or (stopped and points == grid[: len(points)]):
+            return None
+    return f"its points {points} are not those of a declared grid"
+
+
+def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str | None:
+    """Why an accepted direction should not have been, or ``None``."""
+    if not isinstance(side, dict) or side["accepted"] is not True:
+        return "has no verdict"
+    # Another machine's last digits are as good.
+    if not math.isclose(side["ceiling"], ceiling, rel_tol=1e-9):
+        return f"has terms of at most {ceiling}, not {side['ceiling']}"
+    samples, mean, (least, enough) = side["samples"], side["mean"], rule.span(ceiling)
+    unneeded = ceiling <= rule.violated
+    if unneeded and (samples, mean) != (0, None):
+        return "has samples where none are drawn"
+    if not unneeded and not (type(samples) is int and least <= samples <= enough + 1):
+        return f"has {samples} samples where {least} to {enough} are drawn"
+    threshold = rule.violated if unneeded else rule.threshold(ceiling, samples)
+    if not math.isclose(side["threshold"], threshold, rel_tol=1e-6):
+        return f"has the threshold {side['threshold']} and should have {threshold}"
+    if not unneeded and not 0.0 <= mean <= threshold * (1.0 + 1e-9):
+        return "has a mean above what its samples support"
+    return None
+
+
+def _redrawn(certificate: dict[str, Any], declared: Declared) -> str | None:
+    """What the seed does not give again, or ``None``."""
+    rows = certificate["grid"]
+    points = [row["point"] for row in rows]
+    again = declared.redraw(certificate["ceiling"], points, int(certificate["seed"]))
+    return differing_verdict(rows, again, "point")

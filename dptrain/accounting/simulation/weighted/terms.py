@@ -1,0 +1,80 @@
+"""Terms in [0, M] whose mean bounds δ, and those of the add direction below a Gaussian loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import log_ndtr, ndtri_exp
+
+from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.core.arrays import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightedTerms:
+    """Independent terms in [0, ``ceiling``] of mean ≥ δ(ε) in one direction.
+
+    Attributes:
+        ceiling: proven bound of every term, hence of δ(ε).
+        lanes: terms a chunk.
+        draw: ``draw(rng, size)`` gives ``size`` terms.
+    """
+
+    ceiling: float
+    lanes: int
+    draw: Callable[[np.random.Generator, int], Array]
+
+
+def below_linear_loss(
+    loss: Callable[[Array], Array],
+    epsilon: float,
+    *,
+    nu: float,
+    direction: Array,
+    log_mean: float,
+    slack: float,
+    lanes: int,
+) -> WeightedTerms:
+    """Terms of the add direction, whose loss L' is at most Y = ν - <direction, z>, z ~ N(0, I).
+
+    With h(x) = (1 - e^{ε-x})_+ and Z ≥ E[h(Y)] they are Z h(L')/h(Y) ∈ [0, Z] under z of density
+    h(Y)/E[h(Y)] against N(0, I): only the coordinate along the direction has another law, and is
+    drawn by rejection from a truncated normal.
+
+    Args:
+        loss: L' of standard normals, shape (len(direction), size).
+        epsilon: ε ≥ 0.
+        nu: ν.
+        direction: not 0.
+        log_mean: log Z.
+        slack: what covers the rounding of L'.
+        lanes: terms a chunk.
+    """
+    xi = float(np.linalg.norm(direction))
+    unit = direction / xi
+    # Y = ν - ξ g with g standard normal under Q; Y > ε where g < edge.
+    log_mass = float(log_ndtr((nu - epsilon) / xi))
+
+    def along(rng: np.random.Generator, size: int) -> Array:
+        found = np.empty(size)
+        missing = np.arange(size)
+        while missing.size:
+            # log of a uniform number below Φ(edge): exact however deep the tail.
+            trial = ndtri_exp(log_mass - rng.standard_exponential(missing.size))
+            keep = rng.random(missing.size) < hockey_stick(nu - xi * trial, epsilon)
+            found[missing[keep]] = trial[keep]
+            missing = missing[~keep]
+        return found
+
+    def draw(rng: np.random.Generator, size: int) -> Array:
+        tilted = along(rng, size)
+        noise = rng.standard_normal((unit.size, size))
+        noise += unit[:, None] * (tilted - unit @ noise)
+        top = hockey_stick(nu - xi * tilted, epsilon)
+        share = np.minimum(hockey_stick(loss(noise), epsilon - slack) / top, 1.0)
+        return np.asarray(math.exp(log_mean) * share)
+
+    return WeightedTerms(math.exp(log_mean), lanes, draw)

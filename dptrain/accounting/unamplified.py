@@ -1,0 +1,121 @@
+"""The Gaussian bound that needs no randomness of the sampling."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.losses import gaussian
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.scheme import Scheme
+from dptrain.sampling.schemes.balls_in_bins import BallsInBins
+from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling.schemes.shuffled import Shuffled
+from dptrain.sampling.users.user_fixed import UserFixed
+from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
+from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+
+# Schemes for which it is chosen automatically: their batches are fixed, or nothing that is proven
+# uses their randomness, or it competes with an accountant that uses only part of it.
+_AUTOMATIC = (UserFixed, Shuffled, UserMinSep)
+
+
+# Steps up to which all n²/e entries of the columns that meet are formed; Toeplitz needs n.
+_PERIODIC_UP_TO = 10_000
+
+
+def _keeps_distance(scheme: Scheme) -> bool:
+    """Whether participations are exactly an epoch apart."""
+    return isinstance(scheme, BallsInBins) or (
+        isinstance(scheme, Shuffled) and not scheme.reshuffle
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianCurve(Curve):
+    """μ-GDP with μ = sensitivity/σ; both directions are the same."""
+
+    sensitivity: float
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """δ(ε) of the Gaussian mechanism, twice."""
+        value = np.exp(gaussian.log_delta(epsilon, self.sensitivity / sigma))
+        return value, value
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """ε(δ) of the Gaussian mechanism."""
+        return gaussian.epsilon(delta, self.sensitivity / sigma)
+
+
+class UnsampledGaussian(DeterministicAccountant):
+    """Gaussian mechanism with the sensitivity of C under the scheme's participation bound.
+
+    Claim: under zero-out adjacency the run is μ-GDP with μ = k·sens(C; m, b)/σ, for every scheme
+    whose draws do not depend on the data: k = ``max_per_batch``, m = ``max_participations`` and
+    b = ``min_sep`` of the protected unit.
+
+    Proof. All that the batches are made of (coins, orders, which rows a truncation keeps, what a
+    graph excludes) has the same law on both data sets, as zero-out changes the contents of the
+    unit's examples and not which examples there are: a blanked example is still drawn, still takes
+    its place in a truncated batch, still excludes others. Publishing the draws therefore costs
+    nothing but privacy, and δ is the mean over the draws of the δ given them. Given the draws, the
+    runs differ by C v with v_t = 0 except at the unit's participations, where ‖v_t‖ ≤ k: the
+    sum of at most k clipped gradients. The pattern has at most m participations at least b apart,
+    so ‖C v‖ ≤ k·sens(C; m, b), whatever earlier releases made of the v_t. Every row is Gaussian
+    given the past, so the run is as private as one Gaussian of that shift (Denisov et al. 2022;
+    Dong, Roth & Su 2022; Choquette-Choo et al. 2023 for the sensitivity).
+
+    So for truncated schemes too; but only under zero-out: if an example could be *absent*, it would
+    make room for another in a truncated batch. No randomness of the draws is used, so it is chosen
+    automatically only where there is none to use, or nothing else is proven (``UserFixed``,
+    ``Shuffled``), and beside the accountants of ``UserMinSep``; elsewhere it is offered by name.
+
+    An upper bound: the worst pattern may be one that the scheme draws rarely, or never on the graph
+    at hand. Where the order of the epochs is kept (``Shuffled(reshuffle=False)``, ``BallsInBins``),
+    participations are *exactly* an epoch apart and the sensitivity is that of such patterns.
+    """
+
+    name = "gaussian"
+    kind = Kind.UPPER_BOUND
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Nothing is refused."""
+        return None
+
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """By name only where the scheme is random in a way that another accountant may use."""
+        scheme, bands = mechanism.scheme, mechanism.strategy.bands
+        if isinstance(scheme, _AUTOMATIC):
+            return None
+        # MMCC covers these, and is the looser one where there is little noise.
+        plain = isinstance(scheme, Poisson) or (
+            isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is None
+        )
+        if plain and bands > scheme.min_sep:
+            return None
+        return (
+            "it makes no use of the sampling and answers only when asked for by name "
+            "(accountant='gaussian')"
+        )
+
+    def curve(self, mechanism: MatrixMechanism) -> GaussianCurve:
+        """The curve of k·sens(C; m, b)."""
+        scheme, strategy = mechanism.scheme, mechanism.strategy
+        sensitivity = strategy.sensitivity(
+            steps=scheme.steps,
+            max_participations=scheme.max_participations,
+            min_sep=scheme.min_sep,
+        )
+        if _keeps_distance(scheme) and (
+            isinstance(strategy, Toeplitz) or scheme.steps <= _PERIODIC_UP_TO
+        ):
+            assert isinstance(scheme, Shuffled | BallsInBins)
+            periodic = fixed_epoch_sensitivity(strategy, steps=scheme.steps, epochs=scheme.epochs)
+            sensitivity = min(sensitivity, periodic * (1.0 + 1e-12))
+        return GaussianCurve(scheme.max_per_batch * sensitivity)

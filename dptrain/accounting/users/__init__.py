@@ -1,0 +1,1 @@
+"""Accountants of user-level sampling."""

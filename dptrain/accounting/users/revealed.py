@@ -1,0 +1,151 @@
+"""User-level b-min-sep sampling on any attribution graph: reveal the user's draws."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.users.norms_grid import NormGrid
+from dptrain.accounting.users.revealed_curves import AnyBlockingCurve, Draws, OwnDrawsCurve
+from dptrain.core.guarantee import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling.users.user_min_sep import UserMinSep
+
+_MOST_EXAMPLES = 1000
+_MOST_ENTRIES = 1 << 26  # 0.5 GB of float64
+
+
+class _RevealedDraws(DeterministicAccountant):
+    """What the accountants that reveal the user's draws share."""
+
+    kind = Kind.UPPER_BOUND
+    operations: float  # see NormGrid.of: a tenth of a second for one law, or for one batch of ε
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """Refuses other schemes, other rules of exclusion, and bands beyond the separation."""
+        scheme = mechanism.scheme
+        if not isinstance(scheme, UserMinSep):
+            return "it needs UserMinSep sampling"
+        if reason := self.rule_refusal(scheme):
+            return reason
+        if mechanism.strategy.bands > scheme.min_sep:
+            return (
+                f"it needs bands <= min_sep, the strategy has bands={mechanism.strategy.bands} and "
+                f"the scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
+            )
+        if scheme.unit.max_examples > _MOST_EXAMPLES:
+            return (
+                f"it covers at most {_MOST_EXAMPLES} examples a user, one has "
+                f"{scheme.unit.max_examples}; bound the attribution graph first"
+            )
+        grid = self.draws(mechanism).grid
+        entries = 2 * scheme.min_sep * grid.size
+        if entries > _MOST_ENTRIES:
+            return f"its table would hold {entries} numbers, above the {_MOST_ENTRIES} it allows"
+        return None
+
+    @abstractmethod
+    def rule_refusal(self, scheme: UserMinSep) -> str | None:
+        """Why the scheme's rule of exclusion is not covered, or ``None``."""
+
+    def draws(self, mechanism: MatrixMechanism) -> Draws:
+        """The user's draws and the norms that they lead to."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, UserMinSep)
+        examples = scheme.unit.max_examples
+        norms = mechanism.strategy.column_norms(scheme.steps)
+        most = float(
+            examples
+            * mechanism.strategy.sensitivity(
+                steps=scheme.steps,
+                max_participations=scheme.max_participations,
+                min_sep=scheme.min_sep,
+            )
+        )
+        grid = NormGrid.of(
+            norms**2,
+            examples=examples,
+            probability=scheme.probability,
+            most=most**2,
+            operations=self.operations,
+        )
+        return Draws(grid, examples, scheme.probability, scheme.min_sep)
+
+
+class RevealedDraws(_RevealedDraws):
+    """Sampling-based exclusion on any graph, by an expectation without simulation.
+
+    δ(ε) ≤ max_{k' ≤ k} E_x[δ_Gauss(ε; ‖C x‖/σ)] in both directions, for bands ≤ b, where
+    x_t ~ Bin(k', p), zeroed if any of the user's own draws in the last b-1 steps was non-empty
+    (zeroed draws included).
+
+    Proof. Let S_t be the coins of step t, D_u the user's k' examples, x^u_t = |B_t ∩ D_u|.
+
+    1. Coins do not depend on the data or on what was released, so publishing them all beside the
+       run keeps their law on both data sets. δ of a pair with a common first part is the mean over
+       it of the δ given it.
+    2. Given the coins, all batches are fixed (exclusion reads coins and the public graph). The two
+       runs then differ by C applied to vectors v_t, ‖v_t‖ ≤ x^u_t (in units of the clipping norm),
+       which may depend on earlier releases. Participations of the user are at least b ≥ bands
+       steps apart, so no two of them touch the same row of C v: ‖C v‖² = Σ_t ‖C_{:,t}‖²‖v_t‖² ≤
+       Σ_t (x^u_t)² ‖C_{:,t}‖². Rows are Gaussian given the past, with shifts whose squares add up
+       to at most that number for certain, so the run is as private as one Gaussian of that shift
+       (adaptive composition of Gaussians: Denisov et al. 2022; Smith & Thakurta 2022).
+    3. All of D_u are neighbours of each other through u: a non-empty S_j ∩ D_u excludes them in
+       the b-1 steps after j. Exclusion by others and coins of the burn-in only exclude more, and do
+       not change S ∩ D_u. So x^u ≤ x coordinate by coordinate, with the same coins.
+
+    Users with fewer than k examples need the maximum over k': an example more also bars more, so
+    that no k' dominates the others (p near 1: whoever has many examples is barred almost always).
+    For the same reason the bound need not grow with p.
+
+    Theorem 6.1 of Dong & Ganesh 2026, which would amplify by the hidden draws, is *not* used: on
+    graphs with shared examples others' contributions show what u drew.
+    """
+
+    name = "revealed draws"
+    operations = 1e8
+
+    def rule_refusal(self, scheme: UserMinSep) -> str | None:
+        """Refuses exclusion by participation."""
+        if scheme.exclusion != "sampling":
+            return "it needs exclusion='sampling': unused draws do not bar otherwise"
+        return None
+
+    def curve(self, mechanism: MatrixMechanism) -> OwnDrawsCurve:
+        """The curve of the law of ‖C x‖."""
+        return OwnDrawsCurve(self.draws(mechanism))
+
+
+class RevealedDrawsAnyBlocking(_RevealedDraws):
+    """Participation-based exclusion on any graph: the worst case over what others can block.
+
+    δ(ε) ≤ max over controllers of E[δ_Gauss(ε; ‖C x‖/σ)], both directions, for bands ≤ b; see
+    ``worst_blocking`` for controllers and the exact program over them.
+
+    Proof. Steps 1 and 2 of ``RevealedDraws`` hold as they are: coins are independent of data
+    and releases, batches are a function of the coins and the graph, and a participation of the
+    user excludes all of D_u for b-1 steps. What remains is E over the coins of a non-decreasing
+    function F of Σ_t (x^u_t)² ‖C_{:,t}‖². Fix everybody else's coins. Which of D_u are excluded at
+    step t is decided by the batches before t, thus by the user's coins before t: it is the choice
+    of a controller, and as the user's coins of step t are independent of it, x^u_t ~ Bin(a, p) with
+    a ≤ k the number of examples that are not excluded. So the mean given others' coins is at most
+    the maximum over controllers, and hence is the mean over all coins. A burn-in only adds earlier
+    steps to what controllers may use; a user with fewer examples is one whose controller never
+    allows more.
+
+    Nothing is assumed about the rule by which others exclude: Conjecture 6.2 is not used.
+    """
+
+    name = "revealed draws, any blocking"
+    operations = 4e6
+
+    def rule_refusal(self, scheme: UserMinSep) -> str | None:
+        """Refuses exclusion by sampled examples, for which there is a sharper accountant."""
+        if scheme.exclusion != "participation":
+            return "it is for exclusion='participation'; see 'revealed draws'"
+        return None
+
+    def curve(self, mechanism: MatrixMechanism) -> AnyBlockingCurve:
+        """The curve of the worst controllers."""
+        return AnyBlockingCurve(self.draws(mechanism))

@@ -1,0 +1,1 @@
+"""What every way of clipping shares: rows, norms, styles, factors."""

@@ -1,0 +1,90 @@
+"""Norms of sums of outer products, as gradients of weights are, rounded up."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dptrain.clipping.base.rows import row_norms
+
+# What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have.
+ROUNDING = 16.0
+
+
+def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> torch.Tensor:
+    """‖Σ_t l_t r_tᵀ‖ of every row without the sums, shape (rows,), never too small.
+
+    The square is Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩, a difference of large numbers where positions
+    cancel. In float32 it came out up to 107 S² u too small (three positions of 4,096 equal numbers;
+    S = Σ_t ‖l_t‖‖r_t‖, u = 6e-8), and what looks like S/400 while it is S/100 is neither clipped
+    nor charged for. So it is computed in float64, and rounded up by ``pad``.
+
+    Args:
+        left: l, shape (rows, positions, m).
+        right: r, shape (rows, positions, n).
+        most: float32 numbers whose memory copies and Gram matrices may take at a time.
+    """
+    rows, positions = left.shape[:2]
+    sizes = left.shape[2], right.shape[2]
+    if positions == 1:
+        return rank_one_norms(row_norms(left[:, 0]), row_norms(right[:, 0]), sizes)
+    step = max(1, most // (4 * positions**2 + 2 * positions * sum(sizes)))
+    found = [left.new_empty(0, dtype=torch.float64)]
+    for start in range(0, rows, step):
+        squares, lengths = gram_squares(left[start : start + step], right[start : start + step])
+        terms = sum(sizes) + 2 * positions
+        found.append(squares.clamp(min=0) + pad(left.dtype, terms) * lengths.square())
+    return torch.cat(found).sqrt().to(left.dtype)
+
+
+def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """‖Σ_t l_t r_tᵀ‖² in float64, which cancellation may make negative, and S = Σ_t ‖l_t‖‖r_t‖."""
+    left, right = left.double(), right.double()
+    gram = torch.bmm(left, left.transpose(1, 2))
+    other = torch.bmm(right, right.transpose(1, 2))
+    lengths = (_diagonal_roots(gram) * _diagonal_roots(other)).sum(1)
+    return gram.mul_(other).sum(2).sum(1), lengths
+
+
+def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:
+    """Norms ‖l rᵀ‖ of every row from ‖l‖ and ‖r‖, all of shape (rows,), rounded up.
+
+    The square of a number below the root of the least normal one may have been lost, and the other
+    side may be as large as that is small: so it is added to both.
+
+    Args:
+        left: ‖l‖, by ``row_norms``.
+        right: ‖r‖, likewise.
+        sizes: numbers of l and of r.
+    """
+    least = math.sqrt(torch.finfo(left.dtype).tiny)
+    left, right = left + 2 * least * math.sqrt(sizes[0]), right + 2 * least * math.sqrt(sizes[1])
+    return left.mul_(right).mul_(1 + ROUNDING * unit(left.dtype))
+
+
+def pad(dtype: torch.dtype, terms: int) -> float:
+    """What is added to the square of a norm from products in float64, in units of S².
+
+    Any order of adding up k numbers in float64 is off by less than 1.01 k u₆₄ of their absolute
+    values, u₆₄ = 2⁻⁵³ (Higham 2002, "Accuracy and stability of numerical algorithms", (3.5)). The
+    products of l are off by m u₆₄ ‖l_s‖‖l_t‖, those of r by n u₆₄ ‖r_s‖‖r_t‖, and rows and columns
+    of their product have T terms each: the square is off by (m + n + 2T + 8) u₆₄ S² at most, with
+    8 for single roundings and those of S. In float32 16 u S² is above that for up to 10⁹ terms,
+    and since S is at least the norm, by 8 u of the norm: more than rounding the root to float32
+    takes away.
+
+    Args:
+        dtype: of the norm.
+        terms: m + n + 2T.
+    """
+    return max(ROUNDING * unit(dtype), 1.02 * (terms + 16) * unit(torch.float64))
+
+
+def unit(dtype: torch.dtype) -> float:
+    """The unit roundoff u of a dtype."""
+    return torch.finfo(dtype).eps / 2
+
+
+def _diagonal_roots(squares: torch.Tensor) -> torch.Tensor:
+    return squares.diagonal(dim1=1, dim2=2).sqrt()

@@ -1,0 +1,100 @@
+"""Numbers of rows and their norms."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+HALF = (torch.float16, torch.bfloat16)
+
+_BLOCK = 256  # numbers that are summed in one pass; of 1,024 equal ones the norm is 1e-6 off
+
+
+def row_norms(rows: torch.Tensor) -> torch.Tensor:
+    """‖row‖₂, shape (rows,), to a few units in the last place however long the rows are.
+
+    On a CPU torch sums up the squares of a row in one pass, whose rounding errors add up: in
+    float32 the norm of 10^7 numbers comes out up to 0.8 % off, and a gradient that is found too
+    short is neither clipped to R nor charged for what it contributes. Norms of blocks, of blocks of
+    those and so on do not have this error.
+
+    Args:
+        rows: shape (rows, numbers); half precision is summed in float32.
+    """
+    dtype = summing_dtype(rows)
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()  # others are summed up one by one: 2e-6 off for 256 equal numbers
+    while rows.shape[1] > _BLOCK:
+        block = _block(rows.shape[1])
+        whole = rows.shape[1] // block * block
+        blocks = rows[:, :whole].unflatten(1, (-1, block))
+        norms = torch.linalg.vector_norm(blocks, dim=2, dtype=dtype)
+        rest = rows[:, whole:].to(dtype)
+        rows = torch.cat([norms, rest], dim=1) if rest.shape[1] else norms
+    return torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+
+
+def row_norms_error(numbers: int, dtype: torch.dtype) -> float:
+    """What ``row_norms`` is off by at most, relative to the norm.
+
+    K squares are each rounded, and added up in some order: their sum is off by less than 1.01 K u
+    of itself, for all are positive (Higham 2002, "Accuracy and stability of numerical algorithms",
+    (4.4)), and its root by half of that and a rounding. This is so at every level of blocks. (For
+    K = 256 in float32 7.8e-6; measured, with vectors of eight numbers and more, below 4e-7.)
+    Squares below the least normal number are lost besides: 2e-19 √numbers at most in float32.
+
+    Args:
+        numbers: of a row.
+        dtype: that is summed in.
+    """
+    off, unit = 0.0, torch.finfo(dtype).eps / 2
+    while numbers > _BLOCK:
+        block = _block(numbers)
+        off += (0.51 * (block + 1) + 1) * unit
+        numbers = numbers // block + numbers % block
+    return 1.01 * (off + (0.51 * (numbers + 1) + 1) * unit)
+
+
+@functools.cache
+def _block(numbers: int) -> int:
+    """A length of blocks that leaves nothing over, if there is one that is not short."""
+    divisors = (length for length in range(_BLOCK, _BLOCK // 4, -1) if numbers % length == 0)
+    return next(divisors, _BLOCK)
+
+
+def summing_dtype(p: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's clipped sum and of its noise: float32 for half precision.
+
+    Rounding a large sum to 8 bits could move it by more than R for one example, and noise rounded
+    so coarsely is not Gaussian any more; only the finished release is rounded to the parameter's
+    dtype.
+    """
+    return torch.float32 if p.dtype in HALF else p.dtype
+
+
+def check_rows(found: int, expected: int, views: int = 1) -> None:
+    """Refuse per-example gradients that are not one per row of the batch.
+
+    Args:
+        found: gradients there are.
+        expected: examples of the batch, padding included.
+        views: rows an example has.
+
+    Raises:
+        RuntimeError: with what to change; clipping anything else would not bound an example.
+    """
+    if found == expected * views:
+        return
+    if views == 1:
+        raise RuntimeError(
+            f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
+            "example in the first dimension of every layer's input, and train on the loader's "
+            "batch as a whole"
+        )
+    raise RuntimeError(
+        f"{found} per-row gradients for a batch of {expected} examples with views={views}: feed "
+        f"the model {expected * views} rows, the {views} views of an example one after the other, "
+        "keep them in the first dimension of every layer's input, and train on the loader's batch "
+        "as a whole"
+    )

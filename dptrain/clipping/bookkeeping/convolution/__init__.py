@@ -1,0 +1,1 @@
+"""What clipping needs of a convolution's weight gradients."""

@@ -1,0 +1,156 @@
+"""What clipping needs of a convolution's weight gradients, at nearly the price of their sum."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, NamedTuple
+
+import torch
+
+from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.bookkeeping.convolution.direct import (
+    ConvGradients,
+    form_gradients,
+    storage_size,
+)
+from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+
+__all__ = [
+    "ConvGradients",
+    "ConvShape",
+    "Costs",
+    "costs",
+    "form_gradients",
+    "per_example_weight_gradients",
+    "squared_norms",
+    "storage_size",
+    "weighted_sum",
+]
+
+# Multiplications that take as long as reading or writing a number, measured on two cores: in a
+# workspace that stays in the cache, and through all per-example gradients (write, norm, sum).
+_TOUCH = 10
+_KEEP = 50
+
+
+class Costs(NamedTuple):
+    """Time of an example's norm and of its part of the clipped sum, in multiplications."""
+
+    direct: float
+    gram: float
+
+    @property
+    def cheaper(self) -> str:
+        """``"direct"`` or ``"gram"``."""
+        return "direct" if self.direct <= self.gram else "gram"
+
+
+def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
+    """What the two ways cost: keep gradients, or take norms by ``squared_norms``.
+
+    Direct forms the gradients and passes through them for the norm and again for the sum. Gram
+    passes through products between positions, in float64, which takes twice as long, and then forms
+    the sum by ``weighted_sum``.
+
+    Args:
+        shape: of the convolution.
+        spatial: sizes of the input.
+    """
+    outputs = shape.output_sizes(spatial)
+    pixels, length = positions(spatial), positions(outputs)
+    weights = shape.out_channels * shape.in_channels // shape.groups * positions(shape.kernel)
+    copied = shape.in_channels * positions(shape.kernel[1:]) * length * shape.stride[0]
+    direct = length * weights + _TOUCH * copied + _KEEP * weights
+    products = pixels**2 * shape.in_channels + length**2 * shape.out_channels
+    stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
+    gram = length * weights + 2 * (products + _TOUCH * shape.groups * sum(stages))
+    return Costs(direct, gram)
+
+
+def per_example_weight_gradients(
+    a: torch.Tensor, g: torch.Tensor, shape: ConvShape, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The gradients of ``form_gradients`` in the weight's own order.
+
+    Args:
+        a: inputs, shape (B, c, *spatial).
+        g: gradients of the loss by the output, shape (B, p, *out).
+        shape: of the convolution.
+        out: memory to reuse, see ``form_gradients``.
+
+    Returns:
+        Shape (B, *weight.shape).
+    """
+    return form_gradients(a, g, shape, out).gradients()
+
+
+def weighted_sum(
+    a: torch.Tensor,
+    g: torch.Tensor,
+    factors: torch.Tensor,
+    shape: ConvShape,
+    scratch: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Σ_i f_i g_i of the weight's per-example gradients g_i: an ordinary backward pass.
+
+    Args:
+        a: inputs, shape (B, c, *spatial).
+        g: gradients of the loss by the output, shape (B, p, *out).
+        factors: shape (B,). An example of factor 0 may be anything, NaN too.
+        shape: of the convolution.
+        scratch: memory of the shape of ``g``, which then holds f_i · g; may be ``g`` itself where
+            nobody reads that any more. Where ``None``, the smaller of ``a`` and ``g`` is scaled.
+
+    Returns:
+        Shape weight.shape; float32 for half precision.
+
+    Raises:
+        ValueError: if shapes do not belong together.
+    """
+    shape.check(a, g)
+    a, shape = shape.symmetric(a)
+    dtype = summing_dtype(g)
+    a, g, factors = a.to(dtype), g.to(dtype), factors.to(dtype)
+    kept = factors != 0
+    if not bool(kept.all()):  # 0 · NaN is NaN
+        a, g, factors, scratch = a[kept], g[kept], factors[kept], None
+    if not len(g):
+        return g.new_zeros(shape.weight_shape)
+    by_row = factors.view(-1, *[1] * (g.dim() - 1))
+    if scratch is not None:
+        g = torch.mul(g, by_row, out=scratch)
+    elif g.numel() <= a.numel():
+        g = g * by_row
+    else:
+        a = a * by_row
+    zeros = [0] * len(shape.kernel)
+    weight = g.new_empty(()).expand(shape.weight_shape)  # only its shape is looked at
+    with _full_float32(g):
+        _, total, _ = torch.ops.aten.convolution_backward(
+            g,
+            a,
+            weight,
+            None,
+            list(shape.stride),
+            [before for before, _ in shape.padding],
+            list(shape.dilation),
+            False,
+            zeros,
+            shape.groups,
+            [False, True, False],
+        )
+    return total
+
+
+def _full_float32(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """cuDNN without TensorFloat32, its default: sums would differ from their norms by 5e-4."""
+    if not tensor.is_cuda:
+        return contextlib.nullcontext()
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.flags(
+        enabled=cudnn.enabled,
+        benchmark=cudnn.benchmark,
+        deterministic=cudnn.deterministic,
+        allow_tf32=False,
+    )

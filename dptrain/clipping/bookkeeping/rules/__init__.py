@@ -1,0 +1,1 @@
+"""Rules: what the gradients of a layer are made of."""

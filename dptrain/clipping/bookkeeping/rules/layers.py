@@ -1,0 +1,149 @@
+"""The rules of torch's own layers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
+from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
+from dptrain.clipping.bookkeeping.rules.normalization import (
+    ChannelNormRule,
+    LayerNormRule,
+    RMSNormRule,
+)
+from dptrain.clipping.bookkeeping.rules.rules import RULES, LayerRule, WeightRule, register_layer
+from dptrain.clipping.bookkeeping.uses.convolved import Convolved
+from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+
+
+def positions(tensor: torch.Tensor) -> torch.Tensor:
+    """(rows, features) or (rows, ..., features) as (rows, positions, features)."""
+    if tensor.dim() < 2:
+        raise RuntimeError(
+            f"a layer of shape {tuple(tensor.shape)} for its output's gradient has no dimension "
+            "for the examples: give its input one row per example in the first dimension"
+        )
+    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
+
+
+class LinearRule(WeightRule):
+    """y = x Wᵀ + b, or y = x W + b for a weight that is stored the other way round.
+
+    Args:
+        transposed: whether the weight has shape (in, out), as in Hugging Face's ``Conv1D``.
+    """
+
+    def __init__(self, *, transposed: bool = False) -> None:
+        self.transposed = transposed
+
+    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """The inputs and, for one position, their norms.
+
+        In the backward pass they would have to be fetched from memory for that.
+        """
+        (x,) = inputs
+        return (x, row_norms(x.detach())) if x.dim() == 2 else inputs
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        left = positions(gradient)
+        single = left.shape[1] == 1
+        norms = row_norms(left[:, 0]) if single else None  # of the bias, and half of the weight's
+        found: dict[str, Use] = {}
+        if inputs:
+            right, right_norms = positions(inputs[0]), inputs[1] if len(inputs) > 1 else None
+            found["weight"] = (
+                OuterProducts(right, left, left_norms=right_norms, right_norms=norms)
+                if self.transposed
+                else OuterProducts(left, right, left_norms=norms, right_norms=right_norms)
+            )
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialised(left[:, 0], norms) if single else Materialised(left.sum(1))
+        return found
+
+
+class BilinearRule(WeightRule):
+    """y_o = x1ᵀ A_o x2 + b_o."""
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        outer = positions(gradient)
+        found: dict[str, Use] = {}
+        if inputs:
+            first, second = (positions(x) for x in inputs)
+            left = (outer[..., None] * first[..., None, :]).flatten(2)  # (rows, positions, o · i)
+            weight = left.transpose(1, 2) @ second
+            found["weight"] = Materialised(weight.unflatten(1, (-1, first.shape[2])))
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialised(outer.sum(1))
+        return found
+
+
+class EmbeddingRule(LayerRule):
+    """Rows of a table; the row of ``padding_idx`` gets no gradient."""
+
+    def refusal(self, layer: nn.Module) -> str | None:
+        """See ``LayerRule.refusal``."""
+        if layer.scale_grad_by_freq:
+            return "scale_grad_by_freq=True divides by counts over the whole batch"
+        return None
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        assert isinstance(layer, nn.Embedding)
+        ids = inputs[0]
+        if gradient.dim() == ids.dim() + 2:  # positions (T,) that all rows share
+            ids = ids.expand(len(gradient), *ids.shape)
+        ids, gradient = ids.reshape(len(gradient), -1), positions(gradient)
+        if layer.padding_idx is not None:
+            gradient = gradient.masked_fill((ids == layer.padding_idx)[..., None], 0.0)
+        return {"weight": Gathered(ids, gradient, layer.num_embeddings)}
+
+
+class ConvRule(WeightRule):
+    """Convolutions of one to three dimensions."""
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        found: dict[str, Use] = {}
+        if inputs:
+            found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialised(gradient.flatten(2).sum(2))
+        return found
+
+
+register_layer(nn.Linear, LinearRule())
+register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
+register_layer(nn.Bilinear, BilinearRule())
+register_layer(nn.MultiheadAttention, AttentionRule())
+register_layer(nn.Embedding, EmbeddingRule())
+for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+    register_layer(convolution, ConvRule())
+register_layer(nn.LayerNorm, LayerNormRule())
+register_layer(nn.RMSNorm, RMSNormRule())
+for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
+    register_layer(norm, ChannelNormRule())
+
+
+def register_imported() -> None:
+    """Rules of layers of libraries that are in use, and are not imported for this."""
+    hugging_face = sys.modules.get("transformers.pytorch_utils")
+    if hugging_face is not None:
+        RULES.setdefault(hugging_face.Conv1D, LinearRule(transposed=True))

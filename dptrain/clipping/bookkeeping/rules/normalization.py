@@ -1,0 +1,139 @@
+"""Rules of normalisation layers: y = x̂ ⊙ w + b, with x̂ normalised within an example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dptrain.clipping.base.rows import HALF
+from dptrain.clipping.bookkeeping.cache import cached
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, WeightRule
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+
+# Numbers of an example from which on a kernel call for each costs less than passes over all.
+_LONG = 2**16
+_TOUCHED = 3  # arrays of the gradient's size that the passes go over
+
+
+class RMSNormRule(WeightRule):
+    """w belongs to the last dimensions; x̂ is computed again, a few examples at a time."""
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        bias = getattr(layer, "bias", None)
+        weights, biases = [], []
+        for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
+            part = gradient[start:stop]
+            if bias is not None and bias.requires_grad:
+                biases.append(over_positions(layer, part))
+            if inputs:
+                scaled = self.normalised(layer, *(value[start:stop] for value in inputs))
+                weights.append(over_positions(layer, scaled.mul_(part)))
+        found = {"weight": weights, "bias": biases}
+        return {name: Materialised(torch.cat(parts)) for name, parts in found.items() if parts}
+
+    def normalised(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """x̂, in memory of its own."""
+        return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
+
+
+class LayerNormRule(RMSNormRule):
+    """The same with the mean taken away; for long examples torch's own kernel, row by row.
+
+    That reads x and the gradient once, where x̂, its product and the sum are four passes.
+    """
+
+    def forward(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        observe: Observe,
+    ) -> Any:
+        """See ``LayerRule.forward``."""
+        assert isinstance(layer, nn.LayerNorm)
+        (x,) = inputs
+        shape = list(layer.normalized_shape)
+        # In half precision so are the mean and the deviation that the kernel returns.
+        if torch.is_autocast_enabled(x.device.type) or x.dtype in HALF:
+            return super().forward(layer, forward, inputs, observe)
+        kept = torch.native_layer_norm(x, shape, layer.weight, layer.bias, layer.eps)
+        long = x.device.type == "cpu" and x.dim() > len(shape) + 1 and x[:1].numel() >= _LONG
+        uses = self._row_by_row if long else self._all_uses
+        return observe(kept[0], (x, *kept[1:]), uses)
+
+    def _row_by_row(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """The uses, by a kernel call for each example."""
+        if not inputs:  # only the bias is trained
+            return self.uses(layer, inputs, gradient)
+        weight, bias = layer.weight, layer.bias
+        has_bias = bias is not None and bias.requires_grad
+        wanted = [False, True, bool(has_bias)]
+        kernel = torch.ops.aten.native_layer_norm_backward
+        shape = list(layer.normalized_shape)  # type: ignore[arg-type]
+        rows = [
+            kernel(g.contiguous(), x, shape, mean, deviation, weight, bias, wanted)
+            for g, x, mean, deviation in zip(gradient, *inputs, strict=True)
+        ]
+        found: dict[str, Use] = {"weight": Materialised(torch.stack([row[1] for row in rows]))}
+        if has_bias:
+            found["bias"] = Materialised(torch.stack([row[2] for row in rows]))
+        return found
+
+    def normalised(self, layer: nn.Module, x: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+        """x̂, from the mean and the inverse deviation where they are kept."""
+        if not kept:
+            return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
+        mean, inverse = kept
+        return (x - mean).mul_(inverse)
+
+
+class ChannelNormRule(LayerRule):
+    """Group and instance norms, whose w belongs to dimension 1.
+
+    All examples' channels are made channels of one example, each with weights of its own. torch's
+    backward pass then has every example's gradient, for what it costs to have their sum.
+    """
+
+    def refusal(self, layer: nn.Module) -> str | None:
+        """See ``LayerRule.refusal``."""
+        if getattr(layer, "track_running_stats", False):
+            return "track_running_stats=True keeps statistics of the data without noise"
+        return None
+
+    def forward(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        observe: Observe,
+    ) -> Any:
+        """See ``LayerRule.forward``."""
+        (x,) = inputs
+        instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
+        groups = x.shape[1] if instance else layer.num_groups
+        channels = x.reshape(1, -1, *x.shape[2:])
+        weight, bias = (observe.each(name, len(x)).flatten() for name in ("weight", "bias"))
+        y = torch.group_norm(channels, len(x) * groups, weight, bias, layer.eps)  # type: ignore[arg-type, operator]
+        return y.view_as(x)
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """Nothing is observed but the parameters."""
+        raise NotImplementedError
+
+
+def over_positions(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+    """Sums over all but the rows and the dimensions of the weight."""
+    kept = len(layer.normalized_shape)  # type: ignore[arg-type]
+    between = range(1, values.dim() - kept)
+    return values.sum(tuple(between)) if between else values

@@ -1,0 +1,249 @@
+"""Rules: from what a layer saw to the uses of its parameters; the table of layers that have one."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+
+PerExampleGradients = Callable[
+    [nn.Module, tuple[Any, ...], torch.Tensor], Mapping[str, torch.Tensor]
+]
+Uses = Callable[[nn.Module, tuple[Any, ...], torch.Tensor], Mapping[str, Use]]
+
+
+class Observe(Protocol):
+    """Makes the gradient of an output known: ``uses`` is called with it in the backward pass."""
+
+    def __call__(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
+        """The output to go on with, of which the gradient is taken.
+
+        Args:
+            output: one row per example.
+            inputs: what ``uses`` is given, if the rule keeps inputs.
+            uses: as ``LayerRule.uses``.
+        """
+
+    def each(self, name: str, rows: int) -> torch.Tensor:
+        """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
+
+        What autograd finds for the rows of a trainable one are its per-example gradients, which are
+        taken in as they are. For operations that cost the same with parameters an example.
+
+        Args:
+            name: of the parameter in the layer.
+            rows: examples.
+        """
+
+
+class LayerRule(abc.ABC):
+    """How the gradients of a type of layer follow from its inputs and its output's gradient.
+
+    Attributes:
+        recurses: whether the rule also covers the parameters of the layer's children.
+    """
+
+    recurses = False
+
+    def refusal(self, layer: nn.Module) -> str | None:
+        """Why this very layer cannot be handled, or ``None``."""
+        return None
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """Whether ``uses`` looks at the inputs; they are not kept alive otherwise."""
+        return True
+
+    def forward(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        observe: Observe,
+    ) -> Any:
+        """The layer's output, observed; the covered parameters are detached during the call.
+
+        Args:
+            layer: the layer.
+            forward: its own forward.
+            inputs: all arguments of the call, in the order of the signature.
+            observe: to be called with every output of what the parameters are used for. Each is
+                observed with the uses of the parameters that made it, the trainable ones.
+        """
+        output = forward(*inputs)
+        if not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"{type(layer).__name__} returned a {type(output).__name__}: a rule is for layers "
+                "that return one tensor, unless it has its own forward()"
+            )
+        return observe(output, inputs, self._all_uses)
+
+    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """What ``uses`` is given as inputs: them, or also what is made of them at little cost.
+
+        Called in the forward pass, where inputs are kept.
+
+        Args:
+            inputs: as observed.
+        """
+        return inputs
+
+    def _all_uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """The uses, which have to be there: a parameter that is left out would not be trained."""
+        found = self.uses(layer, inputs, gradient)
+        own = layer._parameters.items()
+        if missing := [n for n, p in own if p is not None and p.requires_grad and n not in found]:
+            raise RuntimeError(f"the rule of {type(layer).__name__} gave no use of {missing}")
+        return found
+
+    @abc.abstractmethod
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """The use of each trainable parameter that the layer owns, by its name.
+
+        Args:
+            layer: the layer; its parameters may be read.
+            inputs: positional arguments of the call, detached; empty where none are kept. One row
+                per example in the first dimension of each tensor.
+            gradient: of the reduced loss by the layer's output, one row per example.
+        """
+
+
+class WeightRule(LayerRule):
+    """A rule of which only the weight's gradient needs the inputs; a bias needs none."""
+
+    def keeps_inputs(self, layer: nn.Module) -> bool:
+        """Whether the weight is trained."""
+        return bool(layer.weight.requires_grad)
+
+
+class GradientRule(LayerRule):
+    """A rule that forms the per-example gradients of a layer.
+
+    Args:
+        per_example: from (layer, inputs, gradient), as in ``LayerRule.uses``, to gradients of
+            shape (rows, *p.shape) by the parameters' names; frozen ones may be left out.
+    """
+
+    def __init__(self, per_example: PerExampleGradients) -> None:
+        self.per_example = per_example
+
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """See ``LayerRule.uses``."""
+        found = dict(self.per_example(layer, inputs, gradient))
+        uses: dict[str, Use] = {}
+        for name, p in layer.named_parameters(recurse=False):
+            if not p.requires_grad:
+                continue
+            if name not in found:
+                raise RuntimeError(
+                    f"the rule of {type(layer).__name__} gave no per-example gradients of {name!r}"
+                )
+            expected = (len(gradient), *p.shape)
+            if found[name].shape != expected:
+                raise RuntimeError(
+                    f"the rule of {type(layer).__name__} gave per-example gradients of {name!r} of "
+                    f"shape {tuple(found[name].shape)}, expected {expected}"
+                )
+            uses[name] = Materialised(found[name].detach().to(gradient.dtype))
+        return uses
+
+
+RULES: dict[type[nn.Module], LayerRule] = {}
+
+
+def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients) -> None:
+    """Make ``grad_sample_mode="bookkeeping"`` handle layers of exactly the type ``kind``.
+
+    Example:
+        >>> class Scale(nn.Module):
+        ...     def __init__(self, width):
+        ...         super().__init__()
+        ...         self.weight = nn.Parameter(torch.ones(width))
+        ...     def forward(self, x):
+        ...         return x * self.weight
+        >>> def gradients(layer, inputs, gradient):      # x and gradient: (rows, positions, width)
+        ...     return {"weight": (inputs[0] * gradient).sum(1)}
+        >>> dptrain.register_layer(Scale, gradients)
+
+    Whether a rule is right decides whether the guarantee is: check it with
+    ``check_layer_rule``.
+
+    Args:
+        kind: has parameters of its own and returns one tensor with one row per example.
+        rule: a ``LayerRule``, or a function that returns per-example gradients.
+
+    Raises:
+        TypeError: if one of the two is something else.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise TypeError(f"kind={kind!r}: expected a subclass of torch.nn.Module")
+    if not isinstance(rule, LayerRule):
+        if not callable(rule):
+            raise TypeError(f"rule={rule!r}: expected a LayerRule, or a function")
+        rule = GradientRule(rule)
+    RULES[kind] = rule
+
+
+def owned(layer: nn.Module, rule: LayerRule | None) -> dict[str, nn.Parameter]:
+    """Trainable parameters that a layer's rule is responsible for, by their names in the layer."""
+    recurse = rule is not None and rule.recurses
+    found = layer.named_parameters(recurse=recurse, remove_duplicate=False)
+    return {name: p for name, p in found if p.requires_grad}
+
+
+def layers_with_rules(module: nn.Module) -> dict[str, tuple[nn.Module, LayerRule]]:
+    """Layers with trainable parameters and their rules, by the layers' names."""
+    found: dict[str, tuple[nn.Module, LayerRule]] = {}
+    covered: set[nn.Module] = set()
+    for name, layer in module.named_modules():
+        rule = RULES.get(type(layer))
+        if layer in covered or rule is None:
+            continue
+        if rule.recurses:
+            covered.update(layer.modules())
+        if owned(layer, rule):
+            found[name] = layer, rule
+    return found
+
+
+def refusals(module: nn.Module) -> dict[str, str]:
+    """Why trainable parameters cannot be handled, by the names of the layers that own them."""
+    found: dict[str, str] = {}
+    handled: set[nn.Module] = set()
+    used_by: dict[nn.Parameter, set[nn.Module]] = {}
+    for name, (layer, rule) in layers_with_rules(module).items():
+        handled.update(layer.modules() if rule.recurses else [layer])
+        for p in owned(layer, rule).values():
+            used_by.setdefault(p, set()).add(layer)
+        if (why := rule.refusal(layer)) is not None:
+            found[name] = why
+    for name, layer in module.named_modules():
+        if layer in handled:
+            continue
+        # What a layer within has too (the bias of BERT's head, say) is used there; a use that goes
+        # past it is refused in the backward pass.
+        within = set(layer.modules())
+        if any(within.isdisjoint(used_by.get(p, ())) for p in owned(layer, None).values()):
+            found[name or "(the module itself)"] = _without_rule(layer)
+    return found
+
+
+def _without_rule(layer: nn.Module) -> str:
+    kind = type(layer).__name__
+    if isinstance(layer, nn.RNN | nn.LSTM | nn.GRU):
+        return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
+    if isinstance(layer, nn.RNNCellBase):
+        return f"{kind} has no rule (in hooks mode opacus.layers.dp_rnn.DP{kind} computes the same)"
+    if isinstance(layer, nn.ParameterDict | nn.ParameterList):
+        return f"{kind} has no rule, nor can it have one, as it is never called (nor in hooks mode)"
+    return f"{kind} has no rule"

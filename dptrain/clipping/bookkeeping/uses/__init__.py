@@ -1,0 +1,1 @@
+"""Uses: what one call of a layer adds to the gradients of a parameter."""

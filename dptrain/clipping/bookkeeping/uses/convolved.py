@@ -1,0 +1,106 @@
+"""Uses of convolution weights."""
+
+from __future__ import annotations
+
+import torch
+
+from dptrain.clipping.bookkeeping.convolution.convolution import (
+    ConvGradients,
+    ConvShape,
+    costs,
+    form_gradients,
+    per_example_weight_gradients,
+    squared_norms,
+    weighted_sum,
+)
+from dptrain.clipping.bookkeeping.convolution.shape import positions
+from dptrain.clipping.bookkeeping.uses.uses import FEW, Materialised, Use
+
+
+class Convolved(Use):
+    """A convolution's inputs and output gradients.
+
+    Args:
+        a: inputs, shape (rows, c, *spatial).
+        g: gradients of the loss by the output, shape (rows, p, *out).
+        geometry: of the convolution.
+    """
+
+    def __init__(self, a: torch.Tensor, g: torch.Tensor, geometry: ConvShape) -> None:
+        self.a, self.g, self.geometry = a, g, geometry
+        self.rows, self.shape = len(g), torch.Size(geometry.weight_shape)
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        return per_example_weight_gradients(self.a[start:stop], self.g[start:stop], self.geometry)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        a, g = self.a[start:stop].abs(), self.g[start:stop].abs()
+        return per_example_weight_gradients(a, g, self.geometry), positions(g.shape[2:])
+
+    def norms(self) -> torch.Tensor:
+        """Ghost norms, rounded up where positions cancel."""
+        return squared_norms(self.a, self.g, self.geometry).sqrt()
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """See ``Use.weighted_sum``."""
+        return weighted_sum(self.a, self.g, factors, self.geometry)
+
+    def select(self, index: torch.Tensor) -> Convolved:
+        """See ``Use.select``."""
+        return Convolved(self.a[index], self.g[index], self.geometry)
+
+    def compact(self) -> Use:
+        """The gradients, where they are few, or cheaper to form than ghost norms and not large."""
+        numbers = self.shape.numel()
+        small = numbers <= 2 * (self.a[:1].numel() + self.g[:1].numel())
+        cheaper = costs(self.geometry, tuple(self.a.shape[2:])).cheaper
+        if self.rows * numbers <= FEW or (small and cheaper == "direct"):
+            return Formed(form_gradients(self.a, self.g, self.geometry))
+        return self
+
+
+class Formed(Use):
+    """Gradients of a convolution in the order in which they are formed.
+
+    Args:
+        formed: the gradients.
+    """
+
+    def __init__(self, formed: ConvGradients) -> None:
+        self.formed = formed
+        self.rows, self.shape = len(formed), torch.Size(formed.shape.weight_shape)
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        return self.formed.gradients()[start:stop]
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        return self.per_example(start, stop).abs(), 0
+
+    def norms(self) -> torch.Tensor:
+        """See ``Use.norms``."""
+        return self.formed.norms()
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """See ``Use.weighted_sum``."""
+        return self.formed.weighted_sum(factors)
+
+    def select(self, index: torch.Tensor) -> Formed:
+        """See ``Use.select``."""
+        groups = self.formed.shape.groups
+        kept = self.formed.storage.unflatten(1, (-1, groups))[:, index].flatten(1, 2)
+        return Formed(ConvGradients(kept, self.formed.shape))
+
+    def folded(self, views: int) -> Use:
+        """See ``Use.folded``."""
+        return Materialised(self.formed.gradients()).folded(views)
+
+    def merged(self, other: Use) -> Use | None:
+        """The sum, where the other is formed in the same order."""
+        if isinstance(other, Formed) and other.formed.shape == self.formed.shape:
+            total = self.formed.storage + other.formed.storage
+            return Formed(ConvGradients(total, self.formed.shape))
+        return None

@@ -1,0 +1,98 @@
+"""Uses of single rows of a table: embeddings."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+
+
+class Gathered(Use):
+    """g_i has Σ_{t: k_it = k} b_it in its row k; no buffer has the length of the table.
+
+    Args:
+        ids: k, shape (rows, positions).
+        gradients: b, shape (rows, positions, width).
+        length: number of rows of the table.
+    """
+
+    def __init__(self, ids: torch.Tensor, gradients: torch.Tensor, length: int) -> None:
+        self.ids, self.gradients = ids, gradients
+        self.rows = len(ids)
+        self.shape = torch.Size((length, gradients.shape[2]))
+
+    @functools.cached_property
+    def _segments(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """For every id of every row: the row, the id, and the sum of its gradients."""
+        length = self.shape[0]
+        rows = torch.arange(self.rows, device=self.ids.device)[:, None]
+        keys, segment = torch.unique(rows * length + self.ids, return_inverse=True)
+        sums = self.gradients.new_zeros(len(keys), self.shape[1])
+        sums.index_add_(0, segment.flatten(), self.gradients.flatten(0, 1))
+        return keys // length, keys % length, sums
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``; tables as long as the vocabulary, for lack of better."""
+        return self._tables(self.gradients, start, stop)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        return self._tables(self.gradients.abs(), start, stop), self.ids.shape[1]
+
+    def _tables(self, gradients: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        found = gradients.new_zeros(stop - start, *self.shape)
+        rows = torch.arange(stop - start, device=self.ids.device)[:, None]
+        index = (rows.expand_as(self.ids[start:stop]), self.ids[start:stop])
+        return found.index_put_(index, gradients[start:stop], accumulate=True)
+
+    def norms(self) -> torch.Tensor:
+        """See ``Use.norms``."""
+        return self.squares().sqrt()
+
+    def squares(self) -> torch.Tensor:
+        """‖g_i‖₂², shape (rows,)."""
+        rows, _, sums = self._segments
+        squares = row_norms(sums).square()
+        return squares.new_zeros(self.rows).index_add_(0, rows, squares)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """One addition to the table for every id of every row."""
+        rows, ids, sums = self._segments
+        total = sums.new_zeros(self.shape)
+        return total.index_add_(0, ids, sums * factors[rows, None])
+
+    def select(self, index: torch.Tensor) -> Gathered:
+        """See ``Use.select``."""
+        return Gathered(self.ids[index], self.gradients[index], self.shape[0])
+
+    def folded(self, views: int) -> Use:
+        """More positions."""
+        ids = self.ids.unflatten(0, (-1, views)).flatten(1, 2)
+        gradients = self.gradients.unflatten(0, (-1, views)).flatten(1, 2)
+        return Gathered(ids, gradients, self.shape[0])
+
+    def merged(self, other: Use) -> Use | None:
+        """More positions."""
+        if not isinstance(other, Gathered):
+            return None
+        return Gathered(
+            torch.cat([self.ids, other.ids], dim=1),
+            torch.cat([self.gradients, other.gradients], dim=1),
+            self.shape[0],
+        )
+
+    def compact(self) -> Use:
+        """The gradients, for a table that is smaller than what is looked up in it.
+
+        Products with rows of zeros and ones add up far faster than indexing does.
+        """
+        length = self.shape[0]
+        if length > self.ids.shape[1]:
+            return self
+        table = torch.arange(length, device=self.ids.device)[:, None]
+        picked = (self.ids[:, None, :] == table).to(self.gradients.dtype)
+        # 0 · NaN is NaN in other rows of the table too, which are the same example's.
+        return Materialised(torch.bmm(picked, self.gradients))

@@ -1,0 +1,91 @@
+"""Uses that are sums of outer products over positions: linear layers."""
+
+from __future__ import annotations
+
+import torch
+
+from dptrain.clipping.base.linear_norms import outer_norms, rank_one_norms
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialised, Use
+
+
+class OuterProducts(Use):
+    """g_i = Σ_t l_it r_itᵀ, for instance with output gradients l and inputs r of ``nn.Linear``.
+
+    Args:
+        left: l, shape (rows, positions, m).
+        right: r, shape (rows, positions, n).
+        left_norms: ‖l_i‖ for one position, where they are known, shape (rows,).
+        right_norms: likewise.
+    """
+
+    def __init__(
+        self,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        *,
+        left_norms: torch.Tensor | None = None,
+        right_norms: torch.Tensor | None = None,
+    ) -> None:
+        self.left, self.right = left, right
+        self._left_norms, self._right_norms = left_norms, right_norms
+        self.rows, self.positions = left.shape[:2]
+        self.shape = torch.Size((left.shape[2], right.shape[2]))
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        return torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
+
+    def norms(self) -> torch.Tensor:
+        """Ghost norms, a few examples at a time, rounded up where positions cancel."""
+        if self.positions > 1:
+            return outer_norms(self.left, self.right, most=CHUNK)
+        left, right = self._left_norms, self._right_norms
+        return rank_one_norms(
+            row_norms(self.left[:, 0]) if left is None else left,
+            row_norms(self.right[:, 0]) if right is None else right,
+            (self.left.shape[2], self.right.shape[2]),
+        )
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        left, right = self.left[start:stop].abs(), self.right[start:stop].abs()
+        return torch.bmm(left.transpose(1, 2), right), self.positions
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """One product over all rows and positions, the smaller side scaled."""
+        left, right, by_row = self.left, self.right, factors[:, None, None]
+        if left.shape[2] <= right.shape[2]:
+            left = left * by_row
+        else:
+            right = right * by_row
+        if self.positions == 1:
+            return left[:, 0].T @ right[:, 0]
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+    def select(self, index: torch.Tensor) -> OuterProducts:
+        """See ``Use.select``."""
+        return OuterProducts(self.left[index], self.right[index])
+
+    def folded(self, views: int) -> Use:
+        """More positions."""
+        left, right = (
+            side.unflatten(0, (-1, views)).flatten(1, 2) for side in (self.left, self.right)
+        )
+        return OuterProducts(left, right)
+
+    def merged(self, other: Use) -> Use | None:
+        """More positions."""
+        if not isinstance(other, OuterProducts):
+            return None
+        return OuterProducts(
+            torch.cat([self.left, other.left], dim=1), torch.cat([self.right, other.right], dim=1)
+        )
+
+    def compact(self) -> Use:
+        """The gradients, where they are few, or fewer numbers than what they are made of."""
+        numbers = self.shape.numel()
+        fewer = numbers < self.positions * sum(self.shape)
+        if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
+            return Materialised(self.per_example(0, self.rows))
+        return self

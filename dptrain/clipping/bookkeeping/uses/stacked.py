@@ -1,0 +1,78 @@
+"""Uses of blocks of a parameter's rows: projections that are packed into one weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+
+
+class Stacked(Use):
+    """g_i is made of blocks of rows, one above the other, each with a use of its own.
+
+    No product of one block with another is part of ‖g_i‖² = Σ ‖block‖², so the blocks are never
+    padded to the parameter's shape.
+
+    Args:
+        parts: from the first rows to the last; equal in all but the first dimension.
+    """
+
+    def __init__(self, parts: Sequence[Use]) -> None:
+        self.parts = list(parts)
+        self.heights = [part.shape[0] for part in self.parts]
+        self.rows = self.parts[0].rows
+        self.shape = torch.Size((sum(self.heights), *self.parts[0].shape[1:]))
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        return torch.cat([part.per_example(start, stop) for part in self.parts], dim=1)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        parts, terms = zip(*(part.magnitudes(start, stop) for part in self.parts), strict=True)
+        return torch.cat(parts, dim=1), max(terms)
+
+    def norms(self) -> torch.Tensor:
+        """See ``Use.norms``."""
+        return torch.linalg.vector_norm(torch.stack([part.norms() for part in self.parts]), dim=0)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """See ``Use.weighted_sum``."""
+        return torch.cat([part.weighted_sum(factors) for part in self.parts])
+
+    def select(self, index: torch.Tensor) -> Stacked:
+        """See ``Use.select``."""
+        return Stacked([part.select(index) for part in self.parts])
+
+    def folded(self, views: int) -> Use:
+        """See ``Use.folded``."""
+        return Stacked([part.folded(views) for part in self.parts])
+
+    def merged(self, other: Use) -> Use | None:
+        """Block by block, where the other can be cut into the same blocks."""
+        if isinstance(other, Stacked) and other.heights == self.heights:
+            blocks = other.parts
+        elif isinstance(other, OuterProducts):
+            sides = other.left.split(self.heights, dim=2)
+            blocks = [OuterProducts(left, other.right) for left in sides]
+        elif isinstance(other, Materialised):
+            blocks = [Materialised(some) for some in other.gradients.split(self.heights, dim=1)]
+        else:
+            return None
+        parts = []
+        for own, block in zip(self.parts, blocks, strict=True):
+            together = own.merged(block)
+            if together is None:
+                return None
+            parts.append(together)
+        return Stacked(parts)
+
+    def compact(self) -> Use:
+        """Each block in its smallest form; the gradients, where that is what all of them are."""
+        parts = [part.compact() for part in self.parts]
+        if all(isinstance(part, Materialised) for part in parts):
+            return Materialised(torch.cat([part.per_example(0, self.rows) for part in parts], 1))
+        return Stacked(parts)

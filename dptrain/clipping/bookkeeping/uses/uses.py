@@ -1,0 +1,196 @@
+"""What one call of a layer adds to the gradients of a parameter, example by example."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+
+from dptrain.clipping.base.linear_norms import unit
+from dptrain.clipping.base.rows import row_norms
+
+CHUNK = 2**22  # numbers of per-example gradients that are formed at a time where none are kept
+FEW = 2**20  # numbers of a layer's per-example gradients that are not worth avoiding
+
+
+class Use(abc.ABC):
+    """One use of a parameter: per-example gradients g_i, in whatever form is the smallest.
+
+    Gradients are those of the reduced loss, one for each row of the batch. Uses of one parameter
+    are added up before their norm is taken (``dptrain.clipping.bookkeeping.combine``).
+
+    Attributes:
+        rows: number of examples.
+        shape: of the parameter.
+    """
+
+    rows: int
+    shape: torch.Size
+
+    @abc.abstractmethod
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """g_i of rows ``start`` to ``stop``, shape (stop - start, *shape)."""
+
+    @abc.abstractmethod
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """Sums of absolute values, shape (stop - start, *shape), of so many terms at most.
+
+        What ``per_example`` and ``weighted_sum`` add up, each in its own order, differs by
+        rounding errors in proportion to these; no terms where both have the very same numbers.
+        """
+
+    @abc.abstractmethod
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """Σ_i f_i g_i, shape ``shape``; ``factors`` has shape (rows,). The use is spent then."""
+
+    @abc.abstractmethod
+    def select(self, index: torch.Tensor) -> Self:
+        """The use without all rows but those of ``index``."""
+
+    def norms(self) -> torch.Tensor:
+        """‖g_i‖₂ of what ``weighted_sum`` adds up, shape (rows,), as row_norms are exact."""
+        return chunked_norms([self])
+
+    def merged(self, other: Use) -> Use | None:
+        """Both uses as one, or ``None`` where they have no common form."""
+        return None
+
+    def folded(self, views: int) -> Use:
+        """The sum over each ``views`` rows that follow one another, as one row."""
+        return Folded(self, views)
+
+    def compact(self) -> Use:
+        """The same in the form that costs least from here on."""
+        return self
+
+
+class Materialised(Use):
+    """The per-example gradients themselves.
+
+    Args:
+        gradients: shape (rows, *shape).
+        norms: theirs, where they are known, shape (rows,).
+    """
+
+    def __init__(self, gradients: torch.Tensor, norms: torch.Tensor | None = None) -> None:
+        self.gradients = gradients
+        self.rows, self.shape = gradients.shape[0], gradients.shape[1:]
+        self._norms = norms
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        return self.gradients[start:stop]
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        return self.gradients[start:stop].abs(), 0
+
+    def norms(self) -> torch.Tensor:
+        """See ``Use.norms``."""
+        return row_norms(self.gradients.flatten(1)) if self._norms is None else self._norms
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """A product of a vector and a matrix: each number is read once."""
+        return (factors @ self.gradients.flatten(1)).view(self.shape)
+
+    def select(self, index: torch.Tensor) -> Materialised:
+        """See ``Use.select``."""
+        return Materialised(self.gradients[index])
+
+    def folded(self, views: int) -> Use:
+        """See ``Use.folded``."""
+        return Materialised(self.gradients.unflatten(0, (-1, views)).sum(1))
+
+    def merged(self, other: Use) -> Use | None:
+        """The sum, where the other is materialised too."""
+        if isinstance(other, Materialised):
+            return Materialised(self.gradients + other.gradients)
+        return None
+
+
+class Folded(Use):
+    """Sums over groups of rows of another use, for what has no better form.
+
+    Args:
+        use: has ``views`` rows for each of ours.
+        views: at least 1.
+    """
+
+    def __init__(self, use: Use, views: int) -> None:
+        self.use, self.views = use, views
+        self.rows, self.shape = use.rows // views, use.shape
+
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        """See ``Use.per_example``."""
+        rows = self.use.per_example(start * self.views, stop * self.views)
+        return rows.unflatten(0, (-1, self.views)).sum(1)
+
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        """See ``Use.magnitudes``."""
+        rows, terms = self.use.magnitudes(start * self.views, stop * self.views)
+        return rows.unflatten(0, (-1, self.views)).sum(1), self.views * max(1, terms)
+
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        """See ``Use.weighted_sum``."""
+        return self.use.weighted_sum(factors.repeat_interleave(self.views))
+
+    def select(self, index: torch.Tensor) -> Folded:
+        """See ``Use.select``."""
+        within = torch.arange(self.views, device=index.device)
+        return Folded(self.use.select((index[:, None] * self.views + within).flatten()), self.views)
+
+
+def chunks(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows of at most ``CHUNK`` numbers, at least a row each."""
+    step = max(1, CHUNK // max(1, numbers))
+    for start in range(0, rows, step):
+        yield start, min(rows, start + step)
+
+
+def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Norms of s ⊙ (the sum of all uses), shape (rows,), a few examples at a time.
+
+    What is released adds up the same terms in another order, and where they cancel, rounding errors
+    are all that is left, here perhaps 0 and there S u T. So what both may be off by is added: any
+    order of adding up k numbers is off by less than 1.01 k u of the sum M of their absolute values
+    (Higham 2002, (3.5)), T terms of a use and the uses themselves, here and there.
+
+    Args:
+        uses: of one parameter.
+        scale: s, of the parameter's shape; ``None``: 1.
+    """
+    found = []
+    for start, stop in chunks(uses[0].rows, uses[0].shape.numel()):
+        total = uses[0].per_example(start, stop)
+        for use in uses[1:]:
+            total = total + use.per_example(start, stop)
+        norms = row_norms((total if scale is None else total * scale).flatten(1))
+        slack = rounding_errors(uses, start, stop)
+        if slack is not None:
+            norms = norms + row_norms((slack if scale is None else slack * scale).flatten(1))
+        found.append(norms)
+    return torch.cat(found)
+
+
+def rounding_errors(uses: list[Use], start: int, stop: int) -> torch.Tensor | None:
+    """How far sums of per-example gradients and what is released may be from one another.
+
+    Args:
+        uses: of one parameter.
+        start: the first row.
+        stop: one past the last.
+
+    Returns:
+        A bound for every number, shape (stop - start, *shape), ``None`` where they are the same.
+    """
+    total: torch.Tensor | None = None
+    for use in uses:
+        magnitudes, terms = use.magnitudes(start, stop)
+        if len(uses) == 1 and not terms:
+            return None
+        additions = 2 * (terms + len(uses) + 2)
+        part = magnitudes * (1.02 * additions * unit(magnitudes.dtype))
+        total = part if total is None else total + part
+    return total

@@ -1,0 +1,116 @@
+"""From a module to its wrapper, which computes per-example gradients, and their clipper."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
+
+from dptrain.clipping.base.styles import ClippingStyle
+from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
+from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.probe import AtHand, RowProbe
+from dptrain.core import checks
+from dptrain.sampling import MicroBatch, PrivateLoader
+
+MODES = ("bookkeeping", "hooks", "functorch")
+
+_log = logging.getLogger(__name__)
+
+
+def choose_mode(mode: str | None, module: nn.Module) -> str:
+    """The mode asked for; of ``None`` the fastest that handles every trainable layer.
+
+    Raises:
+        ValueError: for another mode, or bookkeeping of a layer that has no rule.
+    """
+    if mode is not None:
+        checks.text("grad_sample_mode", mode)
+    if mode == "ghost":
+        raise ValueError(
+            "grad_sample_mode='ghost' is no mode: it clips by the norms of one backward pass and "
+            "releases the sums of another, which is any gradient that got there, and rounding "
+            "alone takes them past max_grad_norm; use grad_sample_mode='bookkeeping', which is "
+            "faster and forms sums from what it takes norms of, with the loop of every mode "
+            "(module, optimizer, loader, and your own criterion)"
+        )
+    if mode is not None and mode not in MODES:
+        raise ValueError(f"grad_sample_mode={mode!r}: one of {MODES}, or None for the fastest")
+    if mode not in (None, "bookkeeping"):
+        return mode
+    why = check_layers(module)
+    if why is None:
+        return "bookkeeping"
+    if mode is not None:
+        raise ValueError(f"grad_sample_mode='bookkeeping': {why}; or use grad_sample_mode='hooks'")
+    _log.warning(
+        "grad_sample_mode='hooks', slower and with more memory than 'bookkeeping', because of "
+        "%s. Set grad_sample_mode='hooks' to silence this",
+        why,
+    )
+    return "hooks"
+
+
+def wrap_module(
+    module: nn.Module,
+    parameters: list[nn.Parameter],
+    *,
+    mode: str,
+    style: ClippingStyle,
+    groups: Sequence[int],
+    loss_reduction: str,
+    loader: PrivateLoader,
+    views: int = 1,
+    probe: str = "shapes",
+) -> tuple[BookkeepingModule | HookedModule, BookkeepingClipper | PerExampleClipper]:
+    """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
+
+    Args:
+        module: the user's.
+        parameters: those that are trained, in the optimiser's order.
+        mode: one of ``MODES``.
+        style: how gradients are clipped.
+        groups: the number of each parameter's group in that style.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+        loader: knows the examples of the batch at hand.
+        views: rows that the model sees of an example, one after the other.
+        probe: when it is checked that the module keeps the examples apart, one of ``PROBES``.
+    """
+
+    def fed() -> AtHand | None:
+        batch = loader.current
+        if batch is None:
+            return None
+        return AtHand(examples=len(batch.indices), rows=batch.rows * views, views=views)
+
+    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    if mode == "bookkeeping":
+        book = BookkeepingClipper(
+            parameters, loss_reduction=loss_reduction, views=views, style=style, groups=groups
+        )
+        book.at_hand = lambda: loader.current
+        booked = BookkeepingModule(module, book=book, loss_reduction=loss_reduction)
+        booked.probe = RowProbe(
+            booked._module, booked.reporting_to, fed, when=probe, settle=booked.settling
+        )
+        book.probe = booked.probe
+        return booked, book
+    names = {p: name for name, p in module.named_parameters()}
+    clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups, names=names)
+
+    def at_hand() -> MicroBatch | None:
+        clipper.batch = loader.current
+        return loader.current
+
+    wrapped = HookedModule(
+        module,
+        at_hand=at_hand,
+        views=views,
+        loss_reduction=loss_reduction,
+        force_functorch=mode == "functorch",
+    )
+    wrapped.probe = RowProbe(module, wrapped.reporting_to, fed, when=probe)
+    return wrapped, clipper

@@ -1,0 +1,1 @@
+"""Clipped sums from Opacus's per-example gradients."""

@@ -1,0 +1,145 @@
+"""What layers hand to Opacus's rules, where the rules alone would get them wrong."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+from opacus.grad_sample.grad_sample_module import GradSampleHooks
+from opacus.layers.dp_rnn import DPGRU, DPLSTM, DPRNN
+from torch import nn
+
+from dptrain.clipping.bookkeeping.rules.normalization import over_positions
+
+_HOLDERS = (DPRNN, DPLSTM, DPGRU)  # get no hooks: their parameters are those of layers inside
+
+
+def layer_norm_gradients(
+    layer: nn.LayerNorm, activations: list[torch.Tensor], backprops: torch.Tensor
+) -> dict[nn.Parameter, torch.Tensor]:
+    """Per-example gradients of a LayerNorm, which may have no bias; Opacus's signature.
+
+    Args:
+        layer: the layer.
+        activations: its input, shape (rows, ..., *normalized_shape).
+        backprops: gradient of the loss by its output, of the same shape.
+
+    Returns:
+        Shape (rows, *normalized_shape) for each trainable parameter.
+    """
+    found: dict[nn.Parameter, torch.Tensor] = {}
+    if layer.weight.requires_grad:
+        normalised = nn.functional.layer_norm(activations[0], layer.normalized_shape, eps=layer.eps)
+        found[layer.weight] = over_positions(layer, normalised * backprops)
+    if layer.bias is not None and layer.bias.requires_grad:
+        found[layer.bias] = over_positions(layer, backprops)
+    return found
+
+
+class OpacusLayers(GradSampleHooks):
+    """Mixin before Opacus's modules: layers are found once, and rules see what they expect.
+
+    Opacus walks through the tree of modules and gives a layer that two modules hold two hooks, so
+    that all its calls count twice. Its rule for convolutions takes images for contiguous, and its
+    rules for embeddings do not know ``padding_idx``, as torch's own gradients do.
+    """
+
+    GRAD_SAMPLERS: ClassVar[Mapping[type[nn.Module], Callable[..., Any]]] = ChainMap(
+        {nn.LayerNorm: layer_norm_gradients}, GradSampleHooks.GRAD_SAMPLERS
+    )
+
+    def __init__(self, m: nn.Module, **kwargs: Any) -> None:
+        super().__init__(m, **kwargs)
+        self._one_id_each: set[nn.Module] = set()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's module.
+
+        Raises:
+            RuntimeError: where a layer's output is written to, with the remedy.
+        """
+        try:
+            return super().forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "created inside a custom Function" not in str(error):
+                raise
+            layers = [n for n, m in self._module.named_modules() if getattr(m, "inplace", False)]
+            named = f" (layers with inplace=True: {layers})" if layers else ""
+            raise RuntimeError(
+                "the output of a layer is written to in place, which torch forbids for outputs "
+                f"with hooks{named}: use inplace=False, h = h + x for h += x, h.clone() before "
+                "an assignment to a part of it, or grad_sample_mode='bookkeeping'"
+            ) from error
+
+    def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:
+        """The layers that get hooks, each once.
+
+        Raises:
+            ValueError: for one that is also a part of a layer without a rule, which is
+                differentiated as a whole: it would count twice.
+        """
+        found = dict.fromkeys(super().iterate_submodules(module))  # calls this for the children
+        names = {layer: name for name, layer in self._module.named_modules()}
+        for layer in found:
+            if type(layer) in self.GRAD_SAMPLERS or type(layer) in _HOLDERS:
+                continue
+            for inner in layer.modules():
+                if inner is not layer and inner in found:
+                    raise ValueError(
+                        f"layer {names[inner]!r} is a part of {names[layer]!r}, a "
+                        f"{type(layer).__name__} with parameters of its own, and of another module "
+                        "too: its gradients would count twice; give the parameters of "
+                        f"{names[layer]!r} a module of their own, or each place its own layer"
+                    )
+        yield from found
+
+    def refuse_shared_ids(self, module: nn.Module, rows: int) -> None:
+        """Refuse an embedding's call on positions that all examples share, one for each row.
+
+        Row i would hold the gradient of position i from all examples, clipped as if it were that of
+        example i: every row changes with one example. A layer that was called on as many ids that
+        do not follow one another has one an example, and may have any from then on.
+
+        Args:
+            module: a layer, in its backward pass.
+            rows: of the batch.
+
+        Raises:
+            RuntimeError: with the remedy.
+        """
+        if type(module) is not nn.Embedding or module in self._one_id_each:
+            return
+        calls: Any = module.activations
+        ids = calls[-1][0]
+        if ids.dim() != 1 or len(ids) != rows or rows == 1:
+            return
+        if not bool((ids.diff() == 1).all()):
+            self._one_id_each.add(module)
+            return
+        raise RuntimeError(
+            f"an embedding looks up the {rows} consecutive ids {int(ids[0])} ... {int(ids[-1])} in "
+            f"a batch of {rows} rows: these may be positions that all examples share or one id an "
+            "example; give positions the shape of the batch, ids[None].expand(rows, -1), and ids "
+            "of the examples' own the shape (rows, 1)"
+        )
+
+    def rearrange_grad_samples(
+        self, *, module: nn.Module, backprops: torch.Tensor, loss_reduction: str, batch_first: bool
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The input of a layer's call and the gradient of its output, as its rule needs them.
+
+        Inputs are made contiguous, and an embedding's padding, which torch does not train, has no
+        gradients. Where output gradients lie in memory is nothing that Opacus's rules depend on.
+        """
+        activations, backprops = super().rearrange_grad_samples(
+            module=module,
+            backprops=backprops,
+            loss_reduction=loss_reduction,
+            batch_first=batch_first,
+        )
+        if type(module) is nn.Embedding and module.padding_idx is not None:
+            padding = activations[0] == module.padding_idx
+            backprops = backprops.masked_fill(padding[..., None], 0)
+        return [a.contiguous() for a in activations], backprops

@@ -1,0 +1,293 @@
+"""Clipped sums from materialised per-example gradients (Opacus modes hooks and functorch)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.layers.dp_rnn import RNNLinear
+from torch import nn
+
+from dptrain.clipping.base.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
+from dptrain.clipping.base.styles import FLAT, ClippingStyle
+from dptrain.clipping.base.weights import group_norms
+from dptrain.clipping.mixing_layers import refuse_training_mode
+from dptrain.clipping.opacus.layers import OpacusLayers
+from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
+from dptrain.clipping.opacus.recomputation import recomputation
+from dptrain.clipping.probe import RowProbe, Witness
+from dptrain.sampling import MicroBatch
+
+
+class HookedModule(OpacusLayers, GradSampleModule):
+    """Opacus's module; refuses a layer's call on anything but one row per example.
+
+    Opacus adds up the calls of a layer row by row: a second call on a single shared row would put
+    the gradient of all examples together into row 0, which the clipper takes for one example's.
+
+    Attributes:
+        at_hand: returns the batch at hand, ``None`` if there is none.
+        views: rows an example has.
+        own_attributes: what Opacus keeps in the layers.
+    """
+
+    own_attributes: ClassVar[frozenset[str]] = frozenset(
+        ("activations", "max_batch_len", "ft_compute_sample_grad", "autograd_grad_sample_hooks")
+    )
+
+    _since: MicroBatch | None = None  # what was at hand in the forward pass
+
+    def __init__(
+        self,
+        m: nn.Module,
+        *,
+        at_hand: Callable[[], MicroBatch | None],
+        views: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(m, **kwargs)
+        self.at_hand = at_hand
+        self.views = views
+        self.probe: RowProbe | None = None
+        self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
+        self._witness: Witness | None = None
+        self.autograd_grad_sample_hooks.extend(
+            [*refuse_reordered_rows(m), *refuse_training_mode(m)]
+        )
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The user's forward; before it the probe, where there is one, of what it may do."""
+        if self.probe is None:
+            return super().forward(*args, **kwargs)
+        self.probe.begin(args, kwargs)
+        output: Any = None
+        try:
+            output = super().forward(*args, **kwargs)
+        finally:
+            self.probe.end(output)
+        return output
+
+    @contextlib.contextmanager
+    def reporting_to(self, witness: Witness) -> Iterator[None]:
+        """Have layers report what they see to a witness meanwhile, and form no gradients."""
+        self._witness = witness
+        try:
+            yield
+        finally:
+            self._witness = None
+
+    def capture_activations_hook(
+        self, module: nn.Module, forward_input: Any, forward_output: Any
+    ) -> None:
+        """Keep the layer's input, and which batch it is of.
+
+        What non-reentrant checkpointing runs anew is not kept: it was, when it ran first, and
+        Opacus would wait for gradients of both.
+        """
+        if recomputation() == "non-reentrant":
+            return
+        if self._witness is None and self.at_hand() is not self._since:
+            self._forget_calls()
+            self._since = self.at_hand()
+        if self.hooks_enabled and module.training and torch.is_grad_enabled():
+            self._check_call(module, forward_input)
+        super().capture_activations_hook(module, forward_input, forward_output)
+        if self.probe is not None and self._witness is None:
+            doubts = self._doubts.setdefault(module, [])
+            calls: Any = getattr(module, "activations", ())
+            doubts[:] = [*doubts[: len(calls) - 1], self.probe.doubt(module)] if calls else []
+
+    def capture_backprops_hook(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
+    ) -> None:
+        """Per-example gradients of one call of a layer."""
+        if self._witness is not None:
+            calls: Any = getattr(module, "activations", None)
+            if self.hooks_enabled and calls:
+                self._witness.saw(module, calls.pop(), forward_output[0])
+            return
+        batch = self.at_hand()
+        rows = None if batch is None else batch.rows
+        if self.hooks_enabled and batch is not None:
+            check_same_batch(self._since, batch)
+        # The steps of a packed sequence have fewer rows, in the order of the examples.
+        if self.hooks_enabled and rows is not None and not isinstance(module, RNNLinear):
+            check_rows(len(forward_output[0]), rows, self.views)
+        if self.hooks_enabled and not getattr(module, "activations", None):
+            raise RuntimeError(
+                f"backward pass through a {type(module).__name__} in eval mode: per-example "
+                "gradients need module.train(), and evaluation belongs under torch.no_grad()"
+            )
+        if self.hooks_enabled and rows is not None:
+            self.refuse_shared_ids(module, rows * self.views)
+        doubts = self._doubts.get(module)
+        if self.hooks_enabled and doubts and self.probe is not None:
+            self.probe.resolve(doubts.pop())
+        super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
+        if recomputation() == "reentrant":  # its passes are parts of one
+            for p in module.parameters():
+                if isinstance(several := getattr(p, "grad_sample", None), list):
+                    p.grad_sample = sum(several)  # type: ignore[attr-defined]
+
+    def _check_call(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Refuse inputs that Opacus cannot use, or would leave out, and parameters unfrozen since.
+
+        Raises:
+            RuntimeError: naming the layer and the remedy.
+        """
+        own = dict(module.named_parameters(recurse=False))
+        if new := [n for n, p in own.items() if p.requires_grad and not hasattr(p, "grad_sample")]:
+            raise RuntimeError(
+                f"parameter(s) {new} of layer {self._name(module)!r} were unfrozen since "
+                "make_private, and have neither per-example gradients nor noise: call "
+                "requires_grad_(False) on them again, or make a new run that trains them"
+            )
+        others = sorted({type(x).__name__ for x in inputs if not isinstance(x, torch.Tensor)})
+        plain = self.force_functorch or type(module) not in self.GRAD_SAMPLERS
+        if not others and not (plain and len(inputs) > 1):
+            return
+        what = f"argument(s) of type {others}" if others else f"{len(inputs)} tensors"
+        raise RuntimeError(
+            f"layer {self._name(module)!r}, a {type(module).__name__}, is called with {what}, and "
+            "Opacus forms its gradients from one tensor: freeze its parameters with "
+            "requires_grad_(False), or use grad_sample_mode='bookkeeping', with a rule for it by "
+            "dptrain.register_layer() if there is none"
+        )
+
+    def _name(self, layer: nn.Module) -> str:
+        return next(name for name, other in self._module.named_modules() if other is layer)
+
+    def _forget_calls(self) -> None:
+        """Drop what an abandoned batch left, whose gradients would be waited for."""
+        for layer in self._module.modules():
+            if "activations" in vars(layer):
+                vars(layer)["activations"].clear()
+        for p in self._module.parameters():
+            if p.requires_grad:
+                p._forward_counter = 0
+            if hasattr(p, "_current_grad_sample"):
+                del p._current_grad_sample
+
+
+class PerExampleClipper(GradientClipper):
+    """Σ_i w_i · clip(s ⊙ g_i, R) from ``p.grad_sample``, the microbatch's per-row gradients.
+
+    g_i is the mean over the ``views`` rows of example i, which follow one another. Opacus has a row
+    for the gradient of that row's own loss, undone of a division by the number of rows where the
+    user's loss is a mean over them, so this mean is the same under both reductions: that of one
+    view if all are equal.
+
+    Args:
+        parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
+        views: K, rows an example has.
+        style: how a gradient is clipped.
+        groups: the number of each parameter's group in that style; ``None``: one for all.
+        names: of the parameters, for messages.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        *,
+        views: int = 1,
+        style: ClippingStyle = FLAT,
+        groups: Sequence[int] | None = None,
+        names: Mapping[nn.Parameter, str] | None = None,
+    ) -> None:
+        super().__init__(parameters, style=style, groups=groups)
+        self.views = views
+        self._names = {} if names is None else names
+
+    @full_float32()
+    def clipped_sum(
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Args:
+            max_grad_norm: R > 0.
+            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
+            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
+                depend on must be public.
+
+        Raises:
+            RuntimeError: if there was no backward pass, more than one, one whose per-example
+                gradients are not one per row (each would break the sensitivity R), or one that
+                did not reach all calls of a layer that it reached.
+        """
+        self._check_complete()
+        samples = [self._grad_sample(p, len(weights)) for p in self.parameters]
+        if all(g is None for g in samples):
+            raise RuntimeError(
+                "no per-example gradients: before optimizer.step(), call loss.backward() once on "
+                "the private module's output, with the module in training mode; a forward pass in "
+                "training mode that is not followed by backward() belongs under torch.no_grad()"
+            )
+        parts: list[torch.Tensor | None] = []
+        scaling = [None] * len(samples) if scales is None else scales
+        for g, s in zip(samples, scaling, strict=True):
+            if g is None:
+                parts.append(None)
+                continue
+            rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
+            parts.append(row_norms(rows))
+        norms = group_norms(parts, self.groups)
+        factors, finite = self._factors(norms, max_grad_norm, weights)
+        sums: list[torch.Tensor | None] = []
+        for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
+            if sample is None:
+                sums.append(None)
+                continue
+            rows = sample.flatten(1).to(summing_dtype(p))
+            if (
+                finite is not None
+            ):  # 0 · NaN is NaN: a broken row has to be taken out, not multiplied away
+                rows = torch.where(finite.to(rows.device)[:, None], rows, rows.new_zeros(()))
+            total = (factors[:, group].to(rows) @ rows).view_as(p)
+            sums.append(total if s is None else total * s)  # the same s for all examples
+        self.discard()
+        return sums
+
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+        for p in self.parameters:
+            p.grad_sample = None  # type: ignore[attr-defined]
+
+    def _check_complete(self) -> None:
+        """Refuse gradients that Opacus holds back because it waits for those of other calls.
+
+        The parameter would be trained on noise alone.
+        """
+        waiting = [p for p in self.parameters if hasattr(p, "_current_grad_sample")]
+        if waiting:
+            names = ", ".join(repr(self._names.get(p, tuple(p.shape))) for p in waiting)
+            raise RuntimeError(
+                f"of the forward calls that use parameter(s) {names}, the backward pass reached "
+                "some and not others: run forward passes that the loss does not depend on under "
+                "torch.no_grad(), or use grad_sample_mode='bookkeeping'"
+            )
+
+    def _grad_sample(self, p: nn.Parameter, examples: int) -> torch.Tensor | None:
+        """Gradients of the examples, shape (examples, *p.shape)."""
+        g = getattr(p, "grad_sample", None)
+        if g is None:
+            return None
+        if isinstance(g, list):
+            raise RuntimeError(
+                f"{len(g)} backward passes were made for one batch; each would be clipped on its "
+                "own and an example would count several times: add the losses, call backward once"
+            )
+        check_rows(len(g), examples, self.views)
+        if self.views == 1:
+            return g
+        # A view that is not finite makes the mean so, and takes its example out.
+        return g.unflatten(0, (examples, self.views)).mean(1, dtype=summing_dtype(g))

@@ -1,0 +1,180 @@
+"""A mechanism, or its scheme and strategy, from the arguments of a command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+from dptrain.configuration.schemes import build_scheme, expected_batch_size, stated_size
+from dptrain.configuration.strategies import build_strategy
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
+from dptrain.strategies.strategy import Strategy
+
+Settings = dict[str, Any]
+
+
+def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that ``read_mechanism`` and ``read_pair`` read."""
+    group = parser.add_argument_group(
+        "mechanism",
+        "A JSON file (MatrixMechanism.to_json), or a scheme and a strategy as configurations "
+        "write them: the class and its fields, e.g. --scheme MinSep batch_size=512 min_sep=16 "
+        "--strategy BandMF bands=16 --dataset-size 50000 --epochs 10",
+    )
+    group.add_argument("mechanism", nargs="?", type=pathlib.Path, help="JSON file")
+    group.add_argument(
+        "--config",
+        type=pathlib.Path,
+        help="YAML configuration: its scheme, strategy, steps and privacy",
+    )
+    group.add_argument("--scheme", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
+    group.add_argument("--strategy", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
+    group.add_argument(
+        "--dataset-size", type=int, help="N, number of examples; default: the scheme's nominal_size"
+    )
+    group.add_argument("--steps", type=int, help="n, optimiser steps")
+    group.add_argument("--epochs", type=float, help="instead of --steps: n·B̄/N")
+
+
+def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) -> MatrixMechanism:
+    """The mechanism; ``noise_multiplier`` (if given) replaces the file's σ.
+
+    Raises:
+        ValueError: if it is described by nothing, by two things, or wrongly.
+        OSError: if the file cannot be read.
+    """
+    if options.mechanism is None:
+        if noise_multiplier is None:
+            raise ValueError("--noise-multiplier is missing: state σ, or give a JSON file")
+        scheme, strategy = read_pair(options)
+        return MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=noise_multiplier)
+    for name in ("config", "scheme", "strategy", "dataset_size", "steps", "epochs"):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} beside {options.mechanism}: the file says it all; drop one")
+    try:
+        found = MatrixMechanism.from_json(options.mechanism.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(
+            f"no mechanism file {options.mechanism}: write one with MatrixMechanism.to_json() or "
+            "dptrain calibrate --out"
+        ) from None
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"{options.mechanism} is no mechanism ({error}): write one with "
+            "MatrixMechanism.to_json() or dptrain calibrate --out"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{options.mechanism}: {error}") from error
+    return found if noise_multiplier is None else found.with_noise(noise_multiplier)
+
+
+def read_pair(options: argparse.Namespace) -> tuple[Scheme, Strategy]:
+    """Scheme and strategy, from a JSON file, a configuration or flags (which take precedence).
+
+    Raises:
+        ValueError: if something is missing, contradicts another, or is wrong.
+        OSError: if a file cannot be read.
+    """
+    if options.mechanism is not None:
+        found = read_mechanism(options, None)
+        return found.scheme, found.strategy
+    stated = _stated(options)
+    scheme = _settings("scheme", options.scheme, stated)
+    strategy = _settings("strategy", options.strategy, stated)
+    size = options.dataset_size
+    if size is None:
+        size = scheme.get("nominal_size")  # a mechanism to be accounted for needs no other
+    if size is None:
+        raise ValueError("--dataset-size is missing: state N, the number of examples")
+    steps, epochs = options.steps, options.epochs
+    if steps is None and epochs is None:
+        steps, epochs = stated.get("steps"), stated.get("epochs")
+    if (steps is None) == (epochs is None):
+        raise ValueError(f"give exactly one of --epochs and --steps (got {epochs=}, {steps=})")
+    if steps is None:
+        batch = expected_batch_size(scheme, size)
+        steps = max(1, round(epochs * stated_size(scheme, size) / batch))
+    return (
+        build_scheme(scheme, dataset_size=size, steps=steps),
+        build_strategy(strategy),
+    )
+
+
+def read_privacy(options: argparse.Namespace) -> Settings:
+    """The configuration's ``privacy`` group: its targets, noise and accountant; else empty.
+
+    Raises:
+        ValueError: if it is no group of fields.
+        OSError: if the file cannot be read.
+    """
+    found = _stated(options).get("privacy", {})
+    if not isinstance(found, dict):
+        raise ValueError(f"{options.config}: privacy={found!r} is no group of fields")
+    return found
+
+
+def stated_delta(options: argparse.Namespace, scheme: Scheme) -> float:
+    """δ of ``--delta``, or of the configuration, whose null is 1/(2 · protected units).
+
+    Raises:
+        ValueError: if neither says it.
+        OSError: if the file cannot be read.
+    """
+    if options.delta is not None:
+        return float(options.delta)
+    if options.config is None:
+        raise ValueError("--delta is missing: state δ, or give --config")
+    delta = read_privacy(options).get("delta")
+    return 1 / (2 * scheme.population) if delta is None else number("privacy.delta", delta)
+
+
+def number(name: str, value: Any) -> float:
+    """A configuration's value as a float.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}={value!r}: must be a number")
+    return float(value)
+
+
+def _stated(options: argparse.Namespace) -> Settings:
+    if options.config is None:
+        return {}
+    from dptrain.configuration.yaml_file import read_yaml
+
+    return read_yaml(options.config)
+
+
+def _settings(group: str, words: list[str] | None, stated: Settings) -> Settings:
+    if words is None:
+        found = stated.get(group)
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"--{group} is missing: give a JSON file of a mechanism, --config, or --{group} "
+                "TYPE FIELD=VALUE ..."
+            )
+        return found
+    settings: Settings = {}
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not equals and position == 0:
+            settings["type"] = word
+        elif not equals:
+            raise ValueError(f"--{group} {word}: write FIELD=VALUE after the type")
+        else:
+            settings[name] = _value(value)
+    return settings
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, null or a list; anything else is text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text

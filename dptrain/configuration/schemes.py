@@ -1,0 +1,150 @@
+"""Any sampling scheme of dptrain from the ``scheme`` group of a configuration."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain.configuration.typed import members_of, named_type, stated_fields
+from dptrain.sampling import Scheme
+from dptrain.sampling.fields import public_size
+from dptrain.sampling.users.graph import AttributionGraph
+
+SIZES = ("batch_size", "epoch_length")  # stated for every scheme; exactly one of them
+_FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated
+
+
+def expected_batch_size(settings: Mapping[str, Any], dataset_size: int) -> float:
+    """B̄, stated as ``batch_size`` or by ``epoch_length`` = N/B̄ (N: ``stated_size``).
+
+    Raises:
+        ValueError: unless exactly one is given and positive.
+    """
+    given: dict[str, Any] = {
+        name: settings[name] for name in SIZES if settings.get(name) is not None
+    }
+    if len(given) != 1:
+        raise ValueError(
+            f"scheme.batch_size={settings.get('batch_size')} and scheme.epoch_length="
+            f"{settings.get('epoch_length')}: give exactly one of them (epoch_length is N divided "
+            "by the expected batch size) and set the other to null"
+        )
+    ((name, value),) = given.items()
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and value > 0 and math.isfinite(value)):
+        raise ValueError(f"scheme.{name}={value!r}: must be a positive number")
+    if name == "batch_size":
+        return float(value)
+    return stated_size(settings, dataset_size) / value
+
+
+def stated_size(settings: Mapping[str, Any], dataset_size: int) -> int:
+    """N, or the scheme's ``nominal_size``, which stands for it where it is private.
+
+    Raises:
+        ValueError: if that is no positive integer.
+    """
+    return public_size("scheme", dataset_size, settings.get("nominal_size"))
+
+
+def check_scheme(settings: Mapping[str, Any]) -> None:
+    """Refuse what can be seen to be wrong without the data: type, names of fields, batch size.
+
+    Raises:
+        ValueError: naming the field, the value and what is known instead.
+    """
+    _stated(settings)
+    expected_batch_size(settings, 1)
+
+
+def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Parameter], dict]:
+    """What makes the scheme, its parameters, and the stated ones (without the batch size)."""
+    member = named_type("scheme", settings, members_of(Scheme))
+    make: Any = getattr(member, "for_batch_size", member)
+    parameters = inspect.signature(make).parameters
+    own = [name for name in parameters if name not in (*SIZES, *_FROM_RUN)]
+    required = [name for name in own if parameters[name].default is inspect.Parameter.empty]
+    given = stated_fields("scheme", settings, allowed=[*SIZES, *own], required=required)
+    return make, parameters, {name: v for name, v in given.items() if name not in SIZES}
+
+
+def build_scheme(
+    settings: Mapping[str, Any],
+    *,
+    dataset_size: int,
+    steps: int,
+    graph: AttributionGraph | None = None,
+    divisor: float = 1.0,
+) -> Scheme:
+    """The scheme of class ``settings["type"]`` with B̄ and the other entries as its fields.
+
+    Args:
+        settings: ``type``, ``batch_size`` or ``epoch_length``, and fields of that type.
+        dataset_size: N.
+        steps: n.
+        graph: users of the examples, for the schemes that need them.
+        divisor: divides the expected and the largest batch size (for simulations).
+
+    Raises:
+        ValueError: naming the field of the configuration, the value, and what is known instead.
+    """
+    make, parameters, fields = _stated(settings)
+    name = settings["type"]
+    if "graph" in parameters and graph is None:
+        raise ValueError(
+            f"scheme.type={name} needs to know the users of every example, and this data set has "
+            "none; choose another scheme"
+        )
+    if graph is not None and "graph" not in parameters:
+        raise ValueError(
+            f"scheme.type={name} would protect single examples, and the users of this data set "
+            "have several; choose UserMinSep or UserFixed"
+        )
+    size = expected_batch_size(settings, dataset_size) / divisor
+    fields["batch_size"] = round(size) if parameters["batch_size"].annotation == "int" else size
+    if divisor != 1 and fields.get("max_batch_size") is not None:
+        fields["max_batch_size"] = math.ceil(fields["max_batch_size"] / divisor)
+    known: dict[str, Any] = {"dataset_size": dataset_size, "graph": graph}
+    if "epochs" not in parameters:
+        known["steps"] = steps
+    fields |= {key: value for key, value in known.items() if key in parameters}
+    try:
+        if "epochs" not in parameters:
+            return make(**fields)
+        epoch = make(**fields, epochs=1).steps
+        if steps % epoch and divisor != 1:
+            raise ValueError(_unfit_factor(make, fields, size * divisor, steps, divisor))
+        if steps % epoch:
+            raise ValueError(
+                f"steps={steps}: {name} with an expected batch size of {size:g} runs "
+                f"whole epochs of {epoch} steps; use steps={epoch} times a number"
+            )
+        return make(**fields, epochs=steps // epoch)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scheme: {error}") from error
+
+
+def _unfit_factor(
+    make: Any, fields: Mapping[str, Any], full: float, steps: int, divisor: float
+) -> str:
+    """Why batches of ``full/divisor`` fill no whole epochs, and by which factors they do.
+
+    Changing the number of steps, the remedy for a real run, would simulate another one.
+    """
+
+    def epoch(factor: float) -> int:
+        size = round(full / factor) if isinstance(fields["batch_size"], int) else full / factor
+        return make(**{**fields, "batch_size": size}, epochs=1).steps
+
+    usable = [
+        factor
+        for factor in range(2, int(min(steps // epoch(1), full)) + 1)
+        if steps % epoch(factor) == 0
+    ]
+    remedy = f"use one of {', '.join(map(str, usable))}" if usable else "no whole number does"
+    return (
+        f"simulate={divisor:g} makes epochs of {epoch(divisor)} steps, of which steps={steps} are "
+        f"no multiple, as they have to be here; {remedy}"
+    )

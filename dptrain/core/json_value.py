@@ -1,0 +1,123 @@
+"""Values that write themselves to JSON and are found again by the name of their type."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, shortest float that reads back the same."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of ``canonical_json``: equal in every process and Python version."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def parsed(text: str | bytes, what: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        TypeError: if it is no text.
+        ValueError: if it is no JSON, naming ``what`` was expected.
+    """
+    if not isinstance(text, str | bytes):
+        raise TypeError(f"text={text!r:.200}: a {what} is read from its JSON text")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the text is no {what}, nor any JSON: {error}") from error
+
+
+class JsonValue:
+    """Base of frozen dataclasses that are stored by type name and fields.
+
+    A direct base such as ``Scheme`` calls ``class Scheme(JsonValue, family="scheme")``; its
+    concrete subclasses (those that do not name ABC as a base) register themselves under their class
+    name, and so does a base that is concrete.
+    """
+
+    _families: ClassVar[dict[str, dict[str, type]]] = {}
+    _bases: ClassVar[dict[str, type[JsonValue]]] = {}
+    _family: ClassVar[str] = ""
+
+    def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if family is not None:
+            cls._family = family
+            JsonValue._families.setdefault(family, {})
+            JsonValue._bases[family] = cls
+        if cls._family and ABC not in cls.__bases__ and not cls.__name__.startswith("_"):
+            members = JsonValue._families[cls._family]
+            known = members.get(cls.__name__)
+            if known is not None and _origin(known) != _origin(cls):
+                raise TypeError(
+                    f"{_origin(cls)}: a {cls._family} of this name is known already "
+                    f"({_origin(known)}), and what was written for that would be read as this; "
+                    "choose another name"
+                )
+            members[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"type": class name, field: value, ...}`` with tuples as lists.
+
+        A field that holds a value of a family becomes its dictionary, the family's name added.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        value: dict[str, Any] = {"type": type(self).__name__}
+        for field in fields:
+            item = getattr(self, field.name)
+            if isinstance(item, tuple):
+                item = list(item)
+            elif isinstance(item, JsonValue):
+                item = {"family": item._family, **item.to_dict()}
+            value[field.name] = item
+        return value
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """Build the registered type that ``value["type"]`` names.
+
+        Raises:
+            ValueError: if the type or a field is unknown, or a field is out of range.
+        """
+        members = JsonValue._families[cls._family]
+        if not isinstance(value, Mapping):
+            raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
+        value = dict(value)
+        name = value.pop("type", None)
+        if not isinstance(name, str) or name not in members:
+            raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
+        member = members[name]
+        known = {field.name for field in dataclasses.fields(member)}
+        if unknown := sorted(map(str, set(value) - known)):
+            raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
+        fields = {key: _from_json(item) for key, item in value.items()}
+        try:
+            return member(**fields)
+        except TypeError as error:
+            raise ValueError(f"{name}: {error}") from error
+
+
+def _origin(member: type) -> str:
+    """Where a class comes from; a module that is loaded again has the same."""
+    return f"{member.__module__}.{member.__qualname__}"
+
+
+def _from_json(item: Any) -> Any:
+    """A field's value, from what ``JsonValue.to_dict`` made of it."""
+    if isinstance(item, list):
+        return tuple(item)
+    if isinstance(item, dict):
+        item = dict(item)
+        family = item.pop("family", None)
+        if not isinstance(family, str) or family not in JsonValue._bases:
+            raise ValueError(f"unknown family {family!r}; known: {sorted(JsonValue._bases)}")
+        return JsonValue._bases[family].from_dict(item)
+    return item

@@ -1,0 +1,97 @@
+"""Seeds, and the state of the global random generators that training code draws from."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptrain.core import checks
+
+
+def split_seed(seed: int | None) -> tuple[int, int]:
+    """Two unrelated 128-bit keys, for sampling and for noise.
+
+    Args:
+        seed: a non-negative integer for a reproducible run, ``None`` for fresh entropy.
+
+    Raises:
+        TypeError: if the seed is not an integer.
+        ValueError: if it is negative.
+    """
+    if seed is None:
+        return secrets.randbits(128), secrets.randbits(128)
+    children = np.random.SeedSequence(checks.integer("seed", seed, minimum=0)).spawn(2)
+    words = [child.generate_state(2, np.uint64) for child in children]
+    first, second = (int(high) << 64 | int(low) for high, low in words)
+    return first, second
+
+
+def seed_globals(seed: int) -> None:
+    """Seed the generators of torch (on all devices), numpy and Python with 64 bits."""
+    torch.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def seeded_globals(seed: int) -> Iterator[None]:
+    """Seed the global generators of random, numpy and torch (CPU), and put them back after."""
+    python, legacy, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - datasets use numpy's global generator
+    # Not torch.manual_seed, which would also reset the generators of the accelerators.
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
+
+
+def remember_globals() -> Callable[[], dict[str, Any]]:
+    """``global_state`` of this moment, put into plain values when it is asked for."""
+    torch_state = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    _, key, pos, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    python = random.getstate()
+
+    def plain() -> dict[str, Any]:
+        return {
+            "torch": torch_state,
+            "cuda": cuda,
+            "numpy": {
+                "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+                "pos": int(pos),
+                "has_gauss": int(has_gauss),
+                "gauss": float(gauss),
+            },
+            "python": python,
+        }
+
+    return plain
+
+
+def global_state() -> dict[str, Any]:
+    """State of the generators of torch (CPU, CUDA), numpy and Python, as plain values."""
+    return remember_globals()()
+
+
+def restore_global_state(state: dict[str, Any]) -> None:
+    """Put back what ``global_state`` returned."""
+    torch.set_rng_state(state["torch"])
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda, device)  # a run may go on with fewer of them
+    legacy = state["numpy"]
+    key = legacy["key"].numpy().astype(np.uint32)
+    np.random.set_state(  # noqa: NPY002
+        ("MT19937", key, legacy["pos"], legacy["has_gauss"], legacy["gauss"])
+    )
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))

@@ -1,0 +1,1 @@
+"""One private run on several processes."""

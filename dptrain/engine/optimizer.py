@@ -1,0 +1,379 @@
+"""The optimiser wrapper: clipped sums in, correlated noise added, one release a logical step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from opacus.optimizers import DPOptimizer
+from torch.utils.hooks import RemovableHandle
+
+from dptrain.distributed.ranks import Ranks
+from dptrain.engine.release_ledger import StepLedger, checksum
+from dptrain.engine.scaled_adam import scales_of
+from dptrain.engine.shared_step import SharedStep
+from dptrain.engine.state_watch import StateWatch
+from dptrain.individual import IndividualLedger
+from dptrain.mechanism import MatrixMechanism
+from dptrain.noise.streams.stream import NoiseStream
+from dptrain.sampling import MicroBatch, PrivateLoader
+
+NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
+
+
+class Clipper(Protocol):
+    """Where clipped sums come from; see ``dptrain.clipping``."""
+
+    nonfinite_examples: int
+    batch: MicroBatch | None
+    admit: Callable[[torch.Tensor], torch.Tensor] | None
+    norms: torch.Tensor | None
+
+    def clipped_sum(
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None,
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter for the current microbatch, consumed."""
+
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+
+
+class PrivateOptimizer(DPOptimizer):
+    """Wraps a torch optimiser; ``step()`` is called once for every batch the loader yields.
+
+    On the last microbatch of logical step t the wrapped optimiser is given
+    ``(Σ_i clip(g_i, R) + σ R (C^-1 Z)_t) / B̄`` (no division for a sum-reduced loss) and steps; on
+    earlier microbatches the clipped sums are only added up. Which row is whose, its weight and
+    "last of this step" are read from the batch itself. If the wrapped optimiser scales gradients
+    (``ScalesGradients``), clip(g_i, R) is clip(s ⊙ g_i, R) above and it is
+    given the whole divided by s.
+
+    Attributes:
+        max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it. A
+            step under way keeps the R, and the scales, that its first microbatch was clipped with.
+        steps_executed: number of noisy updates so far.
+        at_step_boundary: whether the last call of ``step`` completed a logical step.
+        individual: what every example has spent, where an individual filter runs; private data.
+        watch: what refuses steps that leave something behind in the module, or ``None``.
+        shared: what the processes of the run do together; the sums are added up over them once a
+            logical step, and all add the same noise (``Ranks``).
+        interrupted: whether the last release or update was cut short, so that noise, model and
+            position may disagree; only loading a checkpoint mends that.
+    """
+
+    of_a_run = True  # no state of a module that holds it
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        mechanism: MatrixMechanism,
+        max_grad_norm: float,
+        loss_reduction: str,
+        noise: NoiseStream,
+        clipper: Clipper,
+        loader: PrivateLoader,
+        ledger: StepLedger,
+        individual: IndividualLedger | None = None,
+        ranks: Ranks | None = None,
+        watch: StateWatch | None = None,
+    ) -> None:
+        super().__init__(
+            optimizer,
+            noise_multiplier=mechanism.noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=mechanism.scheme.expected_batch_size,  # B̄ = N p0, never rounded
+            loss_reduction=loss_reduction,
+        )
+        self.noise = noise
+        self.clipper = clipper
+        self.loader = loader
+        self.ledger = ledger
+        self.individual = individual
+        self.watch = watch
+        if watch is not None:
+            loader.taken = self._begin_watch
+        self.shared = SharedStep(Ranks() if ranks is None else ranks)
+        if individual is not None:
+            clipper.admit = self._admit
+        self.steps_executed = 0
+        self.at_step_boundary = True
+        self.interrupted = False
+        self._planned = (self.noise_multiplier, self.expected_batch_size)
+        self._trained = self.params  # a fresh list of what is trained at the moment
+        self._bound = float(max_grad_norm)
+        self._scales: list[torch.Tensor | None] | None = None
+        self._bound_since: MicroBatch | None = None
+        self._parts_done = 0
+        self._boundary_hooks: list[Callable[[], None]] = []
+
+    def attach_boundary_hook(self, hook: Callable[[], None]) -> None:
+        """Call ``hook()`` after every completed logical step."""
+        self._boundary_hooks.append(hook)
+
+    def restart_at(self, steps_executed: int) -> None:
+        """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
+        self.steps_executed = steps_executed
+        self.at_step_boundary = True
+        self.interrupted = False
+        self.shared.restart(self.clipper.nonfinite_examples)
+        self._reset_sums()
+        self.clipper.discard()
+
+    def bounds(self) -> tuple[float, torch.Tensor]:
+        """R and the weights of the current batch's rows, shape (rows,).
+
+        Raises:
+            RuntimeError: if no batch has been taken from the private loader.
+            ValueError: if the wrapped optimiser's scales cannot be used, or R was set to what is
+                no bound.
+        """
+        batch = self.loader.current
+        if batch is None:
+            raise RuntimeError(
+                "take a batch from the private loader before the backward pass; a trainer has to "
+                "be given that one, private.loader, and not the loader it was made from"
+            )
+        if batch.part == 0 and batch is not self._bound_since:
+            if not 0 < self.max_grad_norm < math.inf:  # NaN is neither
+                raise ValueError(
+                    f"optimizer.max_grad_norm={self.max_grad_norm}: must be positive and finite"
+                )
+            self._scales = scales_of(self.original_optimizer, self.params)
+            self._bound, self._bound_since = float(self.max_grad_norm), batch
+        return self._bound, torch.from_numpy(batch.weights)
+
+    def _admit(self, norms: torch.Tensor) -> torch.Tensor:
+        """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,).
+
+        Args:
+            norms: of what each row contributes after clipping, shape (rows,), or more.
+        """
+        batch = self.loader.current
+        assert batch is not None
+        assert self.individual is not None
+        # An example whose norm is not finite is left out by the clipper and pays nothing.
+        found = norms.detach().cpu().double()
+        padded = torch.where(torch.isfinite(found), found, 0.0) * NORM_PAD / self._bound
+        ratios = padded.clamp(max=1.0).numpy()
+        used = len(batch.indices)  # the other rows are padding
+        shares = torch.zeros(len(norms), dtype=torch.float64)
+        shares[:used] = torch.from_numpy(self.shared.admit(self.individual, batch, ratios[:used]))
+        return shares.to(norms)
+
+    def check_whole(self) -> None:
+        """Refuse to go on with, or to save, what an interrupted release left behind.
+
+        Raises:
+            RuntimeError: naming the remedy.
+        """
+        if self.interrupted:
+            raise RuntimeError(
+                f"step {self.steps_executed} was interrupted while it was released, so the model, "
+                "its noise and its place in the plan may disagree; go on from the last checkpoint "
+                "with private.load_state_dict(state)"
+            )
+
+    def check_parameters(self) -> None:
+        """Refuse to step with parameters that are not those of the run.
+
+        What the wrapped optimiser finds in ``p.grad`` of a parameter of the run is the release,
+        which replaces whatever was there. In any other it would find a plain gradient, neither
+        clipped nor noised.
+
+        Raises:
+            RuntimeError: naming the remedy.
+        """
+        now, known = self.params, set(self._trained)
+        others = [
+            p
+            for group in self.original_optimizer.param_groups
+            for p in group["params"]
+            if p not in known and (p.requires_grad or p.grad is not None)
+        ]
+        if others:
+            raise RuntimeError(
+                f"the optimizer holds {len(others)} parameter(s) that are no part of the run and "
+                "have a gradient or are to be trained (unfrozen, or added to the optimizer, since "
+                f"make_private), of shape {[tuple(p.shape) for p in others]}: their gradients "
+                "would be neither clipped nor noised; call requires_grad_(False) on them and set "
+                "their .grad to None, or make a new run that trains them"
+            )
+        if len(now) != len(known) or not known.issuperset(now):
+            missing = [tuple(p.shape) for p in self._trained if not any(p is q for q in now)]
+            raise RuntimeError(
+                f"{len(missing)} parameter(s) of the run, of shape {missing}, were frozen or taken "
+                "out of the optimizer since make_private, and the noise is for all of them: call "
+                "requires_grad_(True) on them again, or make a new run that does not train them"
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients; the clipped sum of a step that is under way stays."""
+        self.clipper.discard()
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Use the current batch; on the last microbatch of a logical step, release and update.
+
+        Raises:
+            RuntimeError: if there is no unused batch, the planned steps have all run, the
+                backward pass of this batch cannot be clipped to R (see ``dptrain.clipping``),
+                the noise is not the mechanism's, the parameters are not those of the run, the
+                forward pass left something behind in the module (see ``StateWatch``), or an
+                earlier release was interrupted.
+        """
+        self.check_whole()
+        if (self.noise_multiplier, self.expected_batch_size) != self._planned:
+            raise RuntimeError(
+                f"noise_multiplier={self.noise_multiplier} and expected_batch_size="
+                f"{self.expected_batch_size} were changed from the mechanism's {self._planned}, "
+                "which the guarantee is about: set them back, or start a run with another mechanism"
+            )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check_parameters()
+        batch = self.loader.current
+        if batch is None:
+            raise RuntimeError(
+                "optimizer.step() without an unused batch: take one from the private loader, run "
+                "one backward pass, then call step() once"
+            )
+        if batch.part == 0:
+            self._reset_sums()  # also drops what an abandoned attempt at this step had summed
+        if batch.step != self.steps_executed or batch.part != self._parts_done:
+            raise RuntimeError(
+                f"batch {batch.step}/{batch.part} came when {self.steps_executed}/"
+                f"{self._parts_done} was due (step/microbatch); iterate over the private loader "
+                "that belongs to this optimiser"
+            )
+        if self.clipper.batch is not batch:  # left over from a batch that was abandoned
+            self.clipper.discard()
+        if self.watch is not None:
+            self.watch.check()
+        max_grad_norm, weights = self.bounds()
+        sums = self.clipper.clipped_sum(
+            max_grad_norm=max_grad_norm, weights=weights, scales=self._scales
+        )
+        self._parts_done += 1  # before the sums, or an interrupted call could be made twice
+        for p, total in zip(self.params, sums, strict=True):
+            if total is not None:
+                p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
+        self.loader.report_microbatch()
+        if self.watch is not None:
+            self.watch.settle()
+        self.at_step_boundary = batch.last
+        if batch.last:
+            self.shared.add_up(self, parts=batch.parts, bound=self._bound)
+            self.interrupted = True  # until all of the following has happened
+            self._release()
+            if self.individual is not None:
+                self.individual.commit(batch.step, batch.parts)
+            self.original_optimizer.step()
+            self.steps_executed += 1
+            self._reset_sums()
+            self.loader.complete_step()
+            self.interrupted = False
+            for hook in self._boundary_hooks:
+                hook()
+        return loss
+
+    def _begin_watch(self, batch: MicroBatch) -> None:
+        assert self.watch is not None
+        self.watch.begin(last=batch.step == self.loader.steps - 1)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks for first, in its ``step(optimizer)``."""
+        raise RuntimeError(
+            "torch.amp.GradScaler multiplies the loss, so that every example is clipped by its "
+            "scale, and looks for overflows in gradients that have no noise yet; leave the scaler "
+            "out (GradScaler(enabled=False)) and use torch.autocast with dtype=torch.bfloat16, or "
+            "float32: nothing of this step was released"
+        )
+
+    def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
+        """On the wrapped optimiser: called before each noisy update, once a logical step."""
+        return self.original_optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> RemovableHandle:
+        """On the wrapped optimiser: called after each noisy update, once a logical step."""
+        return self.original_optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(
+        self, hook: Any, prepend: bool = False
+    ) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(
+        self, hook: Any, prepend: bool = False
+    ) -> RemovableHandle:
+        """On the wrapped optimiser, whose state it is."""
+        return self.original_optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+    def add_noise(self) -> None:
+        """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""
+        deviation = self.noise_multiplier * self._bound
+        scales = self._scales or [None] * len(self.params)
+        for p, row, scale in zip(self.params, next(self.noise), scales, strict=True):
+            if p.summed_grad is None:
+                noisy = row.mul(deviation)
+            else:
+                noisy = p.summed_grad.add_(row.view_as(p), alpha=deviation)
+            if scale is not None:
+                noisy = noisy.div_(scale)
+            p.grad = noisy.to(p.dtype)
+
+    def scale_grad(self) -> None:
+        """Divide by the public constant B̄ where the loss is a mean."""
+        if self.loss_reduction == "mean":
+            for p in self.params:
+                p.grad.div_(self.expected_batch_size)
+
+    def _release(self) -> None:
+        self.add_noise()
+        self.scale_grad()
+        if self.step_hook is not None:
+            self.step_hook(self)
+        digest = checksum([p.grad for p in self.params])
+        self.shared.record(self.ledger, self.steps_executed, digest)
+
+    def _reset_sums(self) -> None:
+        self._parts_done = 0
+        for p in self.params:
+            p.summed_grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimiser's state; the run's state is ``private.state_dict()``."""
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimiser's state.
+
+        Raises:
+            TypeError: if the state is no mapping.
+        """
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(
+                f"state_dict={state_dict!r:.80}: expected what optimizer.state_dict() returned"
+            )
+        self.original_optimizer.load_state_dict(state_dict)
+        # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
+        self.param_groups = self.original_optimizer.param_groups
+        self.state = self.original_optimizer.state

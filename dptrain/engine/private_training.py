@@ -1,0 +1,384 @@
+"""One private training run: what the engine returns, its guarantee and its checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dptrain.accounting import Accountant, account
+from dptrain.core import checks
+from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.core.randomness import global_state, remember_globals, restore_global_state
+from dptrain.engine.checkpoint import (
+    check_fields,
+    check_guarantee,
+    check_seal,
+    check_settings,
+    seal,
+)
+from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.engine.unfinished import Progress, progress_of
+from dptrain.engine.validation import check_scheduled
+from dptrain.individual import IndividualFilter, IndividualLedger
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import PrivateLoader
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+SEED_NOTE = (
+    "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
+    "it and no other run, in any variant, is made with it"
+)
+_APART = "the guarantee assumes that the module treats every example of a batch by itself, which "
+PROBE_NOTES = {
+    "first": _APART + "was checked on the first batch only (probe='first')",
+    "off": _APART + "was not checked (probe='off')",
+}
+OUTSIDE_NOTE = _APART + (
+    "was not checked for the parts of it that were called without its own forward (in a "
+    "training_step, say)"
+)
+RESUME_NOTE = (
+    "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
+    "that no later step had been released otherwise than in this run"
+)
+
+
+class PrivateTraining:
+    """Unpacks to ``module, optimizer, loader``.
+
+    Attributes:
+        module: the wrapped module; ``module._module`` is the user's.
+        optimizer: see ``PrivateOptimizer``.
+        loader: see ``PrivateLoader``.
+        mechanism: the value that loader, optimiser and accountant share.
+        individual_filter: the individual filter that runs, or ``None``.
+    """
+
+    of_a_run = True  # no state of a module that holds it
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: PrivateOptimizer,
+        loader: PrivateLoader,
+        mechanism: MatrixMechanism,
+        target: Guarantee | None,
+        target_delta: float | None,
+        accountant: str | Accountant | None,
+        seed_given: bool,
+        probe: str,
+        settings: dict[str, Any],
+        individual: IndividualFilter | None = None,
+    ) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.loader = loader
+        self.mechanism = mechanism
+        self._settings = dict(settings)  # what changes a released step besides the mechanism
+        self.individual_filter = individual
+        if individual is not None:
+            self._settings["individual"] = individual.to_dict()
+        self._target_delta = target_delta
+        self._accountant = accountant
+        self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
+        self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
+        self._schedulers: list[Any] = []
+        self._guarantees: dict[float, Guarantee] = {}
+        if target is not None:
+            self._guarantees[target.delta] = target
+        # Mid-step checkpoints restart the step, so they need the generators as they were before it.
+        self._boundary_rng = remember_globals()
+        optimizer.attach_boundary_hook(self._step_done)
+        self._progress = self._find_progress()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.module, self.optimizer, self.loader])
+
+    @property
+    def _conditions(self) -> tuple[str, ...]:
+        """Notes of the guarantee, as things stand."""
+        outside: Any = getattr(self.module, "probe", None)
+        seen = outside is not None and outside.outside
+        return tuple(dict.fromkeys((*self._notes, *((OUTSIDE_NOTE,) if seen else ()))))
+
+    @property
+    def steps_executed(self) -> int:
+        """Noisy updates so far."""
+        return self.optimizer.steps_executed
+
+    @property
+    def nonfinite_examples(self) -> int:
+        """Examples whose gradient was NaN or infinite and was left out.
+
+        This number is private data: it is for the trainer's eyes and not for release.
+        """
+        return self.optimizer.clipper.nonfinite_examples
+
+    @property
+    def last_norms(self) -> torch.Tensor | None:
+        """‖g_i‖₂ of the last microbatch before clipping, shape (rows,); ``None`` before the first.
+
+        Rows of padding are included, and scales of the optimiser. These are private data: for the
+        trainer's eyes and not for release.
+        """
+        return self.optimizer.clipper.norms
+
+    @property
+    def individual(self) -> IndividualLedger:
+        """What every example has spent, where an individual filter runs; not for release.
+
+        Raises:
+            ValueError: if none does.
+        """
+        if self.optimizer.individual is None:
+            raise ValueError(
+                "this run has no individual filter: give make_private individual=, for instance "
+                "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
+            )
+        return self.optimizer.individual
+
+    @property
+    def stated_individual(self) -> IndividualLedger:
+        """``individual`` as the guarantee states it: all rounds of an odometer may be open.
+
+        Raises:
+            ValueError: if the run has no individual filter.
+        """
+        # After a return to an earlier checkpoint, rounds may have been open that it knows not.
+        ahead = len(self.optimizer.ledger.digests) > self.steps_executed
+        return self.individual.with_all_rounds() if ahead else self.individual
+
+    def guarantee(self, delta: float | None = None) -> Guarantee:
+        """The guarantee of the planned run, stating how many steps ran and what drew the noise.
+
+        With an individual filter it is that of the budget, where the plan's is not smaller.
+        In a run of several ranks ask one of them, where the accountant simulates: each would.
+        Stopping early is post-processing of the planned run, so ε stays the planned one. Where the
+        stream says that its noise is not the accounted one (bfloat16 buffers), it is an estimate.
+
+        Args:
+            delta: δ; ``None`` is the target of ``make_private``.
+
+        Raises:
+            ValueError: if there is no δ to speak of.
+        """
+        delta = self._target_delta if delta is None else delta
+        if delta is not None:
+            delta = checks.number("delta", delta, above=0, below=1)
+        if delta is None:
+            raise ValueError("state delta=: below 1/N, often 1/(2N) for N examples")
+        if delta not in self._guarantees:
+            self._guarantees[delta] = account(
+                self.mechanism, delta=delta, accountant=self._accountant
+            )
+        return self._as_run(self._guarantees[delta])
+
+    def _as_run(self, guarantee: Guarantee) -> Guarantee:
+        """What the accountant said of the mechanism, as a statement about this run."""
+        noise = self.optimizer.noise
+        if self.individual_filter is not None:
+            guarantee = self.individual_filter.state(guarantee, self.stated_individual)
+        drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
+        watch = self.optimizer.watch
+        declared = () if watch is None else watch.notes
+        return drawn.after(self.steps_executed).with_notes(*self._conditions, *declared)
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """ε of ``guarantee``."""
+        return self.guarantee(delta).epsilon
+
+    def register_scheduler(self, scheduler: Any) -> Any:
+        """Make ``scheduler.step()`` tick once a logical step, and keep it in the checkpoint.
+
+        With microbatches a loop calls it once a part; the calls inside a step do nothing.
+
+        Raises:
+            TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
+            ValueError: if it is a scheduler of another optimizer.
+        """
+        check_scheduler(scheduler)
+        check_scheduled(scheduler, self.optimizer)
+        tick = scheduler.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self.optimizer.at_step_boundary:
+                return tick(*args, **kwargs)
+            return None
+
+        scheduler.step = step
+        self._schedulers.append(scheduler)
+        return scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a bit-identical continuation needs; plain values and tensors.
+
+        In a run of several ranks any rank can be asked, alone, and its answer is loaded on all, be
+        they as many as before or not.
+
+        ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
+        can subtract the noise. Publish the model, never the checkpoint. It is a copy, which later
+        steps leave alone; taken in the middle of a logical step, it is the state before that step.
+
+        Raises:
+            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, or the
+                module holds what a forward pass left behind (see
+                ``StateWatch``).
+        """
+        self.optimizer.check_whole()
+        batch = self.loader.current
+        if self.optimizer.watch is not None:
+            self.optimizer.watch.check_saved()
+        under_way = batch is not None and batch.step == self.steps_executed
+        ledger = self.optimizer.ledger
+        state = {
+            "format": FORMAT,
+            "mechanism": self.mechanism.to_dict(),
+            "mechanism_hash": self.mechanism.hash,
+            "settings": dict(self._settings),
+            "steps_executed": self.steps_executed,
+            # As stated: whoever reads them from the file must not find more than the run proves.
+            "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
+            "notes": list(self._conditions),
+            "module": copy.deepcopy(self.module.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "max_grad_norm": float(self.optimizer.max_grad_norm),
+            "schedulers": [_state_of(s) for s in self._schedulers],
+            "ledger": list(ledger.digests[: self.steps_executed]),
+            "ledger_run": ledger.run,
+            "ledger_kept": ledger.path is not None,
+            "private": {
+                "noise": self.optimizer.noise.state_dict(),
+                "loader": self.loader.state_dict(),
+                "rng": self._boundary_rng() if under_way else global_state(),
+                "nonfinite_examples": self.nonfinite_examples,
+                **(
+                    {}
+                    if self.individual_filter is None
+                    else {"individual": self.individual.state_dict()}
+                ),
+            },
+        }
+        return seal(state)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, accept_lost_ledger: bool = False
+    ) -> None:
+        """Continue the run that ``state_dict`` was taken from, bit for bit.
+
+        Args:
+            state: what it returned.
+            accept_lost_ledger: go on although the file ``ledger=`` of the checkpoint's run is gone
+                or was cut off; the guarantee then says what it assumes.
+
+        Raises:
+            TypeError: if the state is no mapping, or the switch neither True nor False.
+            ValueError: if the state is damaged, of another mechanism, setting or format, or the
+                ledger has not seen its releases; nothing has been changed then.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"state={state!r:.80}: expected what private.state_dict() returned, for instance "
+                "torch.load(path, weights_only=True)"
+            )
+        if not isinstance(accept_lost_ledger, bool):
+            raise TypeError(f"accept_lost_ledger={accept_lost_ledger!r}: True or False")
+        if state.get("format") != FORMAT:
+            raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
+        check_fields(state)
+        check_seal(state)
+        if state["mechanism_hash"] != self.mechanism.hash:
+            saved = MatrixMechanism.from_dict(state["mechanism"])
+            raise ValueError(
+                f"the checkpoint belongs to another mechanism: it has {saved}, this run has "
+                f"{self.mechanism}; build the engine with "
+                "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
+            )
+        check_settings(state["settings"], self._settings)
+        if len(state["schedulers"]) != len(self._schedulers):
+            raise ValueError(
+                f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
+                f"{len(self._schedulers)}: register them before load_state_dict()"
+            )
+        guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
+        for guarantee in guarantees:
+            check_guarantee(guarantee, self.mechanism)
+        private = state["private"]
+        if (watch := self.optimizer.watch) is not None:
+            watch.check()
+        if self.individual_filter is not None:
+            self.individual.check_state(private.get("individual", {}), state["steps_executed"])
+        self.loader.check_state(private["loader"])  # refuses another data set
+        ledger, digests, run = self.optimizer.ledger, state["ledger"], state["ledger_run"]
+        finished = state["steps_executed"] == self.mechanism.steps  # no later step can be lost
+        accept_lost = accept_lost_ledger or finished
+        ledger.check(digests, run=run, kept=state["ledger_kept"], accept_lost=accept_lost)
+        seen_all = finished or ledger.knows(digests, run=run)
+        self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
+        ledger.resume(digests, run=run)
+        self.loader.load_state_dict(private["loader"])
+        if self.individual_filter is not None:
+            self.individual.load_state_dict(private["individual"])
+        self.module.load_state_dict(state["module"])
+        # torch's optimisers keep the tensors they are given: without a copy the run would write
+        # into the caller's state.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        for scheduler, saved_state in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved_state)
+        self.optimizer.max_grad_norm = state["max_grad_norm"]
+        self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
+        self.optimizer.restart_at(state["steps_executed"])
+        self._notes = tuple(dict.fromkeys((*state["notes"], *self._probe_notes)))
+        if not seen_all:
+            note = RESUME_NOTE.format(self.steps_executed)
+            self._notes = tuple(dict.fromkeys((*self._notes, note)))
+            hint = "" if ledger.path else " (ledger=PATH in make_private lets the run check it)"
+            logger.warning("%s%s", note, hint)
+        for guarantee in guarantees:
+            # What was simulated is kept; anything else is computed again rather than believed.
+            if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:
+                self._guarantees[guarantee.delta] = guarantee
+            self._target_delta = self._target_delta or guarantee.delta
+        if watch is not None:
+            watch.restart()
+        self._progress = self._find_progress()
+        restore_global_state(private["rng"])
+
+    def end_early(self) -> None:
+        """Say that the run is meant to end before its plan: nothing is then said of it at exit.
+
+        The guarantee stays the planned one, and the run can still go on.
+        """
+        self._progress.meant = True
+
+    def _step_done(self) -> None:
+        self._boundary_rng = remember_globals()
+        if self.optimizer.shared.ranks.rank == 0:  # one of them says it for all
+            self._progress.reached(self.steps_executed)
+
+    def _find_progress(self) -> Progress:
+        seed = self.optimizer.noise.normals.seed
+        return progress_of(self.mechanism.hash, seed, self.mechanism.steps)
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse what does not tick, or cannot be kept in a checkpoint.
+
+    Raises:
+        TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
+    """
+    if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
+        start = checks.named("lr_scheduler", scheduler)
+        raise TypeError(f"{start} must be a torch learning-rate scheduler")
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    """The scheduler's own state without the gate of ``register_scheduler``."""
+    return {k: v for k, v in scheduler.state_dict().items() if k != "step"}

@@ -1,0 +1,443 @@
+"""Sees to it that nothing but the release leaves a private step."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from torch import nn
+
+from dptrain.engine.module_state import attribute_of, memory_of, state_of
+from dptrain.engine.release_ledger import checksum
+
+WINDOW = 1 << 24  # bytes whose values are compared in every step
+
+_PART = "[part "  # of a tensor that is made of several, as sparse ones are
+
+PUBLIC_NOTE = (
+    "the guarantee does not cover what the model's forward passes left in {}, which the trainer "
+    "declared public (buffers= of make_private)"
+)
+
+
+class StateWatch:
+    """Refuses a step in which anything of the module changed before the step was released.
+
+    A running mean, a cache, a counter that a forward pass leaves behind goes into ``model.pt``
+    without noise, and into the gradients that other examples have in later steps. From the moment
+    the private loader hands out a batch until ``optimizer.step()`` has its gradients, all state of
+    the module (``state_of``) has to stay as it is, in every microbatch.
+
+    What is proven, before the step's release:
+
+    - that no parameter, buffer or attribute was assigned, added or removed, no number changed and
+      no tensor written to by an operator of torch, for every module in every step;
+    - that no tensor's memory was written to past torch's version counters either (through
+      ``.data``, NumPy or a kernel of one's own): in every step for a module of up to 16 MiB, and
+      of a larger one with the first batch and in the last step, in between for 16 MiB in turn.
+      Frozen parameters, buffers and attributes beyond that are compared again with what they were
+      at the first batch whenever the run's state is saved, and in the last step.
+
+    What the user's own code does to the module between ``optimizer.step()`` and the next batch is
+    no part of a private step: evaluation there may leave behind what it likes, if its data are
+    public or what it leaves is.
+
+    What may change must be no part of a forward pass's graph: a loss that is made of it would be
+    seen by no probe of the module's outputs.
+
+    Once a change was found the watch stays at its refusal: the module holds what it should not.
+
+    Args:
+        module: the user's, as it is trained.
+        public: patterns (as in ``fnmatch``) of the names of buffers and attributes that may
+            change; see ``checked_public``.
+        own: attributes that training puts there.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        public: Sequence[str] = (),
+        own: Collection[str] = (),
+    ) -> None:
+        self.public = tuple(public)
+        self._module, self._own = module, own
+        self._before: _Look | None = None  # at the batch that is under way
+        self._settled: _Look | None = None  # at the end of the one before
+        self._checked: _Look | None = None
+        self._window: _Window | None = None
+        self._all: dict[str, str] = {}  # checksums at the batch that is under way
+        self._untrained: dict[str, str] = {}  # those of what no optimiser changes
+        self._refusal: str | None = None
+        self._turn = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the guarantee assumes of what may change."""
+        if not self.public:
+            return ()
+        every = "its buffers and attributes"
+        return (PUBLIC_NOTE.format(every if self.public == ("*",) else ", ".join(self.public)),)
+
+    def begin(self, *, last: bool = False) -> None:
+        """A batch is handed out.
+
+        Args:
+            last: whether it is of the last step of the plan.
+
+        Raises:
+            RuntimeError: if the module changed with the batch before, which saw no step.
+        """
+        self.check()
+        now = _Look.at(self._module, self._public, self._own)
+        first = self._settled is None
+        parts = now.memory()
+        size = sum(len(part) for part in parts.values())
+        self._window = _Window(parts, self._turn * WINDOW)
+        self._turn = (self._turn + 1) % max(-(-size // WINDOW), 1)
+        self._all = {}
+        if size > WINDOW:
+            if last:
+                self._check_untrained(now)
+            untrained = now.memory(trained=False)
+            kept = self._unchanged_by_hand(now)
+            new = {path: part for path, part in untrained.items() if path not in kept}
+            self._untrained = kept | _checksums(new)
+            if first or last:
+                self._all = _checksums(parts)
+        self._before = now
+
+    def check(self) -> None:
+        """The batch's gradients are there, and nothing has been made of them yet.
+
+        Raises:
+            RuntimeError: if the module is not what it was when the batch was handed out; naming
+                what changed and what to do.
+        """
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+        if self._before is None:
+            return
+        assert self._window is not None
+        now = _Look.at(self._module, self._public, self._own)
+        if now.attached is not None:
+            self._refuse_attached(now.attached)
+        for path in self._before.changes(now):
+            # A tensor may have been written to, or exchanged, with what it held.
+            if not (self._window.covers(path) and self._before.same_values(now, path)):
+                self._refuse(path, self._before, now)
+        if (written := self._window.difference()) is not None:
+            self._refuse(written, self._before, now)
+        if self._all:
+            self._check_all(self._all, now.memory(), now)
+        self._checked = now
+
+    def settle(self) -> None:
+        """What ``check`` saw has become a part of a release: the batch is done with."""
+        self._settled = self._checked
+        self._before, self._window, self._all = None, None, {}
+
+    def check_saved(self) -> None:
+        """The run's state is about to be saved.
+
+        Raises:
+            RuntimeError: as ``check``, and for what changed unnoticed in earlier steps.
+        """
+        self.check()
+        self._check_untrained(_Look.at(self._module, self._public, self._own))
+
+    def restart(self) -> None:
+        """Another state was loaded, for the next batch."""
+        self._before, self._window, self._all = None, None, {}
+        self._settled, self._untrained, self._turn = None, {}, 0
+
+    def _public(self, path: str) -> bool:
+        return any(fnmatch.fnmatchcase(attribute_of(path), pattern) for pattern in self.public)
+
+    def _unchanged_by_hand(self, now: _Look) -> dict[str, str]:
+        """Checksums of what the user has not changed since the last step."""
+        if self._settled is None:
+            return {}
+        changed = set(self._settled.changes(now, trained=False))
+        return {
+            path: digest
+            for path, digest in self._untrained.items()
+            if path.partition(_PART)[0] not in changed
+        }
+
+    def _check_untrained(self, now: _Look) -> None:
+        before = self._unchanged_by_hand(now)
+        memory = {p: m for p, m in now.memory(trained=False).items() if p in before}
+        self._check_all(before, memory, now, earlier=True)
+
+    def _check_all(
+        self,
+        before: dict[str, str],
+        memory: dict[str, torch.Tensor],
+        now: _Look,
+        *,
+        earlier: bool = False,
+    ) -> None:
+        after = _checksums(memory)
+        for path, digest in before.items():
+            if after.get(path) != digest:
+                self._refuse(path, self._before or now, now, earlier=earlier)
+
+    def _refuse(self, path: str, before: _Look, after: _Look, *, earlier: bool = False) -> NoReturn:
+        owner, _, name = attribute_of(path).rpartition(".")
+        layer = dict(self._module.named_modules()).get(owner)
+        kept_by = "the module itself" if not owner else f"layer {owner!r}"
+        # Without a layer it is what a parameter or buffer has for an attribute.
+        where = f"{owner!r}" if layer is None else f"{kept_by}, a {type(layer).__name__},"
+        kind = after.kind(path) or before.kind(path)
+        what = _told(before.entries.get(path), after.entries.get(path))
+        remedy = (
+            "a parameter may only change through the private optimizer: do what writes to it "
+            "between optimizer.step() and the next batch, of nothing that depends on the data"
+            if kind == "parameter"
+            else "have the layer not keep it (eval mode, track_running_stats=False, or a return "
+            "value instead of an attribute), or, if it depends on no example, name it in "
+            f"make_private(buffers=[{attribute_of(path)!r}])"
+        )
+        when = (
+            "in one of the steps so far, which it left without noise; what was released since may "
+            "depend on it"
+            if earlier
+            else "between the batch and its optimizer.step(), and would leave the step without "
+            "noise; nothing of this step was released"
+        )
+        self._refusal = (
+            f"{kind} {name!r} of {where} changed{what} {when}. Remedy: {remedy}; then build the "
+            "module and the run anew, as this module holds it"
+        )
+        raise RuntimeError(self._refusal)
+
+    def _refuse_attached(self, path: str) -> NoReturn:
+        self._refusal = (
+            f"{attribute_of(path)!r}, declared public (buffers= of make_private), holds a tensor "
+            "that a gradient can be taken of: it depends on the batch, and what a loss makes of it "
+            "is seen by no check of whether the examples stay apart; nothing of this step was "
+            "released. Remedy: have the module's forward return it, or keep its detach(); then "
+            "build the module and the run anew, as this module holds it"
+        )
+        raise RuntimeError(self._refusal)
+
+
+def checked_public(module: nn.Module, public: Any) -> tuple[str, ...]:
+    """The patterns that ``buffers=`` of ``make_private`` stands for.
+
+    A name that nothing has yet is taken: caches may come with the first forward pass.
+
+    Raises:
+        TypeError: if it is neither ``None`` nor text nor some of it.
+        ValueError: if it is one name by itself, or there is a parameter's among them.
+    """
+    if public is None:
+        return ()
+    if public == "public":
+        return ("*",)
+    wanted = "None, 'public' for all, or names as in module.named_buffers()"
+    if isinstance(public, str):
+        raise ValueError(f"buffers={public!r}: {wanted}, for instance buffers=[{public!r}]")
+    if not isinstance(public, Iterable) or isinstance(public, bytes):
+        raise TypeError(f"buffers={public!r}: {wanted}")
+    patterns = tuple(public)
+    if not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise TypeError(f"buffers={public!r}: {wanted}")
+    bare = getattr(module, "_orig_mod", module)
+    parameters = {name for name, _ in bare.named_parameters()}
+    if wrong := sorted(parameters & set(patterns)):
+        raise ValueError(
+            f"buffers={public!r}: {wrong} are parameters, which only the private optimizer may "
+            "change; name buffers and other attributes"
+        )
+    return patterns
+
+
+class _Entry(NamedTuple):
+    """What is found at a path."""
+
+    value: Any  # held, so that no other object can come to be at its place in memory
+    kind: str
+    version: int | None
+    place: Any
+    trained: bool
+
+
+class _Look:
+    """The module's state at one moment.
+
+    Attributes:
+        attached: where something that may change belongs to the graph of a forward pass, if any.
+    """
+
+    def __init__(self, entries: dict[str, _Entry], attached: str | None = None) -> None:
+        self.entries, self.attached = entries, attached
+
+    @classmethod
+    def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
+        """What is there now, but for what may change."""
+        buffers = {id(b) for b in module.buffers()}
+        entries: dict[str, _Entry] = {}
+        attached: str | None = None
+        for path, value in state_of(module, own).items():
+            if isinstance(value, nn.Parameter):
+                kind = "parameter"
+            elif public(path):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    attached = path
+                continue
+            else:
+                kind = "buffer" if id(value) in buffers else "attribute"
+            version: int | None = None
+            place: Any = None
+            if isinstance(value, torch.Tensor):
+                version = None if value.is_inference() else value._version
+                place = (_pointer(value), value.dtype, value.shape)
+            elif isinstance(value, np.ndarray):
+                place = (value.ctypes.data, value.dtype, value.shape)
+            trained = kind == "parameter" and value.requires_grad
+            entries[path] = _Entry(value, kind, version, place, trained)
+        return cls(entries, attached)
+
+    def changes(self, now: _Look, *, trained: bool = True) -> list[str]:
+        """Paths at which something else is, or was written to so far as versions tell."""
+        first, second = self.entries, now.entries
+        found = [path for path in first if path not in second]
+        for path, entry in second.items():
+            before = first.get(path)
+            if entry.trained and not trained:
+                continue
+            if before is None or entry.version != before.version or not _same(before, entry):
+                found.append(path)
+        return found
+
+    def same_values(self, now: _Look, path: str) -> bool:
+        """Whether a tensor is there, the same one or, but for a parameter, another like it.
+
+        Of the same one the window compares the values.
+        """
+        before, after = self.entries.get(path), now.entries.get(path)
+        if before is None or after is None:
+            return False
+        if _same(before, after):
+            return True
+        first, second = before.value, after.value
+        alike = (
+            first is not second  # the same one with other memory does not say what it held
+            and "parameter" not in (before.kind, after.kind)
+            and type(first) is type(second) is torch.Tensor
+            and first.layout == second.layout == torch.strided
+            and (first.dtype, first.shape, first.device)
+            == (second.dtype, second.shape, second.device)
+        )
+        return alike and _equal(*(_flat_bytes(tensor) for tensor in (first, second)))
+
+    def kind(self, path: str) -> str | None:
+        """Parameter, buffer or attribute."""
+        return self.entries[path].kind if path in self.entries else None
+
+    def memory(self, *, trained: bool = True) -> dict[str, torch.Tensor]:
+        """The bytes of all tensors and arrays, each once, by their paths."""
+        found: dict[str, torch.Tensor] = {}
+        seen: set[int] = set()
+        for path, entry in self.entries.items():
+            if entry.trained and not trained:
+                continue
+            for number, part in enumerate(memory_of(entry.value)):
+                if part.data_ptr() not in seen:
+                    seen.add(part.data_ptr())
+                    found[f"{path}{_PART}{number}]" if number else path] = part
+        return found
+
+
+class _Window:
+    """The values of a part of the memory, from some byte on and around its end.
+
+    Args:
+        parts: all of it, by path.
+        start: the byte.
+    """
+
+    def __init__(self, parts: dict[str, torch.Tensor], start: int) -> None:
+        self._slices: list[tuple[str, torch.Tensor]] = []
+        self._names, self._whole = list(parts), set[str]()
+        size = sum(len(part) for part in parts.values())
+        start, left = (start % size if size else 0), min(WINDOW, size)
+        for path, part in [*parts.items(), *parts.items()]:
+            if left and start < len(part):
+                some = part[start : start + left]
+                left -= len(some)
+                self._slices.append((path, some))
+                if len(some) == len(part):
+                    self._whole.add(path)
+            start = max(start - len(part), 0)
+        self._kept = self._values()
+
+    def covers(self, path: str) -> bool:
+        """Whether all values of what is at the path are compared."""
+        parts = [name for name in self._names if name.partition(_PART)[0] == path]
+        return bool(parts) and self._whole.issuperset(parts)
+
+    def difference(self) -> str | None:
+        """The path of the first value that is not what it was."""
+        now = self._values()
+        if all(_equal(kept, now[device]) for device, kept in self._kept.items()):
+            return None
+        starts = dict.fromkeys(self._kept, 0)
+        for path, some in self._slices:
+            start = starts[some.device]
+            starts[some.device] += len(some)
+            if not torch.equal(some, self._kept[some.device][start : start + len(some)]):
+                return path
+        raise AssertionError("values differ, but no value does")
+
+    def _values(self) -> dict[torch.device, torch.Tensor]:
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for _, some in self._slices:
+            by_device.setdefault(some.device, []).append(some)
+        return {device: torch.cat(several) for device, several in by_device.items()}
+
+
+def _same(before: _Entry, after: _Entry) -> bool:
+    first, second = before.value, after.value
+    if first is second:
+        return bool(before.place == after.place)
+    if isinstance(first, torch.Tensor | np.ndarray) or type(first) is not type(second):
+        return False
+    return bool(first == second) or (first != first and second != second)
+
+
+def _pointer(tensor: torch.Tensor) -> int | None:
+    return tensor.data_ptr() if tensor.layout == torch.strided and _has_memory(tensor) else None
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, nn.Parameter) and tensor.device.type != "meta"
+
+
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Of as many bytes; in words, which takes an eighth of the time."""
+    whole = len(first) // 8 * 8
+    words = (part[:whole].view(torch.int64) for part in (first, second))
+    return torch.equal(*words) and torch.equal(first[whole:], second[whole:])
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _checksums(parts: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {path: checksum([part]) for path, part in parts.items()}
+
+
+def _told(before: _Entry | None, after: _Entry | None) -> str:
+    """From what to what, of numbers; tensors are not printed."""
+    if before is None or after is None:
+        return " (it appeared)" if before is None else " (it was taken away)"
+    if isinstance(before.value, int | float) and isinstance(after.value, int | float):
+        return f" from {before.value} to {after.value}"
+    return ""

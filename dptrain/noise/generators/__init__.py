@@ -1,0 +1,1 @@
+"""Where the normals come from: seeded, on every device, or cryptographic."""

@@ -1,0 +1,1 @@
+"""Correlated noise step by step: one stream for each form of strategy."""

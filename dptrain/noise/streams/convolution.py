@@ -1,0 +1,57 @@
+"""Noise as a weighted sum of normals, kept in a ring: for a banded C^-1, or any Toeplitz one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptrain.noise.streams.blocks import Block
+from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+
+
+class ConvolutionStream(FlatStream):
+    """y_t = Σ_{j=0}^{k-1} g_j z_{t-j} with g the first column of C^-1 and k its last non-zero.
+
+    A block keeps the last k - 1 rows of Z: ``inverse_bands`` - 1 rows where C^-1 is banded, up to
+    n - 1 for another Toeplitz strategy. With bfloat16 buffers the error of C·noise is
+    C·Σ_{j≥1} g_j e_{t-j}, with e_t = z̃_t - z_t the error of what is stored.
+    """
+
+    def __init__(self, strategy: Strategy, **options: Any) -> None:
+        steps = options["steps"]
+        bound = strategy.bind(steps)
+        assert isinstance(bound, Toeplitz)
+        self._inverse = np.trim_zeros(bound.inverse_column(steps)[:steps], "b")
+        self._steps_back = len(self._inverse) - 1
+        super().__init__(bound, **options)
+
+    def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
+        return [row.new_zeros(self._steps_back, len(row), dtype=self._dtype)]
+
+    def _start_step(self) -> None:
+        filled = min(self.step, self._steps_back)
+        slots = np.arange(self.step - filled, self.step) % max(self._steps_back, 1)
+        by_slot = np.empty(filled)
+        by_slot[slots] = self._inverse[filled:0:-1]
+        self._weights = {
+            device: torch.tensor(by_slot, dtype=torch.float32, device=device)
+            for device in set(self._layout.devices)
+        }
+
+    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        (buffer,) = buffers
+        self._draw(block, row, self.step)
+        z = row.clone() if self._steps_back else row  # the oldest row is needed before z goes there
+        head = float(self._inverse[0])
+        weights = self._weights[row.device]
+        if len(weights):
+            add_weighted_rows(row, buffer[: len(weights)], weights, scale=head)
+        elif head != 1.0:
+            row.mul_(head)
+        if self._steps_back:
+            self._store(block, z, buffer[self.step % self._steps_back])

@@ -1,0 +1,77 @@
+"""Noise without buffers: the normals of earlier steps are drawn again from the seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.noise.streams.blocks import Block
+from dptrain.noise.streams.flat import FlatStream
+from dptrain.strategies.matrices.lower_triangular import LowerTriangular
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+
+
+class RegenerationStream(FlatStream):
+    """y_t = Σ_s (C^-1)_{t,s} z_s, every z_s with a non-zero coefficient drawn again: no state.
+
+    Memory is the released row and a block for each thread. A step draws as many rows as row t of
+    C^-1 has non-zeros: ``inverse_bands`` where C^-1 is banded, t + 1 otherwise.
+    """
+
+    def __init__(self, strategy: Strategy, **options: Any) -> None:
+        steps = options["steps"]
+        bound = strategy.bind(steps)
+        self._inverse = None
+        if isinstance(bound, Toeplitz):
+            self._inverse = np.trim_zeros(bound.inverse_column(steps)[:steps], "b")
+        elif not isinstance(bound, LowerTriangular):
+            raise ValueError(
+                f"regenerate=True with strategy={type(bound).__name__}: normals can be drawn again "
+                "for Toeplitz and lower-triangular strategies, whose inverse has rows that are "
+                "known; leave regenerate out"
+            )
+        if options.get("dtype", torch.float32) is not torch.float32:
+            raise ValueError(
+                f"dtype={options['dtype']} with regenerate=True: there are no buffers that could "
+                "have it, leave one of the two out"
+            )
+        super().__init__(bound, **options)
+
+    def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
+        return []
+
+    def _start_step(self) -> None:
+        if self._inverse is not None:
+            coefficients = self._inverse[: self.step + 1]
+        else:
+            assert isinstance(self.strategy, LowerTriangular)
+            coefficients = _row_of_inverse(self.strategy, self.steps, self.step)[::-1]
+        # (how many steps back, coefficient), the latest first, without those that are zero.
+        self._terms = [
+            (back, float(coefficients[back])) for back in np.flatnonzero(coefficients).tolist()
+        ]
+
+    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        z = torch.empty_like(row)
+        row.zero_()
+        for back, coefficient in self._terms:
+            self._draw(block, z, self.step - back)
+            row.add_(z, alpha=coefficient)
+
+
+def _row_of_inverse(strategy: LowerTriangular, steps: int, t: int) -> npt.NDArray[np.float64]:
+    """(C^-1)_{t,0}, …, (C^-1)_{t,t}: the w with w C = e_t, from the last column to the first."""
+    rest = np.zeros(t + 1)
+    rest[t] = 1.0
+    w = np.zeros(t + 1)
+    for k in range(t, -1, -1):
+        if rest[k] == 0.0:
+            continue
+        row = strategy.row(steps, k)
+        w[k] = rest[k] / row[-1]
+        rest[k + 1 - len(row) : k + 1] -= w[k] * row
+    return w

@@ -1,0 +1,72 @@
+"""Noise for square strategies: back-substitution over the last bands - 1 rows of noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.noise.streams.blocks import Block
+from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.strategies.matrices.lower_triangular import LowerTriangular
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+
+
+class RingBufferStream(FlatStream):
+    """y_t = (z_t - Σ_{j=1}^{bands-1} C_{t,t-j} y_{t-j}) / C_{t,t}, so that C y = z.
+
+    A block of the D flattened parameters has one buffer of shape (min(bands, n) - 1, entries),
+    which a step reads once (a matrix-vector product), while the new row is in cache, and of which
+    it overwrites the oldest row: (bands - 1)·D numbers in all. With bands = 1 there is no buffer
+    and a step costs what drawing z costs. The coefficients may differ from row to row of C.
+    """
+
+    def __init__(self, strategy: Strategy, **options: Any) -> None:
+        steps = options["steps"]
+        bound = strategy.bind(steps)
+        assert isinstance(bound, (BandedToeplitz, LowerTriangular))
+        self._steps_back = min(bound.bands, steps) - 1
+        self._toeplitz = None
+        if isinstance(bound, BandedToeplitz):
+            self._toeplitz = np.ascontiguousarray(bound.first_column(steps)[::-1])
+            self._steps_back = len(self._toeplitz) - 1
+        super().__init__(bound, **options)
+
+    def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
+        # Rows before the first step are zero, which is what back-substitution asks for.
+        return [row.new_zeros(self._steps_back, len(row), dtype=self._dtype)]
+
+    def _row_of_strategy(self) -> npt.NDArray[np.float64]:
+        """C_{t, max(0, t-bands+1)}, …, C_{t,t} for t = ``self.step``."""
+        if self._toeplitz is not None:
+            return self._toeplitz[-1 - min(self.step, self._steps_back) :]
+        assert isinstance(self.strategy, LowerTriangular)
+        return self.strategy.row(self.steps, self.step)
+
+    def _start_step(self) -> None:
+        coefficients = self._row_of_strategy()
+        self._inverse_head = float(1.0 / coefficients[-1])
+        past = coefficients[:-1] / -coefficients[-1]
+        # Slot s holds the latest step u with u % depth == s; only the first t slots are filled.
+        slots = np.arange(self.step - len(past), self.step) % max(self._steps_back, 1)
+        by_slot = np.empty(len(past))
+        by_slot[slots] = past
+        self._weights = {
+            device: torch.tensor(by_slot, dtype=torch.float32, device=device)
+            for device in set(self._layout.devices)
+        }
+
+    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        (buffer,) = buffers
+        self._draw(block, row, self.step)
+        weights = self._weights[row.device]
+        if len(weights):
+            add_weighted_rows(row, buffer[: len(weights)], weights, scale=self._inverse_head)
+        elif self._inverse_head != 1.0:
+            row.mul_(self._inverse_head)
+        if self._steps_back:
+            self._store(block, row, buffer[self.step % self._steps_back])

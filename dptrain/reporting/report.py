@@ -1,0 +1,274 @@
+"""The privacy statement of a run as JSON and Markdown (plots: ``dptrain.reporting.plots``).
+
+Everything here may be published with the model: a statement is made of a
+``Guarantee`` and a ``Profile``, which hold no
+number that depends on the training examples and no seed of the sampler or the noise.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from dptrain.accounting.base.accountant import Profile
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind
+from dptrain.noise.generators.normals import AES, PHILOX
+from dptrain.noise.generators.secure import SecureNormals
+from dptrain.reporting.plots import plot_curves, plot_privacy
+from dptrain.reporting.published_profile import as_shown, rows_of
+
+__all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
+
+FORMAT = 1
+
+_LONGEST_CELL = 1000  # characters of a text in a table
+
+_COMMON = (
+    "It covers the training examples only. Whatever else was learned from them (choice of "
+    "hyperparameters, of the model or of the number of steps, preprocessing fitted to them) is not "
+    "covered unless it used public information or a privacy budget of its own.",
+    "It covers everything that follows from the noisy updates: the final model, every intermediate "
+    "model, and whatever is computed from them.",
+    "It takes for granted that the training loop treated every example by itself: a loss that is "
+    "the mean or the sum of one for each example, nothing made of several examples before the "
+    "model, no state carried from batch to batch, and no setting (learning rate, clipping norm) "
+    "that was chosen by looking at the training batches. What the run can see of this it refuses; "
+    "the rest is the trainer's word.",
+    "It does not cover checkpoints, seeds, generator states, batch contents or sizes, or metrics "
+    "of the training batches. They must not be released.",
+)
+_IDEAL = (
+    "The analysis takes the noise to be exactly Gaussian and all random numbers to be independent."
+)
+_BATCHES = (
+    "Batches were drawn by PCG64-DXSM, a pseudorandom generator that is good for statistics and "
+    "not cryptographic (a scheme from elsewhere may bring its own)."
+)
+_INDIVIDUAL = (
+    "Every example had a privacy budget of its own. What each example has spent, which ones were "
+    "still active and how many were at each step are computed from the raw examples: they are not "
+    "covered and must not be released."
+)
+_PUBLIC = "The number of examples N, the expected batch size and all fields below are public."
+_ADJACENCY = {
+    Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
+    f"contribution is replaced by zero. {_PUBLIC}",
+    Adjacency.ADD_REMOVE: "The two data sets differ in size by one, so the number of examples is "
+    "private: this statement neither tells it nor depends on it, and it must not be published. "
+    "Public are the nominal size, which stands for it, and all fields below. The sum of a step was "
+    "divided by the expected batch size of that many examples.",
+    Adjacency.REPLACE_ONE: f"The two data sets have the same size. {_PUBLIC}",
+}
+_MORE = {
+    Kind.VERIFIED: "The noise level was tested by simulation against a grid that was fixed "
+    "beforehand; the chance that a wrong level was accepted is part of δ.",
+    Kind.CONFIDENCE: "The noise level was fixed and ε is a bound by simulation: the claim is wrong "
+    "with at most the stated probability, over the simulation and not over the training.",
+    Kind.ESTIMATE: "This is an estimate. It must not be published as a guarantee.",
+}
+
+
+def conditions(guarantee: Guarantee) -> list[str]:
+    """What the statement rests on, in sentences."""
+    found = [*_COMMON, _randomness(guarantee.noise_generator), _ADJACENCY[guarantee.adjacency]]
+    if guarantee.unit.kind == "example":
+        found.append(
+            "It is about one example: someone who contributed several is protected less, and "
+            "their privacy loss adds up."
+        )
+    if _is_individual(guarantee):
+        found.append(_INDIVIDUAL)
+    if guarantee.kind in _MORE:
+        found.append(_MORE[guarantee.kind])
+    if guarantee.kind is Kind.ESTIMATE and guarantee.notes:
+        notes = "; ".join(note.rstrip(".") for note in guarantee.notes)
+        found.append(f"What is known about this estimate: {notes}.")
+    return found
+
+
+def _is_individual(guarantee: Guarantee) -> bool:
+    """Whether an individual filter ran: it is the accountant, or a note says so."""
+    said = (guarantee.accountant, *guarantee.notes)
+    return any(text.startswith(("individual ", "An individual filter ")) for text in said)
+
+
+def _randomness(generator: str | None) -> str:
+    """How far the run's numbers are from the ideal ones of the analysis."""
+    if generator is None:
+        return (
+            f"{_IDEAL} A computer only approximates both: by floating-point numbers and a "
+            "pseudorandom generator."
+        )
+    if SecureNormals.name in generator:
+        return (
+            f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator, each normal "
+            "the sum of several draws, which defends against predicting the noise and against "
+            "inverting its floating-point sampling. The numbers are approximately Gaussian all the "
+            "same, and the rounding when noise is stored, correlated and added to the gradients is "
+            f"not covered. {_BATCHES}"
+        )
+    what = "a cryptographic generator"
+    if PHILOX in generator:
+        plain = "one that is good for statistics and not cryptographic"
+        what = plain if AES not in generator else f"{what} on the CPU, {plain} on CUDA"
+    return (
+        f"{_IDEAL} The noise was drawn by {generator}: {what}, each normal a single draw in "
+        "floating-point numbers, which is open to attacks on its last bits; secure=True defends "
+        f"against more. {_BATCHES}"
+    )
+
+
+def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str, Any]:
+    """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``.
+
+    Raises:
+        ValueError: if the guarantee is about adding or removing an example and tells how many
+            there are.
+    """
+    _check_size_untold(guarantee)
+    value: dict[str, Any] = {
+        "format": FORMAT,
+        "sentence": str(guarantee),
+        "guarantee": json.loads(guarantee.to_json()),
+        "conditions": conditions(guarantee),
+        "software": {"dptrain": _version("dptrain"), "torch": _version("torch")},
+    }
+    if profile is not None:
+        profile = as_shown(profile, guarantee)
+        value["profile"] = {
+            "epsilon": profile.epsilon.tolist(),
+            "delta_remove": profile.remove.tolist(),
+            "delta_add": profile.add.tolist(),
+            "kind": profile.kind.value,
+            "accountant": profile.accountant,
+        }
+    return value
+
+
+def privacy_report(
+    guarantee: Guarantee, path: str | pathlib.Path, *, profile: Profile | None = None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Write the privacy statement as ``.json`` and ``.md``.
+
+    Args:
+        guarantee: what is promised.
+        path: a folder (the files are called ``privacy_report``), or a path without suffix.
+        profile: δ(ε) of the same mechanism, if it is to be part of the statement.
+
+    Returns:
+        The paths of the two files.
+    """
+    if profile is not None:
+        profile = as_shown(profile, guarantee)
+    stem = pathlib.Path(path)
+    if stem.is_dir():
+        stem = stem / "privacy_report"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    value = statement(guarantee, profile)
+    as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    as_json.write_text(text + "\n", encoding="utf-8")
+    as_text.write_text(_markdown(guarantee, profile, value["software"]), encoding="utf-8")
+    return as_json, as_text
+
+
+def _check_size_untold(guarantee: Guarantee) -> None:
+    told = {"dataset_size", "graph"} & set(guarantee.scheme)
+    unnamed = guarantee.scheme.get("nominal_size") is None
+    if guarantee.adjacency is Adjacency.ADD_REMOVE and (told or unnamed):
+        raise ValueError(
+            f"adjacency={guarantee.adjacency.value!r} with the scheme {_inline(guarantee.scheme)}: "
+            "the number of examples is private there, so no statement may tell it and no run may "
+            "divide by it; train with a scheme that has nominal_size="
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(version unknown: not installed)"
+
+
+def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[str, str]) -> str:
+    generator = guarantee.noise_generator
+    fields = {
+        "ε": f"{guarantee.epsilon:.6g}",
+        "δ": f"{guarantee.delta:.6g}",
+        "protected unit": guarantee.unit.noun,
+        "neighbouring data sets": f"differ in that {guarantee.adjacency.sentence(guarantee.unit)} "
+        f"({guarantee.adjacency.value})",
+        "how it was shown": guarantee.kind.sentence,
+        "accountant": guarantee.accountant,
+        "noise multiplier σ": f"{guarantee.noise_multiplier:.6g}",
+        "steps planned": guarantee.steps_planned,
+        "steps executed": "none yet"
+        if guarantee.steps_executed is None
+        else guarantee.steps_executed,
+        "sampling": _inline(guarantee.scheme),
+        "noise correlation": _inline(guarantee.strategy),
+        **({"noise generator": _inline(generator)} if generator else {}),
+        "strategy hash": f"`{guarantee.strategy_hash}`",
+        "mechanism hash": f"`{guarantee.mechanism_hash}`",
+    }
+    parts = [
+        "# Privacy statement",
+        str(guarantee),
+        "## What ran",
+        _table(("field", "value"), fields.items()),
+    ]
+    if guarantee.certificate is not None:
+        parts += [
+            "## Certificate",
+            "Evidence for the verdict, enough to repeat it:",
+            _table(
+                ("field", "value"),
+                [(k, _inline(v)) for k, v in sorted(guarantee.certificate.items())],
+            ),
+        ]
+    parts += ["## Conditions", "\n".join(f"- {line}" for line in conditions(guarantee))]
+    if profile is not None:
+        parts += [
+            "## δ at other ε",
+            f"{_profile_caption(profile.kind)} (accountant: {profile.accountant}).",
+            _table(("ε", "δ, contribution removed", "δ, contribution added"), rows_of(profile, 9)),
+        ]
+    parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in software.items()) + ".")
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _inline(value: Any) -> str:
+    """One table cell: short values as they are, mappings by field, long lists and texts cut."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} = {_inline(item)}" for key, item in value.items())
+    if isinstance(value, list | tuple):
+        if any(isinstance(item, Mapping) for item in value):
+            return f"{len(value)} entries; see the JSON"
+        shown = ", ".join(_inline(item) for item in value[:8])
+        return (
+            f"[{shown}]" if len(value) <= 8 else f"[{shown}, … {len(value)} in all; see the JSON]"
+        )
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str) and len(value) > _LONGEST_CELL:  # such as a packed matrix
+        value = f"{value[:24]}… {len(value)} characters in all; see the JSON"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def _profile_caption(kind: Kind) -> str:
+    if kind is Kind.CONFIDENCE:
+        return (
+            "Upper confidence bounds by simulation, for orientation; the guarantee is the "
+            "statement above"
+        )
+    if kind is Kind.ESTIMATE:
+        return "Estimates, for orientation; the guarantee is the statement above"
+    return f"Every line is {kind.sentence}"

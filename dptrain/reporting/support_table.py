@@ -1,0 +1,239 @@
+"""Which accountant answers for which scheme, strategy and adjacency: asked, not written down.
+
+``python -m dptrain.reporting.support_table --write README.md`` puts the table between the markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting.dispatch import accountants_for, find_accountants
+from dptrain.core.guarantee import Adjacency
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import (
+    AttributionGraph,
+    BallsInBins,
+    CyclicPoisson,
+    MinSep,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    Shuffled,
+    TruncatedMinSep,
+    TruncatedPoisson,
+    UserFixed,
+    UserMinSep,
+)
+from dptrain.sampling.schemes.any_size import AnySizeScheme
+from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Strategy
+
+BEGIN, END = "<!-- support table -->", "<!-- end -->"
+
+# The run that the accountants are asked about. Costs belong to this size.
+STEPS, EXAMPLES, BINS, SEPARATION, BANDS, MANY_BANDS = 800, 40_000, 80, 16, 8, 160
+
+Fields = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What one accountant says about one pair."""
+
+    accountant: str
+    kind: str
+    cost: str
+    by_name: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One pair of scheme and class of strategies, under one adjacency.
+
+    Attributes:
+        scheme: how the scheme is written.
+        strategy: the class of strategies.
+        adjacency: the neighbouring relation.
+        answers: the accountants that cover it; those that answer only by name come last.
+    """
+
+    scheme: str
+    strategy: str
+    adjacency: Adjacency
+    answers: tuple[Answer, ...]
+
+
+def representative_schemes(adjacency: Adjacency = Adjacency.ZERO_OUT) -> dict[str, Scheme]:
+    """A scheme of every kind, as it is written in the table, with N private under add-remove."""
+    found = _schemes()
+    if adjacency is not Adjacency.ADD_REMOVE:
+        return found
+    return {
+        name: dataclasses.replace(scheme, nominal_size=EXAMPLES)
+        if isinstance(scheme, AnySizeScheme)
+        else scheme
+        for name, scheme in found.items()
+    }
+
+
+def _schemes() -> dict[str, Scheme]:
+    p = 1.0 / BINS
+    everyone: Fields = {"dataset_size": EXAMPLES, "steps": STEPS}
+    epochs: Fields = {"epochs": STEPS // BINS, "dataset_size": EXAMPLES}
+    cut: Fields = {"max_batch_size": EXAMPLES // BINS + 100}
+    apart: Fields = {"probability": p / (1 - p * (SEPARATION - 1)), "min_sep": SEPARATION}
+    cycle: Fields = {"probability": p * SEPARATION, "cycle": SEPARATION}
+    own = AttributionGraph(
+        examples=EXAMPLES, users=EXAMPLES // 2, edges=EXAMPLES, max_examples=2, fingerprint="0" * 64
+    )
+    # Every example has two users, every user four examples.
+    members = EXAMPLES // 2
+    shared = AttributionGraph.from_lists(
+        [(e // 2 % members, (e // 2 + 1) % members) for e in range(EXAMPLES)]
+    )
+    users: Fields = {"min_sep": SEPARATION, "steps": STEPS, "batch_size": EXAMPLES // BINS}
+    return {
+        "Poisson": Poisson(probability=p, **everyone),
+        "TruncatedPoisson": TruncatedPoisson(probability=p, **everyone, **cut),
+        "CyclicPoisson": CyclicPoisson(**cycle, **everyone),
+        "CyclicPoisson, max_batch_size": CyclicPoisson(**cycle, **everyone, **cut),
+        "CyclicPoisson, assignment='independent'": CyclicPoisson(
+            **cycle, **everyone, assignment="independent"
+        ),
+        "MinSep": MinSep(**apart, **everyone),
+        "TruncatedMinSep": TruncatedMinSep(**apart, **everyone, **cut),
+        "BallsInBins": BallsInBins(bins=BINS, **epochs),
+        "RandomAllocation": RandomAllocation(steps_per_epoch=BINS, participations=1, **epochs),
+        "RandomAllocation, participations > 1": RandomAllocation(
+            steps_per_epoch=BINS, participations=2, **epochs
+        ),
+        "Shuffled": Shuffled(batch_size=EXAMPLES // BINS, **epochs),
+        "UserMinSep, users share no example": UserMinSep(graph=own, probability=p, **users),
+        "UserMinSep, shared examples": UserMinSep(graph=shared, probability=p, **users),
+        "UserMinSep, exclusion='participation'": UserMinSep(
+            graph=shared, probability=p, exclusion="participation", **users
+        ),
+        "UserFixed": UserFixed(graph=shared, max_participations=STEPS // BINS, **users),
+    }
+
+
+def representative_strategies() -> dict[str, Strategy]:
+    """A strategy of every class, by the words of the table; b is the scheme's separation."""
+    return {
+        "independent noise": Identity().bind(STEPS),
+        "bands ≤ b": BSR(bands=BANDS).bind(STEPS),
+        "bands > b": BSR(bands=MANY_BANDS).bind(STEPS),
+        "dense": SquareRoot().bind(STEPS),
+        "dense, negative entries": Dense(matrix=np.eye(STEPS) - 0.01 * np.tri(STEPS, k=-1)),
+    }
+
+
+@functools.cache
+def support_table() -> tuple[Row, ...]:
+    """Every row, all adjacencies, in the order of the schemes; a second or so the first time."""
+    strategies = representative_strategies()
+    schemes = {adjacency: representative_schemes(adjacency) for adjacency in Adjacency}
+    rows = []
+    for name, scheme in schemes[Adjacency.ZERO_OUT].items():
+        for words, strategy in strategies.items():
+            if words == "bands ≤ b" and strategy.bands > scheme.min_sep:
+                continue  # b = 1: there is no such strategy but independent noise
+            for adjacency in Adjacency:
+                mechanism = MatrixMechanism(
+                    scheme=schemes[adjacency][name], strategy=strategy, noise_multiplier=1.0
+                )
+                answers = _answers(mechanism, adjacency)
+                rows.append(Row(name, words, adjacency, answers))
+    return tuple(rows)
+
+
+def _answers(mechanism: MatrixMechanism, adjacency: Adjacency) -> tuple[Answer, ...]:
+    found = accountants_for(mechanism, adjacency=adjacency)
+    chosen: set[str] = set()
+    if any(each.reason is None for each in found):
+        chosen = {member.name for member in find_accountants(mechanism, adjacency=adjacency)}
+    answers = [
+        Answer(each.name, each.kind.value, each.cost.value, each.name not in chosen)
+        for each in found
+        if each.kind is not None and each.cost is not None
+    ]
+    return tuple(sorted(answers, key=lambda answer: answer.by_name))
+
+
+def as_markdown() -> str:
+    """The table in Markdown: a row for each scheme, adjacency and set of strategies that agree."""
+    groups: dict[tuple[str, Adjacency, tuple[Answer, ...]], list[str]] = {}
+    for row in support_table():
+        if row.answers:
+            groups.setdefault((row.scheme, row.adjacency, row.answers), []).append(row.strategy)
+    lines = [
+        "| scheme | adjacency | strategy | accountant (kind, cost) | by name |",
+        "|---|---|---|---|---|",
+    ]
+    last: tuple[str, str] = ("", "")
+    for (scheme, adjacency, answers), strategies in groups.items():
+        head = (scheme, adjacency.value.replace("_", "-"))
+        shown = [f"{a.accountant} ({a.kind}, {a.cost})" for a in answers if not a.by_name]
+        named = [f"{a.accountant} ({a.cost})" for a in answers if a.by_name]
+        left, relation = ("", "") if head == last else (_code(head[0]), head[1])
+        lines.append(
+            f"| {left} | {relation} | {'; '.join(strategies)} | {'; '.join(shown) or '—'} "
+            f"| {'; '.join(named)} |"
+        )
+        last = head
+    lines += [
+        "",
+        f"Asked at {STEPS} steps, {BINS} steps an epoch, b = {SEPARATION} (`BallsInBins`: {BINS}; "
+        f"`Poisson` and others without separation: 1), {BANDS} or {MANY_BANDS} bands (Toeplitz); "
+        "b is the separation, the cycle or the number of bins; under add-remove with "
+        f"`nominal_size={EXAMPLES}`. Of several accountants the least "
+        'answer counts. Those by name have to be asked for: `accountant="..."`.',
+    ]
+    return "\n".join(lines)
+
+
+def _code(scheme: str) -> str:
+    name, comma, rest = scheme.partition(", ")
+    return f"`{name}`{comma}{rest}"
+
+
+def with_table(text: str) -> str:
+    """``text`` with the current table between the markers.
+
+    Raises:
+        ValueError: unless both markers are there once, in this order.
+    """
+    if text.count(BEGIN) != 1 or END not in text[text.index(BEGIN) :]:
+        raise ValueError(f"the text needs the lines {BEGIN} and {END} once, in this order")
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    block = f"{BEGIN}\n{as_markdown()}\n{END}"
+    return pattern.sub(lambda _: block, text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, or write it between the markers of a file."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--write", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args(argv)
+    if options.write is None:
+        print(as_markdown())
+        return 0
+    try:
+        text = options.write.read_text(encoding="utf-8")
+        options.write.write_text(with_table(text), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        print(f"{options.write}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

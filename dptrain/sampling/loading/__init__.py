@@ -1,0 +1,1 @@
+"""The private loader: from a stream of batches to the tensors of a step."""

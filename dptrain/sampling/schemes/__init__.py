@@ -1,0 +1,1 @@
+"""Sampling schemes of examples, each with its stream of batches."""

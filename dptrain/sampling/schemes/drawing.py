@@ -1,0 +1,99 @@
+"""Independent Bernoullis over a long row, at the cost of the successes only.
+
+A set of examples that are drawn by position and come back, at the cost of those that move.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def move_last(entries: npt.NDArray[Any], positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Reorder ``entries`` in place so that those at ``positions`` come last; returns a copy.
+
+    The work is proportional to the number of positions: the entries among the last ones that stay
+    move into the holes before them. The order of the others changes, which carries no meaning
+    where every entry has the same chance.
+
+    Args:
+        entries: a contiguous row, or a view of a part of one.
+        positions: distinct, ascending, each below ``len(entries)``.
+    """
+    taken = entries[positions]
+    kept = len(entries) - len(positions)
+    split = int(np.searchsorted(positions, kept))
+    holes, gone = positions[:split], positions[split:]
+    survives = np.ones(len(positions), dtype=bool)
+    survives[gone - kept] = False
+    entries[holes] = entries[kept:][survives]
+    entries[kept:] = taken
+    return taken
+
+
+class Pool:
+    """The examples that may be drawn, in an order that carries no meaning.
+
+    Args:
+        members: the first members, distinct; copied.
+        capacity: most members that it will ever hold; their number now unless given.
+    """
+
+    def __init__(self, members: npt.NDArray[Any], capacity: int | None = None) -> None:
+        size = len(members)
+        self._entries = np.empty(size if capacity is None else capacity, dtype=members.dtype)
+        self._entries[:size] = members
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def members(self) -> npt.NDArray[Any]:
+        """The members by position: a view that the next change of the pool invalidates."""
+        return self._entries[: self._size]
+
+    def take(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Remove and return the members at distinct ascending ``positions``."""
+        taken = move_last(self.members, positions)
+        self._size -= len(positions)
+        return taken
+
+    def put(self, examples: npt.NDArray[Any]) -> None:
+        """Add examples that are not members.
+
+        Raises:
+            ValueError: if there are more than the capacity allows; the pool is left as it was.
+        """
+        end = self._size + len(examples)
+        if end > len(self._entries):
+            raise ValueError(f"the pool holds at most {len(self._entries)} examples, not {end}")
+        self._entries[self._size : end] = examples
+        self._size = end
+
+
+def successes(rng: np.random.Generator, trials: int, probability: float) -> npt.NDArray[np.int64]:
+    """Ascending positions of the successes among ``trials`` i.i.d. Bernoulli(``probability``).
+
+    The distances between successes of a Bernoulli sequence are i.i.d. Geometric(probability)
+    (Devroye 1986, chapter X.2), so drawing those has exactly the law of a coin per trial in
+    O(trials · probability) expected work.
+    """
+    if trials == 0:
+        return np.empty(0, dtype=np.int64)
+    mean = trials * probability
+    block = int(mean + 4 * math.sqrt(mean)) + 8  # one block suffices nearly always
+    found: list[npt.NDArray[np.int64]] = []
+    last = -1
+    while last < trials:
+        # A distance beyond the end ends the row whatever its size: cutting it there keeps the
+        # sum of a block far from the end of int64 when the probability is tiny.
+        distances = np.minimum(rng.geometric(probability, size=block), trials + 1)
+        positions = last + np.cumsum(distances, dtype=np.int64)
+        found.append(positions)
+        last = int(positions[-1])
+    row = np.concatenate(found)
+    return row[: np.searchsorted(row, trials)]

@@ -1,0 +1,1 @@
+"""User-level sampling: attribution graphs, their bounds, and schemes over them."""

@@ -1,0 +1,1 @@
+"""Buffered linear Toeplitz strategies."""

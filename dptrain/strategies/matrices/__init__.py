@@ -1,0 +1,1 @@
+"""Strategies that are any lower-triangular matrix."""

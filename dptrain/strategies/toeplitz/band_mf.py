@@ -1,0 +1,119 @@
+"""Banded Toeplitz strategies optimised for the length of the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Self
+
+import numpy as np
+
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.strategies.binding import check_bands_fit, unoptimised
+from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
+from dptrain.strategies.toeplitz.error_loss import checked_objective
+from dptrain.strategies.toeplitz.stability import check_stable_filter
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BandMF(BandedToeplitz):
+    """Banded Toeplitz C of least error for a workload (Choquette-Choo et al. 2023).
+
+    ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the coefficients for a run of
+    that length and returns them in the value, so that whoever reads its JSON gets the same matrix
+    without optimising again. With explicit ``coefficients``, ``bind`` keeps them.
+
+    Args:
+        bands: number of coefficients; choose at most the scheme's min-sep.
+        objective: ``"mean"`` minimises ‖A C^-1‖_F·‖c‖₂ (all queries), ``"max"`` the error of the
+            worst query (see ``optimal_coefficients``).
+        coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0; they may rise.
+        steps: the n that the value is bound to; set by ``bind``.
+        workload: the A that coefficients are optimised for.
+
+    Raises:
+        ValueError: if ``bands`` or ``steps`` is not a positive integer, ``bands > steps``, the
+            objective is unknown, the coefficients are not ``bands`` finite numbers as above, or
+            C^-1 blows up within the n steps that the value is bound to.
+
+    Example:
+        >>> BandMF(bands=2).bind(2).steps
+        2
+    """
+
+    bands: int
+    objective: str = "mean"
+    coefficients: tuple[float, ...] | None = None
+    steps: int | None = None
+    workload: Workload = PREFIX_SUMS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bands", checks.integer("bands", self.bands))
+        checked_objective(self.objective)
+        checked_workload(self.workload)
+        if self.coefficients is not None:
+            object.__setattr__(self, "coefficients", self._checked(self.coefficients))
+        if self.steps is not None:
+            object.__setattr__(self, "steps", checks.steps(self.steps))
+            if self.coefficients is None:
+                raise unoptimised(self.steps, "coefficients")
+            self._check_fits(self.steps)
+            owner = f"BandMF(bands={self.bands})"
+            check_stable_filter(owner, self.coefficients, self.steps)
+
+    def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:
+        c = checks.numbers("coefficients", coefficients)
+        if len(c) != self.bands:
+            raise ValueError(f"coefficients has {len(c)} entries, bands={self.bands}: make equal")
+        for k, value in enumerate(c):
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"coefficients: entry {k} is {value}: must be finite and not negative"
+                )
+        if c[0] == 0:
+            raise ValueError("coefficients: entry 0 is 0: must be positive, or C has no inverse")
+        return c
+
+    def _check_fits(self, steps: int) -> None:
+        check_bands_fit(self.bands, steps)
+        self.workload.check(steps)
+
+    def bind(self, steps: int) -> Self:
+        """The value for n = ``steps``, with explicit coefficients.
+
+        Raises:
+            ValueError: if ``bands > steps``, the value is bound to or the workload is made for
+                another n, or C^-1 blows up within n steps (the message says which).
+        """
+        steps = checks.steps(steps)
+        if self.steps is not None:
+            self._check_bound_to(steps)
+            return self
+        self._check_fits(steps)
+        c = self.coefficients
+        if c is None:
+            optimum = optimal_coefficients(steps, self.bands, self.objective, self.workload)
+            c = tuple(optimum.tolist())
+        return dataclasses.replace(self, coefficients=c, steps=steps)
+
+    def _check_bound_to(self, steps: int) -> None:
+        if self.steps != steps:
+            raise ValueError(
+                f"this BandMF is bound to {self.steps} steps, not {steps}: start again from "
+                f"BandMF(bands={self.bands}, objective={self.objective!r}) and bind that"
+            )
+
+    def first_column(self, steps: int) -> Array:
+        """The optimised coefficients, shape (bands,).
+
+        Raises:
+            ValueError: if the value is not bound, or is bound to another n.
+        """
+        steps = checks.steps(steps)
+        if self.coefficients is None or self.steps is None:
+            raise ValueError(f"this BandMF has no coefficients yet: use bind({steps}) first")
+        self._check_bound_to(steps)
+        return np.array(self.coefficients)

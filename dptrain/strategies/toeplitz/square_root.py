@@ -1,0 +1,87 @@
+"""The full square root of the workload as a strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.toeplitz.square_root_series import (
+    checked_decay,
+    inverse_square_root_coefficients,
+    square_root_coefficients,
+)
+from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SquareRoot(Toeplitz):
+    """Toeplitz C = A_{α,β}^{1/2} (Henzinger, Upadhyay & Upadhyay 2023; Kalinin & Lampert 2024).
+
+    ``BSR(bands=n)`` with both directions in closed form: C has the coefficients of
+    ((1 - αx)(1 - βx))^{-1/2}, C^-1 those of the reciprocal, and products go through the FFT.
+    Coefficients are positive and non-increasing, so the sensitivity is exact for any schedule.
+
+    Args:
+        alpha: weight decay factor α in (0, 1].
+        beta: momentum β in [0, α).
+        steps: the n that the value is bound to; set by ``bind``.
+
+    Raises:
+        ValueError: if α or β is out of range, or ``steps`` is not a positive integer.
+
+    Example:
+        >>> SquareRoot().bind(4).inverse_column(4).tolist()
+        [1.0, -0.5, -0.125, -0.0625]
+    """
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        alpha, beta = checked_decay(self.alpha, self.beta)
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "beta", beta)
+        if self.steps is not None:
+            object.__setattr__(self, "steps", checks.steps(self.steps))
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        """n: every coefficient is positive.
+
+        Raises:
+            ValueError: if the value is not bound.
+        """
+        return steps_of("SquareRoot", self.steps)
+
+    def bind(self, steps: int) -> Self:
+        """The value for n = ``steps``.
+
+        Raises:
+            ValueError: if the value is bound to another n.
+        """
+        if self.steps is not None:
+            check_bound("SquareRoot", self.steps, steps)
+            return self
+        return dataclasses.replace(self, steps=checks.steps(steps))
+
+    def first_column(self, steps: int) -> Array:
+        """The first n coefficients of A_{α,β}^{1/2}.
+
+        Raises:
+            ValueError: if the value is not bound, or is bound to another n.
+        """
+        steps = check_bound("SquareRoot", self.steps, steps)
+        return square_root_coefficients(steps, self.alpha, self.beta)
+
+    def inverse_column(self, steps: int) -> Array:
+        """The first n coefficients of A_{α,β}^{-1/2}.
+
+        Raises:
+            ValueError: if the value is not bound, or is bound to another n.
+        """
+        steps = check_bound("SquareRoot", self.steps, steps)
+        return inverse_square_root_coefficients(steps, self.alpha, self.beta)

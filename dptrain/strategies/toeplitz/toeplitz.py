@@ -1,0 +1,211 @@
+"""What every Toeplitz strategy shares: columns, norms, sensitivity and error."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+from scipy.signal import fftconvolve, lfilter
+
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.strategies.patterns import participations, regular_pattern
+from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.workloads import PREFIX_SUMS, Workload
+
+_DIRECT_UP_TO = 64  # coefficients; a longer filter goes through the FFT
+_ROUNDING = 1e-13  # relative gap between two bounds below which they count as equal
+
+
+def checked_vector(x: npt.ArrayLike) -> Array:
+    """``x`` as float64 of shape (n,) or (n, k), n ≥ 1.
+
+    Raises:
+        ValueError: if it has another shape.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    if x.ndim not in (1, 2) or x.shape[0] < 1:
+        raise ValueError(f"x has the shape {x.shape}: must be (steps,) or (steps, k)")
+    return x
+
+
+def convolve(c: Array, x: Array) -> Array:
+    """The first n rows of the convolution of c with every column of x, shape of x."""
+    c = c[: x.shape[0]]
+    if c.size <= _DIRECT_UP_TO:
+        return np.asarray(lfilter(c, [1.0], x, axis=0))
+    kernel = c if x.ndim == 1 else c[:, None]
+    return np.asarray(fftconvolve(kernel, x, axes=0)[: x.shape[0]])
+
+
+def impulse_response(c: Array, count: int) -> Array:
+    """First ``count`` coefficients of 1/c(x), in O(count·len(c))."""
+    impulse = np.zeros(count)
+    impulse[0] = 1.0
+    return np.asarray(lfilter([1.0], c, impulse))
+
+
+def autocorrelation(c: Array) -> Array:
+    """r(d) = Σ_k c_k c_{k+d} for d = 0, …, len(c) - 1."""
+    if c.size <= _DIRECT_UP_TO:
+        return np.correlate(c, c, mode="full")[c.size - 1 :]
+    return np.asarray(fftconvolve(c, c[::-1])[c.size - 1 :])
+
+
+def envelope(c: Array, b: int) -> Array:
+    """The least sequence above c that does not increase from lag b on, shape of c.
+
+    Equal to c before lag b, to max_{j≥k} c_j at k ≥ b.
+    """
+    above = c.copy()
+    above[b:] = np.maximum.accumulate(c[b:][::-1])[::-1]
+    return above
+
+
+class Toeplitz(Strategy, ABC):
+    """C_{t,j} = c_{t-j} with c ≥ 0 and c_0 > 0, and C^-1 Toeplitz with first column g.
+
+    A family says what its ``first_column`` and ``inverse_column`` are, and overrides
+    ``apply`` and ``solve`` where it knows a recursion; nothing here forms an n×n matrix.
+    """
+
+    @abstractmethod
+    def first_column(self, steps: int) -> Array:
+        """Coefficients c of C for n = ``steps``, trailing zeros left out: shape (min(bands, n),).
+
+        Raises:
+            ValueError: if the strategy is not bound, or is bound to another n.
+        """
+
+    @abstractmethod
+    def inverse_column(self, steps: int) -> Array:
+        """Coefficients g of C^-1, trailing zeros may be left out: shape (at most n,)."""
+
+    def columns(self, steps: int, indices: npt.ArrayLike) -> Array:
+        """Columns ``indices`` of C for n = ``steps``: shape (steps, len(indices))."""
+        c = self.first_column(steps)
+        j = np.atleast_1d(np.asarray(indices))
+        if j.ndim != 1 or not np.issubdtype(j.dtype, np.integer):
+            raise ValueError(f"indices={indices!r}: must be a list of integers")
+        if j.size and (j.min() < 0 or j.max() >= steps):
+            raise ValueError(f"indices reach from {j.min()} to {j.max()}: C has {steps} columns")
+        padded = np.zeros(steps + 1)  # the last entry stands for everything outside the band
+        padded[: c.size] = c
+        lag = np.arange(steps)[:, None] - j[None, :]
+        return padded[np.where(lag >= 0, lag, steps)]
+
+    def apply(self, x: npt.ArrayLike) -> Array:
+        """``C @ x`` for x of shape (n,) or (n, k), without forming C."""
+        x = checked_vector(x)
+        return convolve(self.first_column(x.shape[0]), x)
+
+    def solve(self, z: npt.ArrayLike) -> Array:
+        """``C^-1 @ z`` for z of shape (n,) or (n, k), without forming C^-1."""
+        z = checked_vector(z)
+        return convolve(self.inverse_column(z.shape[0]), z)
+
+    def column_norms(self, steps: int) -> Array:
+        """Euclidean norm of every column of C, shape (steps,); the last ones are cut at row n."""
+        partial = np.sqrt(np.cumsum(self.first_column(steps) ** 2))
+        entries = np.minimum(partial.size, steps - np.arange(steps))
+        return np.asarray(partial[entries - 1])
+
+    def errors(self, steps: int, workload: Workload = PREFIX_SUMS) -> Array:
+        """Standard deviation of the error of every query, per unit of σ: row norms of A C^-1.
+
+        For a Toeplitz A the product is Toeplitz too, with first column w = A g, and row t has the
+        squared norm Σ_{s≤t} w_s².
+        """
+        if not workload.is_toeplitz:
+            return super().errors(steps, workload)
+        workload.check(steps)
+        g = self.inverse_column(steps)
+        w = workload.apply(np.pad(g, (0, steps - g.size)))
+        return np.sqrt(np.cumsum(w * w))
+
+    def noise_growth(self, steps: int) -> Array:
+        """Standard deviation of the noise of every step over that of uncorrelated noise, 1/c_0.
+
+        sqrt(Σ_{s≤t} g_s²)/g_0, shape (steps,).
+        """
+        g = self.inverse_column(steps)
+        growth = np.sqrt(np.cumsum((g / g[0]) ** 2))
+        return np.pad(growth, (0, steps - g.size), mode="edge")
+
+    def sensitivity_is_exact(self, *, steps: int, max_participations: int, min_sep: int) -> bool:
+        """Whether ``sensitivity`` is the maximum itself rather than an upper bound on it.
+
+        Also where the bound exceeds what one pattern reaches by less than one part in 10^13, which
+        is what coefficients that rise by rounding alone lead to.
+        """
+        m, b = participations(steps, max_participations, min_sep)
+        c = self.first_column(steps)
+        if m == 1 or np.array_equal(envelope(c, b), c):
+            return True
+        reached = float(np.linalg.norm(self.apply(regular_pattern(steps, m, b))))
+        return self._upper_bound(c, steps, m, b) <= reached * (1 + _ROUNDING)
+
+    def sensitivity(self, *, steps: int, max_participations: int, min_sep: int) -> float:
+        """max ‖C x‖₂ over x in {0, 1}^n with at most m ones, any two at least b apart.
+
+        Exact, and reached at x = 0, b, 2b, … with min(m, ceil(n/b)) ones, if m = 1 or c does not
+        increase from lag b on: c_k ≥ c_{k+1} for k ≥ b (so also if bands ≤ b, where c is 0 there).
+        This widens Kalinin & Lampert 2024, Theorem 2, which asks for it at every lag. Proof: let
+        the i-th participation, i = 0, 1, …, be at t_i ≥ i·b. Two columns d apart, the later one
+        with L rows left, have the inner product R(d, L) = Σ_{k<L} c_k c_{k+d}, and
+        ‖C x‖² = Σ_i R(0, n - t_i) + 2 Σ_{i<j} R(t_j - t_i, n - t_j). R does not decrease with L,
+        as c ≥ 0, nor increase with d ≥ b, as c_{k+d} does not. So t_j - t_i ≥ (j - i)·b and
+        n - t_j ≤ n - j·b bound every term by that of the regular pattern.
+
+        Otherwise the smaller of two upper bounds:
+
+        * Envelope: let c̄ ≥ c be the least sequence that does not increase from lag b on. Then
+          0 ≤ C ≤ C̄ entrywise and x ≥ 0 give ‖C x‖ ≤ ‖C̄ x‖, whose maximum is the case above.
+        * Autocorrelation: R(d, L) is at most r(d) = Σ_k c_k c_{k+d}, and the i-th and the (i+s)-th
+          participation are at least s·b apart, hence
+          ‖C x‖² ≤ m r(0) + 2 Σ_{s=1}^{m-1} (m - s) max_{d ≥ s·b} r(d).
+
+        Args:
+            steps: n.
+            max_participations: m ≥ 1.
+            min_sep: b ≥ 1.
+
+        Raises:
+            ValueError: if one of them is not a positive integer.
+        """
+        m, b = participations(steps, max_participations, min_sep)
+        c = self.first_column(steps)
+        if m == 1 or np.array_equal(envelope(c, b), c):
+            return float(np.linalg.norm(self.apply(regular_pattern(steps, m, b))))
+        return self._upper_bound(c, steps, m, b)
+
+    @staticmethod
+    def _upper_bound(c: Array, steps: int, m: int, b: int) -> float:
+        r = autocorrelation(c)
+        r = np.maximum.accumulate(r[::-1])[::-1]
+        s = np.arange(1, m)
+        s = s[s * b < c.size]
+        squared = m * r[0] + 2 * np.sum((m - s) * r[s * b])
+        # One part in 10^12 for the rounding of the sums, so that the bound stays one.
+        bound = np.sqrt(squared) * (1 + 1e-12)
+        covered = np.linalg.norm(convolve(envelope(c, b), regular_pattern(steps, m, b)))
+        return float(min(bound, covered))
+
+
+class BandedToeplitz(Toeplitz, ABC):
+    """Mixin: c has few coefficients, so that C and C^-1 are filters of O(n·bands)."""
+
+    def inverse_column(self, steps: int) -> Array:
+        """Impulse response of 1/c(x): shape (steps,)."""
+        return impulse_response(self.first_column(steps), checks.steps(steps))
+
+    def apply(self, x: npt.ArrayLike) -> Array:
+        """``C @ x`` by the filter c."""
+        x = checked_vector(x)
+        return np.asarray(lfilter(self.first_column(x.shape[0]), [1.0], x, axis=0))
+
+    def solve(self, z: npt.ArrayLike) -> Array:
+        """``C^-1 @ z`` by back-substitution."""
+        z = checked_vector(z)
+        return np.asarray(lfilter([1.0], self.first_column(z.shape[0]), z, axis=0))

@@ -1,0 +1,1 @@
+"""Tree aggregation as a strategy."""

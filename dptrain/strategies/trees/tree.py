@@ -1,0 +1,113 @@
+"""Tree aggregation: one binary tree over the run, or one small tree after another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from dptrain.core import checks
+from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.trees.binary_trees import BinaryTrees
+from dptrain.strategies.trees.nodes import steps_with
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tree(BinaryTrees):
+    """One binary tree over all steps (Dwork et al. 2010; Honaker 2015; Kairouz et al. 2021).
+
+    Rows of C are the complete dyadic intervals within n steps, so that n need not be a power of
+    two. With L the largest power of two up to n it is the matrix of trees of L leaves.
+
+    Args:
+        steps: the n that the value is bound to; set by ``bind``.
+
+    Raises:
+        ValueError: if ``steps`` is not a positive integer.
+    """
+
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None:
+            object.__setattr__(self, "steps", checks.steps(self.steps))
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        """The largest complete node: steps that many apart have no node in common.
+
+        Raises:
+            ValueError: if the value is not bound.
+        """
+        return 1 << (steps_of("Tree", self.steps).bit_length() - 1)
+
+    def bind(self, steps: int) -> Self:
+        """The value for n = ``steps``.
+
+        Raises:
+            ValueError: if it is bound to another n.
+        """
+        steps = checks.steps(steps)
+        if self.steps is None:
+            return dataclasses.replace(self, steps=steps)
+        check_bound("Tree", self.steps, steps)
+        return self
+
+    def levels(self, steps: int) -> int:
+        """floor(log2 n) + 1."""
+        return check_bound("Tree", self.steps, steps).bit_length()
+
+    def _steps_of(self, rows: int) -> int:
+        steps = steps_of("Tree", self.steps)
+        if self.rows(steps) != rows:
+            raise ValueError(
+                f"z has {rows} rows: a Tree of {steps} steps has {self.rows(steps)} nodes, and z "
+                "needs a row for each"
+            )
+        return steps
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TreeRestart(BinaryTrees):
+    """Trees of 2^(height-1) leaves, one after another (DP-FTRL-TreeRestart, Kairouz et al. 2021).
+
+    The last tree is cut where the steps end. Participations at least ``bands`` = 2^(height-1) apart
+    never meet in a tree, so they are orthogonal (Choquette-Choo et al. 2024, §6.3).
+
+    Args:
+        height: levels of a tree, leaves included; 1 is independent noise.
+
+    Raises:
+        ValueError: if ``height`` is not a positive integer.
+    """
+
+    height: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "height", checks.integer("height", self.height))
+
+    @property
+    def bands(self) -> int:  # type: ignore[override]
+        """2^(height-1): the leaves of a tree."""
+        return 1 << (self.height - 1)
+
+    def bind(self, steps: int) -> Self:
+        """Itself: the nodes do not depend on n.
+
+        Raises:
+            ValueError: if not even one tree fits into the steps.
+        """
+        self.levels(steps)
+        return self
+
+    def levels(self, steps: int) -> int:
+        """``height``."""
+        fits = checks.steps(steps).bit_length()
+        if self.height > fits:
+            raise ValueError(
+                f"height={self.height} asks for trees of 2^{self.height - 1} leaves, more than the "
+                f"{steps} steps of the run: use at most height={fits}, or Tree()"
+            )
+        return self.height
+
+    def _steps_of(self, rows: int) -> int:
+        return steps_with(rows, self.height)
