@@ -1,12 +1,10 @@
 """Differentially private training for PyTorch: schemes, correlated noise and their accountant."""
 
 from dptrain.accounting import account, accountants_for, calibrate, profile
-from dptrain.clipping.base.styles import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
+from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
-from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
-from dptrain.engine.privacy_engine import PrivacyEngine
-from dptrain.engine.private_training import PrivateTraining
-from dptrain.engine.scaled_adam import ScaledAdam
+from dptrain.core import Adjacency, Guarantee, Kind, Unit
+from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import (
     AttributionGraph,

@@ -2,7 +2,7 @@
 
 import sys
 
-from dptrain.commands.cli import main
+from dptrain.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.guarantee import Adjacency
-from dptrain.core.json_value import digest, parsed
-from dptrain.sampling.scheme import Scheme
-from dptrain.strategies.strategy import Strategy
+from dptrain.core import Adjacency, checks, digest, parsed
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
 
 FORMAT = 1
 

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dptrain.configuration.yaml_file import Loader, one_line, read_yaml
+from dptrain.configuration import Loader, one_line, read_yaml
 
 T = TypeVar("T")
 

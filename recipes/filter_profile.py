@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.accounting import Profile
-from dptrain.core.guarantee import Guarantee
+from dptrain.core import Guarantee
 from dptrain.individual import IndividualLedger
 
 _POINTS = 81

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-from dptrain.configuration.typed import members_of, named_type, stated_fields
+from dptrain.configuration import members_of, named_type, stated_fields
 from dptrain.individual import IndividualFilter
 
 GROUP = "individual"

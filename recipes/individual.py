@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dptrain.configuration.schemes import SIZES
+from dptrain.configuration import SIZES
 from recipes.command import run_recipe
 from recipes.data.digit_conditions import DIGIT_GROUPS, digit_conditions
 from recipes.data.multilabel import ConditionGroups, MultiLabel

@@ -10,8 +10,7 @@ import torch
 
 from dptrain import PrivateTraining
 from dptrain.individual import IndividualFilter
-from dptrain.reporting.individual_groups import GroupRow, GroupTable
-from dptrain.reporting.individual_report import IndividualReport
+from dptrain.reporting import GroupRow, GroupTable, IndividualReport
 from recipes.group_losses import group_losses
 from recipes.task import Task
 

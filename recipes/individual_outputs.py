@@ -7,8 +7,7 @@ import io
 import pathlib
 from typing import Any
 
-from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
-from dptrain.reporting.private_file import MARK, WARNING, in_place
+from dptrain.reporting import MARK, WARNING, in_place, plot_active, plot_groups, plot_histogram
 from recipes.individual_history import IndividualHistory
 from recipes.runfolder import INDIVIDUAL, remove
 

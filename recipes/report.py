@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dptrain.accounting import profile
-from dptrain.accounting.base.accountant import Profile
-from dptrain.core.guarantee import Guarantee
-from dptrain.reporting.plots import plot_graph
-from dptrain.reporting.report import plot_curves, plot_privacy, privacy_report
-from dptrain.sampling import Scheme, UserMinSep
-from dptrain.sampling.users.bounding import BoundedGraph
+from dptrain.accounting import Profile, profile
+from dptrain.core import Guarantee
+from dptrain.reporting import plot_curves, plot_graph, plot_privacy, privacy_report
+from dptrain.sampling import BoundedGraph, Scheme, UserMinSep
 from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
 from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, remove

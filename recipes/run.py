@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
 from dptrain.accounting import Accountant
-from dptrain.accounting.base.statement import check_delta
-from dptrain.configuration.schemes import build_scheme
+from dptrain.accounting.base import check_delta
+from dptrain.configuration import build_scheme
 from dptrain.sampling import Scheme, UserScheme
 from recipes.config import differences, to_yaml
 from recipes.individual_history import IndividualHistory

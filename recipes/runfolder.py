@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from dptrain.engine.checkpoint import check_seal, seal
+from dptrain.engine import check_seal, seal
 
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "config.yaml",

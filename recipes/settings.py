@@ -10,17 +10,19 @@ from typing import Any, ClassVar, Self
 import torch
 
 from dptrain import MatrixMechanism
-from dptrain.accounting import Accountant
-from dptrain.accounting.dispatch import ACCOUNTANTS, find_accountants
-from dptrain.accounting.simulation.accountant import SimulatedAccountant
-from dptrain.clipping.base.styles import ClippingStyle
-from dptrain.configuration.clipping import build_clipping
-from dptrain.configuration.schemes import SIZES, check_scheme, expected_batch_size
-from dptrain.configuration.strategies import build_strategy
-from dptrain.engine.scaled_adam import ScaledAdam
+from dptrain.accounting import ACCOUNTANTS, Accountant, find_accountants
+from dptrain.accounting.simulation import SimulatedAccountant
+from dptrain.clipping.base import ClippingStyle
+from dptrain.configuration import (
+    SIZES,
+    build_clipping,
+    build_strategy,
+    check_scheme,
+    expected_batch_size,
+)
+from dptrain.engine import ScaledAdam
 from dptrain.individual import IndividualFilter
-from dptrain.strategies import Strategy
-from dptrain.strategies.binding import check_bands_fit
+from dptrain.strategies import Strategy, check_bands_fit
 from recipes.config import flatten
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES

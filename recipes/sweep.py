@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dptrain.configuration.yaml_file import read_yaml
+from dptrain.configuration import read_yaml
 from recipes import arxiv, individual, vision
 from recipes.command import INTERRUPTED
 from recipes.config import load_config

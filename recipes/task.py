@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
-from dptrain.sampling.users.bounding import BoundedGraph
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling import AttributionGraph, BoundedGraph
 from recipes.data.multilabel import Groups
 from recipes.runfolder import WEIGHTS
 

@@ -10,8 +10,7 @@ import numpy as np
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.base.statement import check_delta, checked_sigma, statement
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.core import Array, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 # Relative gain in ε for which the dear members are asked at every noise level of a calibration.

@@ -8,11 +8,10 @@ from typing import Any
 from dptrain.accounting.base.accountant import Accountant
 from dptrain.accounting.base.statement import check_delta, check_epsilon, told_once
 from dptrain.accounting.dispatch import find_accountant
-from dptrain.core import checks
-from dptrain.core.guarantee import Adjacency, Guarantee
+from dptrain.core import Adjacency, Guarantee, checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.scheme import Scheme
-from dptrain.strategies.strategy import Strategy
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
 
 
 @dataclasses.dataclass(frozen=True)

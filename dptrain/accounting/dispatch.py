@@ -43,8 +43,7 @@ from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
 from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.core import checks
-from dptrain.core.guarantee import Adjacency, Guarantee, Kind
+from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 
 # All accountants, in the order in which they are asked: without simulation first. Which of those

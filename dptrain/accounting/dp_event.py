@@ -7,8 +7,7 @@ from dp_accounting import dp_event
 
 from dptrain.accounting.base.accountant import size_refusal
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.core import checks
-from dptrain.core.guarantee import Adjacency
+from dptrain.core import Adjacency, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Shuffled, TruncatedPoisson, UserFixed
 

@@ -8,18 +8,19 @@ import numpy as np
 
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses import gaussian
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.schemes.balls_in_bins import BallsInBins
-from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.schemes.poisson import Poisson
-from dptrain.sampling.schemes.shuffled import Shuffled
-from dptrain.sampling.users.user_fixed import UserFixed
-from dptrain.sampling.users.user_min_sep import UserMinSep
-from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
-from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+from dptrain.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    Poisson,
+    Scheme,
+    Shuffled,
+    UserFixed,
+    UserMinSep,
+)
+from dptrain.strategies import fixed_epoch_sensitivity
+from dptrain.strategies.toeplitz import Toeplitz
 
 # Schemes for which it is chosen automatically: their batches are fixed, or nothing that is proven
 # uses their randomness, or it competes with an accountant that uses only part of it.

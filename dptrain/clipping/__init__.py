@@ -1,10 +1,17 @@
 """Per-example norms and clipped sums, from bookkeeping or on top of Opacus's modes."""
 
+from dptrain.clipping.grouping import parameter_groups
+from dptrain.clipping.mixing_layers import why_not
+from dptrain.clipping.modes import choose_mode, wrap_module
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 
 __all__ = [
     "HookedModule",
     "PerExampleClipper",
+    "choose_mode",
+    "parameter_groups",
     "per_example_norms",
+    "why_not",
+    "wrap_module",
 ]

@@ -7,8 +7,7 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.accounting import account, accountants_for, profile
-from dptrain.accounting.dispatch import find_accountants
+from dptrain.accounting import account, accountants_for, find_accountants, profile
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
     number,
@@ -17,11 +16,9 @@ from dptrain.commands.arguments import (
     stated_delta,
 )
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.core.guarantee import Adjacency
-from dptrain.core.text import aligned
+from dptrain.core import Adjacency, aligned
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.published_profile import as_shown, rows_of
-from dptrain.reporting.support_table import as_markdown
+from dptrain.reporting import as_markdown, as_shown, rows_of
 
 
 def add(commands: Any) -> None:
@@ -101,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
         lines += [f"| {' | '.join(row)} |" for row in rows_of(curve, 11)]
         print(aligned("\n".join(lines), left=0))
         if options.plot is not None:
-            from dptrain.reporting.plots import plot_privacy
+            from dptrain.reporting import plot_privacy
 
             plot_privacy(curve, shown, options.plot)
             print(f"plot: {options.plot}")

@@ -7,11 +7,10 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.configuration.schemes import build_scheme, expected_batch_size, stated_size
-from dptrain.configuration.strategies import build_strategy
+from dptrain.configuration import build_scheme, build_strategy, expected_batch_size, stated_size
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 
 Settings = dict[str, Any]
 
@@ -146,7 +145,7 @@ def number(name: str, value: Any) -> float:
 def _stated(options: argparse.Namespace) -> Settings:
     if options.config is None:
         return {}
-    from dptrain.configuration.yaml_file import read_yaml
+    from dptrain.configuration import read_yaml
 
     return read_yaml(options.config)
 

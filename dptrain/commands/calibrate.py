@@ -8,11 +8,9 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.accounting import Accountant, calibrate
-from dptrain.accounting.base.statement import check_epsilon
-from dptrain.accounting.dispatch import find_accountants
-from dptrain.accounting.simulation.accountant import SimulatedAccountant
-from dptrain.accounting.simulation.certificate_cache import check_folder
+from dptrain.accounting import Accountant, calibrate, find_accountants
+from dptrain.accounting.base import check_epsilon
+from dptrain.accounting.simulation import SimulatedAccountant, check_folder
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
@@ -22,7 +20,7 @@ from dptrain.commands.arguments import (
     stated_delta,
 )
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.core.guarantee import Adjacency
+from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
 
 

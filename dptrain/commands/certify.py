@@ -24,18 +24,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dptrain.accounting.simulation import certificate_cache
-from dptrain.accounting.simulation.certificate import (
+from dptrain.accounting.simulation import (
+    PartialCertificate,
+    Simulation,
+    certificate_cache,
     certificate_of,
     declare,
+    default_threads,
     fresh_seed,
     load_certificate,
+    merge,
+    merge_partial_files,
+    request_of,
+    verify_chunks,
 )
-from dptrain.accounting.simulation.declaration import request_of
-from dptrain.accounting.simulation.merge import merge, merge_partial_files
-from dptrain.accounting.simulation.partial_certificate import PartialCertificate
-from dptrain.accounting.simulation.simulation import Simulation, default_threads
-from dptrain.accounting.simulation.verification import verify_chunks
 from dptrain.commands.certify_ranks import Group
 from dptrain.commands.certify_request import requested_simulation
 

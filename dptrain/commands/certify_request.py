@@ -9,13 +9,11 @@ from pathlib import Path
 
 import torch
 
-from dptrain.accounting.base.statement import check_delta, check_epsilon
-from dptrain.accounting.dispatch import ACCOUNTANTS
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
-from dptrain.accounting.simulation.certificate_cache import check_folder
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.simulation.simulation import Simulation
-from dptrain.accounting.simulation.weighted.accountant import WeightedAccountant
+from dptrain.accounting import ACCOUNTANTS
+from dptrain.accounting.base import check_delta, check_epsilon
+from dptrain.accounting.min_sep import MinSepMonteCarlo
+from dptrain.accounting.simulation import MonteCarloAccountant, Simulation, check_folder
+from dptrain.accounting.simulation.weighted import WeightedAccountant
 from dptrain.mechanism import FORMAT, MatrixMechanism
 
 
@@ -55,7 +53,7 @@ def read_mechanism(path: Path) -> MatrixMechanism:
     """
     try:
         if path.suffix.lower() in (".yaml", ".yml"):
-            from dptrain.configuration.yaml_file import read_yaml  # needs PyYAML
+            from dptrain.configuration import read_yaml  # needs PyYAML
 
             value = read_yaml(path)
         else:

@@ -8,10 +8,8 @@ import shlex
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.planning import Question, compare, training_yaml
-from dptrain.planning.question import DEFAULT_BANDS
-from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.planning import DEFAULT_BANDS, Question, compare, training_yaml
+from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -94,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     print(plan)
     write_json(options.json, plan.to_dict())
     if options.plot is not None:
-        from dptrain.reporting.plots_plan import plot_plan
+        from dptrain.reporting import plot_plan
 
         plot_plan(plan, options.plot)
         print(f"plot: {options.plot}")

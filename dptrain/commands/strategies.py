@@ -7,9 +7,8 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.planning.strategy_table import table
-from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.planning import table
+from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 
 def add(commands: Any) -> None:
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     print(found)
     write_json(options.json, found.to_dict())
     if options.plot is not None:
-        from dptrain.reporting.plots import plot_strategies
+        from dptrain.reporting import plot_strategies
 
         plot_strategies(found, options.plot)
         print(f"plot: {options.plot}")

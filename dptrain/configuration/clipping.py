@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from dptrain.clipping.base.styles import ClippingStyle
+from dptrain.clipping.base import ClippingStyle
 from dptrain.configuration.typed import members_of, named_type, stated_fields
 
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dptrain.configuration.typed import members_of, named_type, stated_fields
-from dptrain.sampling import Scheme
-from dptrain.sampling.fields import public_size
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling import AttributionGraph, Scheme, public_size
 
 SIZES = ("batch_size", "epoch_length")  # stated for every scheme; exactly one of them
 _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated

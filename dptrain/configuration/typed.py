@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dptrain.core.json_value import JsonValue
+from dptrain.core import JsonValue
 
 
 def members_of(base: type[JsonValue]) -> dict[str, type]:

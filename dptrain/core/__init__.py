@@ -1,1 +1,36 @@
 """What every room stands on: guarantees as values, checks of arguments, JSON, random seeds."""
+
+from dptrain.core import checks
+from dptrain.core.arrays import Array
+from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.core.json_value import JsonValue, digest, parsed
+from dptrain.core.randomness import (
+    global_state,
+    remember_globals,
+    restore_global_state,
+    seed_globals,
+    seeded_globals,
+    split_seed,
+)
+from dptrain.core.text import aligned, duration, size
+
+__all__ = [
+    "Adjacency",
+    "Array",
+    "Guarantee",
+    "JsonValue",
+    "Kind",
+    "Unit",
+    "aligned",
+    "checks",
+    "digest",
+    "duration",
+    "global_state",
+    "parsed",
+    "remember_globals",
+    "restore_global_state",
+    "seed_globals",
+    "seeded_globals",
+    "size",
+    "split_seed",
+]

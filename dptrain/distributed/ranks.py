@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from dptrain.clipping.base.weights import summing_dtype
-from dptrain.core import checks
-from dptrain.core.json_value import digest
+from dptrain.clipping.base import summing_dtype
+from dptrain.core import checks, digest
 from dptrain.distributed.transport import buckets, device_for, everywhere, reported, travel
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.core.guarantee import Guarantee
+from dptrain.core import Guarantee
 from dptrain.engine.module_state import parts_of
 from dptrain.engine.release_ledger import checksum
 from dptrain.mechanism import MatrixMechanism

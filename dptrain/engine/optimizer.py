@@ -10,14 +10,14 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
-from dptrain.distributed.ranks import Ranks
+from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.engine.scaled_adam import scales_of
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualLedger
 from dptrain.mechanism import MatrixMechanism
-from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
 
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32

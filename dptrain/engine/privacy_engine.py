@@ -13,18 +13,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dptrain.accounting import Accountant
-from dptrain.accounting.base.statement import check_delta
-from dptrain.accounting.dispatch import find_accountants
-from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import summing_dtype
-from dptrain.clipping.grouping import parameter_groups
-from dptrain.clipping.modes import choose_mode, wrap_module
-from dptrain.core import checks
-from dptrain.core.guarantee import Guarantee
-from dptrain.core.randomness import split_seed
-from dptrain.distributed.ranks import Ranks
-from dptrain.distributed.wrappers import bare_module, check_not_prepared, check_whole_optimizer
+from dptrain.accounting import Accountant, find_accountants
+from dptrain.accounting.base import check_delta
+from dptrain.clipping import choose_mode, parameter_groups, wrap_module
+from dptrain.clipping.base import FLAT, ClippingStyle, summing_dtype
+from dptrain.core import Guarantee, checks, split_seed
+from dptrain.distributed import Ranks, bare_module, check_not_prepared, check_whole_optimizer
 from dptrain.engine import validation
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.private_training import PrivateTraining, check_scheduler
@@ -35,9 +29,8 @@ from dptrain.engine.wiring import check_individual, loader_of, mechanism_of, poi
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import noise_stream
-from dptrain.sampling import Scheme
-from dptrain.sampling.fields import check_microbatches
-from dptrain.sampling.loading.takeover import check_length
+from dptrain.sampling import Scheme, check_microbatches
+from dptrain.sampling.loading import check_length
 from dptrain.strategies import Identity, Strategy
 
 

@@ -11,9 +11,14 @@ import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, account
-from dptrain.core import checks
-from dptrain.core.guarantee import Guarantee, Kind
-from dptrain.core.randomness import global_state, remember_globals, restore_global_state
+from dptrain.core import (
+    Guarantee,
+    Kind,
+    checks,
+    global_state,
+    remember_globals,
+    restore_global_state,
+)
 from dptrain.engine.checkpoint import (
     check_fields,
     check_guarantee,

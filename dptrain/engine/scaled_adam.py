@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
-from dptrain.clipping.base.weights import summing_dtype
+from dptrain.clipping.base import summing_dtype
 from dptrain.core import checks
 
 

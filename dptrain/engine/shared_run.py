@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dptrain.core.json_value import JsonValue, digest
-from dptrain.distributed.ranks import Ranks
+from dptrain.core import JsonValue, digest
+from dptrain.distributed import Ranks
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
 from dptrain.engine.shared_step import settings_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dptrain.core.arrays import Array
-from dptrain.distributed.ranks import Ranks
+from dptrain.core import Array
+from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.individual import IndividualLedger
 from dptrain.sampling import MicroBatch

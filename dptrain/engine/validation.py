@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
-from dptrain.clipping.bookkeeping.module import tapped_layer
-from dptrain.clipping.bookkeeping.rules.rules import RULES
-from dptrain.clipping.mixing_layers import why_not
+from dptrain.clipping import why_not
+from dptrain.clipping.bookkeeping import tapped_layer
+from dptrain.clipping.bookkeeping.rules import RULES
 from dptrain.clipping.probe import PROBES
 from dptrain.core import checks
 from dptrain.sampling import PrivateLoader

@@ -8,9 +8,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
-from dptrain.core import checks
-from dptrain.core.guarantee import Guarantee
-from dptrain.distributed.ranks import Ranks
+from dptrain.core import Guarantee, checks
+from dptrain.distributed import Ranks
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, PrivateLoader, Scheme

@@ -18,7 +18,7 @@ from dptrain.individual.gdp import GDPFilter, GDPLedger
 from dptrain.individual.odometer import GDPOdometer, OdometerLedger
 from dptrain.individual.pld import PLDFilter
 from dptrain.individual.pld_record import PLDLedger
-from dptrain.individual.record import IndividualLedger
+from dptrain.individual.record import Indices, IndividualLedger, Mask
 from dptrain.individual.renyi import RenyiFilter, RenyiLedger
 from dptrain.individual.sampled_record import SampledLedger
 
@@ -26,8 +26,10 @@ __all__ = [
     "GDPFilter",
     "GDPLedger",
     "GDPOdometer",
+    "Indices",
     "IndividualFilter",
     "IndividualLedger",
+    "Mask",
     "OdometerLedger",
     "PLDFilter",
     "PLDLedger",

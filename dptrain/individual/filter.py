@@ -7,11 +7,9 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from dptrain.accounting.base.statement import check_delta, check_epsilon
-from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC
-from dptrain.core import checks
-from dptrain.core.guarantee import Adjacency, Guarantee, Kind
-from dptrain.core.json_value import JsonValue
+from dptrain.accounting.base import check_delta, check_epsilon
+from dptrain.accounting.poisson import SETTINGS_ARE_PUBLIC
+from dptrain.core import Adjacency, Guarantee, JsonValue, Kind, checks
 from dptrain.individual.record import IndividualLedger
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, Scheme

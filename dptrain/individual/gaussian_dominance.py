@@ -12,11 +12,14 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.per_example.loss_transform import TiltedLosses
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.per_example.periodic_hockey_stick import kernel_transform
-from dptrain.accounting.per_example.tilt_plan import TILTS, TiltPlanner
-from dptrain.core.arrays import Array
+from dptrain.accounting.per_example import (
+    TILTS,
+    NormGrid,
+    TiltedLosses,
+    TiltPlanner,
+    kernel_transform,
+)
+from dptrain.core import Array
 
 Single = npt.NDArray[np.float32]
 

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.renyi.conversion import conversion_term
-from dptrain.core.arrays import Array
+from dptrain.accounting.renyi import conversion_term
+from dptrain.core import Array
 
 # Any order gives a bound; between neighbours of this grid the best one loses under 1e-5 of ε.
 _ORDERS = 1.0 + np.geomspace(1e-4, 1e8, 4000)

@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from dptrain.accounting.losses import gaussian
-from dptrain.core import checks
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind, checks
 from dptrain.individual.filter import IndividualFilter
 from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
 from dptrain.mechanism import MatrixMechanism

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-from dptrain.accounting.base.statement import check_epsilon
+from dptrain.accounting.base import check_epsilon
 from dptrain.accounting.losses import gaussian
 from dptrain.core import checks
 from dptrain.individual.gdp import GDPFilter, GDPLedger

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.per_example.pld import IndividualPLD
-from dptrain.core.guarantee import Kind
+from dptrain.accounting.per_example import IndividualPLD, NormGrid
+from dptrain.core import Kind
 from dptrain.individual import gaussian_renyi
 from dptrain.individual.pld_record import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
 from dptrain.individual.sampled_filter import SampledFilter

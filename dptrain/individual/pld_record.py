@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.per_example.pld import IndividualPLD
-from dptrain.core.arrays import Array
+from dptrain.accounting.per_example import IndividualPLD, NormGrid
+from dptrain.core import Array
 from dptrain.individual import gaussian_renyi
 from dptrain.individual.gaussian_dominance import GaussianDominance
 from dptrain.individual.record import Mask, Staged

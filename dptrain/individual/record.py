@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.renyi.conversion import epsilon_at_order, largest_divergence
-from dptrain.accounting.renyi.sampled_step import LARGEST_ORDER, step_divergence
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.accounting.per_example import NormGrid
+from dptrain.accounting.renyi import (
+    LARGEST_ORDER,
+    epsilon_at_order,
+    largest_divergence,
+    step_divergence,
+)
+from dptrain.core import Array, Kind
 from dptrain.individual.record import Mask
 from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.individual.sampled_record import Buckets, SampledLedger, Which

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC
 
-from dptrain.accounting.base.statement import checked_sigma
+from dptrain.accounting.base import checked_sigma
 from dptrain.core import checks
 from dptrain.individual.filter import IndividualFilter
 from dptrain.mechanism import MatrixMechanism

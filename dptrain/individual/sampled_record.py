@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.core.arrays import Array
+from dptrain.accounting.per_example import NormGrid
+from dptrain.core import Array
 from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
 
 Buckets = npt.NDArray[np.intp]  # indices into a norm grid

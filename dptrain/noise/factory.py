@@ -15,11 +15,10 @@ from dptrain.noise.streams.regeneration import RegenerationStream
 from dptrain.noise.streams.ring_buffer import RingBufferStream
 from dptrain.noise.streams.stream import NoiseStream
 from dptrain.noise.streams.tree import TreeStream
-from dptrain.strategies.blt.blt import BLT
-from dptrain.strategies.matrices.lower_triangular import LowerTriangular
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz, Toeplitz
-from dptrain.strategies.trees.binary_trees import BinaryTrees
+from dptrain.strategies import BLT, Strategy
+from dptrain.strategies.matrices import LowerTriangular
+from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
+from dptrain.strategies.trees import BinaryTrees
 
 _STREAMS: tuple[tuple[type[Strategy], type[FlatStream]], ...] = (
     (BandedToeplitz, RingBufferStream),

@@ -3,11 +3,12 @@
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.comparison import compare
 from dptrain.planning.plan import Plan, PlanRow, Skipped
-from dptrain.planning.question import Question
+from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, table
 from dptrain.planning.training_yaml import training_yaml
 
 __all__ = [
+    "DEFAULT_BANDS",
     "Candidate",
     "Plan",
     "PlanRow",

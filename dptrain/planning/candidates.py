@@ -8,13 +8,11 @@ import json
 import math
 from typing import Any
 
-from dptrain.configuration.schemes import build_scheme
-from dptrain.configuration.strategies import build_strategy
+from dptrain.configuration import build_scheme, build_strategy
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.question import Question
 from dptrain.planning.truncation import least_max_batch_size
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies import PREFIX_SUMS, Strategy
 
 Settings = dict[str, Any]
 

@@ -9,15 +9,11 @@ from collections.abc import Iterable, Iterator
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting.base.accountant import Accountant, Cost
-from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.base.statement import told_once
-from dptrain.accounting.dispatch import accountants_for, find_accountants
-from dptrain.accounting.simulation.accountant import SimulatedAccountant
-from dptrain.accounting.simulation.confidence import samples_needed
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.simulation.weighted.accountant import WeightedAccountant
-from dptrain.core.guarantee import Kind
+from dptrain.accounting import Accountant, Cost, accountants_for, find_accountants
+from dptrain.accounting.base import DeterministicAccountant, told_once
+from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
+from dptrain.accounting.simulation.weighted import WeightedAccountant
+from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import (
     Candidate,
@@ -29,7 +25,7 @@ from dptrain.planning.estimate import estimate_noise
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import Question
 from dptrain.planning.strategy_table import noise_cost
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 
 _QUICK = (Cost.INSTANT, Cost.SECONDS)
 

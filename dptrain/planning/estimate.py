@@ -7,10 +7,9 @@ import math
 import numpy as np
 from scipy.stats import norm
 
-from dptrain.accounting.losses import gaussian
-from dptrain.accounting.losses.hockey_stick import hockey_stick
-from dptrain.accounting.simulation.simulation import Simulation, default_threads, loss_chunks
-from dptrain.core.arrays import Array
+from dptrain.accounting.losses import gaussian, hockey_stick
+from dptrain.accounting.simulation import Simulation, default_threads, loss_chunks
+from dptrain.core import Array
 
 _WORK = 40_000_000  # steps simulated at each of the points that are fitted: a second or two
 _FEWEST, _MOST = 10_000, 400_000

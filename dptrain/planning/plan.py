@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dptrain.accounting.base.accountant import Accountant
-from dptrain.core.guarantee import Kind
-from dptrain.core.text import aligned, duration, size
+from dptrain.accounting import Accountant
+from dptrain.core import Kind, aligned, duration, size
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.question import Question

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Self
 
-from dptrain.accounting.base.statement import check_delta, check_epsilon
+from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.core import checks
 from dptrain.sampling import Poisson
-from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
+from dptrain.strategies import PREFIX_SUMS, Workload, checked_workload
 
 DEFAULT_BANDS = 64
 

@@ -11,11 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dptrain.core import checks
-from dptrain.core.text import aligned, duration, size
-from dptrain.strategies.families import describe, families
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
+from dptrain.core import aligned, checks, duration, size
+from dptrain.strategies import PREFIX_SUMS, Strategy, Workload, checked_workload, describe, families
 
 _TIMED_BYTES = 1 << 29  # of buffers while a step is timed; larger ones are scaled from this size
 _TIMED_STEPS = 7

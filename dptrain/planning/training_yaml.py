@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dptrain.accounting.simulation.accountant import SimulatedAccountant
+from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.planning.plan import PlanRow
 from dptrain.planning.question import Question
-from dptrain.strategies.momentum import MomentumSGD
+from dptrain.strategies import MomentumSGD
 
 CERTIFICATES = "certificates"
 

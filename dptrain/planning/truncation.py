@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dptrain.accounting.poisson.truncated_step import Branches
+from dptrain.accounting.poisson import Branches
 
 # Share of δ that an example's expected number of displacements may reach.
 SHARE = 0.1

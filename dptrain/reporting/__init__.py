@@ -1,5 +1,34 @@
 """What is written of a run: guarantees, reports and plots."""
 
+from dptrain.reporting.individual_groups import GroupRow, GroupTable
+from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 from dptrain.reporting.individual_report import IndividualReport
+from dptrain.reporting.plots import figure_of, plot_graph, plot_strategies, save
+from dptrain.reporting.plots_plan import plot_plan
+from dptrain.reporting.private_file import MARK, WARNING, in_place
+from dptrain.reporting.published_profile import as_shown, rows_of
+from dptrain.reporting.report import plot_curves, plot_privacy, privacy_report
+from dptrain.reporting.support_table import as_markdown
 
-__all__ = ["IndividualReport"]
+__all__ = [
+    "MARK",
+    "WARNING",
+    "GroupRow",
+    "GroupTable",
+    "IndividualReport",
+    "as_markdown",
+    "as_shown",
+    "figure_of",
+    "in_place",
+    "plot_active",
+    "plot_curves",
+    "plot_graph",
+    "plot_groups",
+    "plot_histogram",
+    "plot_plan",
+    "plot_privacy",
+    "plot_strategies",
+    "privacy_report",
+    "rows_of",
+    "save",
+]

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core.arrays import Array
-from dptrain.core.text import aligned
-from dptrain.individual.record import Indices
+from dptrain.core import Array, aligned
+from dptrain.individual import Indices
 from dptrain.reporting.private_file import MARK, WARNING, free_path, has_line_break, in_place
 
 DEFAULT_NAME = "group_privacy_NOT_FOR_RELEASE.csv"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.reporting.individual_groups import GroupTable, plain
 from dptrain.reporting.plots import figure_of, save
 from dptrain.reporting.private_file import in_place

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
-from dptrain.individual.filter import IndividualFilter
-from dptrain.individual.record import IndividualLedger, Mask
+from dptrain.core import Array, Kind
+from dptrain.individual import IndividualFilter, IndividualLedger, Mask
 from dptrain.reporting.individual_groups import Groups, GroupTable, group_table, plain
 from dptrain.reporting.private_file import MARK, WARNING, free_path, has_line_break, in_place
 
 if TYPE_CHECKING:
-    from dptrain.engine.private_training import PrivateTraining
+    from dptrain.engine import PrivateTraining
 
 
 FORMAT = 1

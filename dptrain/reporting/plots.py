@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.accounting.base.accountant import Profile
-from dptrain.core.guarantee import Guarantee, Kind
-from dptrain.planning.strategy_table import StrategyTable
+from dptrain.accounting import Profile
+from dptrain.core import Guarantee, Kind
+from dptrain.planning import StrategyTable
 from dptrain.reporting.published_profile import as_shown
-from dptrain.sampling.users.graph_statistics import GraphStatistics
-from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
+from dptrain.sampling.users import GraphStatistics
+from dptrain.strategies import noise_autocorrelation
 
 LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to say there
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from dptrain.planning.plan import Plan, PlanRow
+from dptrain.planning import Plan, PlanRow
 from dptrain.reporting.plots import figure_of, save
 
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import numpy as np
 
-from dptrain.accounting.base.accountant import Profile
-from dptrain.accounting.base.statement import SMALLEST_DELTA
-from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.accounting import Profile
+from dptrain.accounting.base import SMALLEST_DELTA
+from dptrain.core import Guarantee, Kind
 
 _BY_TRUST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ESTIMATE)
 

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dptrain.accounting.base.accountant import Profile
-from dptrain.core.guarantee import Adjacency, Guarantee, Kind
-from dptrain.noise.generators.normals import AES, PHILOX
-from dptrain.noise.generators.secure import SecureNormals
+from dptrain.accounting import Profile
+from dptrain.core import Adjacency, Guarantee, Kind
+from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
 from dptrain.reporting.published_profile import as_shown, rows_of
 

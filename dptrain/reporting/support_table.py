@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.accounting.dispatch import accountants_for, find_accountants
-from dptrain.core.guarantee import Adjacency
+from dptrain.accounting import accountants_for, find_accountants
+from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import (
     AttributionGraph,
@@ -33,7 +33,7 @@ from dptrain.sampling import (
     UserFixed,
     UserMinSep,
 )
-from dptrain.sampling.schemes.any_size import AnySizeScheme
+from dptrain.sampling.schemes import AnySizeScheme
 from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Strategy
 
 BEGIN, END = "<!-- support table -->", "<!-- end -->"

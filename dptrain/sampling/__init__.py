@@ -1,5 +1,6 @@
 """Sampling schemes, attribution graphs, batch streams and the private loader."""
 
+from dptrain.sampling.fields import check_microbatches, public_size
 from dptrain.sampling.loading.loader import PrivateLoader
 from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
@@ -36,4 +37,6 @@ __all__ = [
     "UserFixed",
     "UserMinSep",
     "UserScheme",
+    "check_microbatches",
+    "public_size",
 ]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.guarantee import Unit
-from dptrain.core.json_value import JsonValue
+from dptrain.core import JsonValue, Unit
 
 Indices = npt.NDArray[np.int64]
 

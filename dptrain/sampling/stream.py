@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core import checks
-from dptrain.core.json_value import digest
+from dptrain.core import checks, digest
 from dptrain.sampling.scheme import BatchStream, Indices, Scheme
 
 # Keeps the batches apart from anything else that is derived from an equal seed.

@@ -1,7 +1,9 @@
 """Strategy matrices: how the noise of different steps is correlated."""
 
+from dptrain.strategies.binding import check_bands_fit
 from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.dense_workload import DenseWorkload
+from dptrain.strategies.families import describe, families
 from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
@@ -15,12 +17,13 @@ from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
 from dptrain.strategies.toeplitz.identity import Identity
 from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.strategies.trees.tree import Tree, TreeRestart
-from dptrain.strategies.workloads import PrefixSums, Workload
+from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload, checked_workload
 
 __all__ = [
     "BISR",
     "BLT",
     "BSR",
+    "PREFIX_SUMS",
     "BandInvMF",
     "BandMF",
     "ColumnNormalizedBandMF",
@@ -34,6 +37,10 @@ __all__ = [
     "Tree",
     "TreeRestart",
     "Workload",
+    "check_bands_fit",
+    "checked_workload",
+    "describe",
+    "families",
     "fixed_epoch_sensitivity",
     "noise_autocorrelation",
 ]

@@ -7,7 +7,7 @@ import functools
 
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.packed import pack, unpack
 from dptrain.strategies.workloads import Workload
 

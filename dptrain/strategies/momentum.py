@@ -10,8 +10,7 @@ import numpy as np
 from scipy.linalg.lapack import dtbtrs
 from scipy.signal import lfilter
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.workloads import Workload
 
 

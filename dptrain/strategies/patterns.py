@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 
 
 def participations(steps: int, max_participations: int, min_sep: int) -> tuple[int, int]:

@@ -8,8 +8,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
-from dptrain.core.json_value import JsonValue, digest
+from dptrain.core import Array, JsonValue, digest
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 
 _BLOCK_ENTRIES = 1 << 22  # of dense blocks: 32 MB of float64

@@ -7,9 +7,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
-from dptrain.core.json_value import JsonValue
+from dptrain.core import Array, JsonValue, checks
 
 
 class Workload(JsonValue, ABC, family="workload"):

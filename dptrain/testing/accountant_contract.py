@@ -8,8 +8,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 import pytest
 
-from dptrain.accounting.base.accountant import Accountant
-from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.accounting import Accountant
+from dptrain.core import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 

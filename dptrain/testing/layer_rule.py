@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.rules.layers import register_imported
-from dptrain.clipping.bookkeeping.rules.rules import RULES, LayerRule, owned
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping import LayerRule, norms_of_sum
+from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
+from dptrain.clipping.bookkeeping.uses import Use
 from dptrain.testing.norms_of_releases import check_norms_of_releases
 from dptrain.testing.reported_uses import reported_uses, tensors_of
 

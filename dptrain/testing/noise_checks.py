@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.generators.gaussian import fill_normal
-from dptrain.strategies.strategy import Strategy
+from dptrain.noise.generators import fill_normal
+from dptrain.strategies import Strategy
 
 SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
 

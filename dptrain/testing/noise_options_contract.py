@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.generators.gaussian import chunk_length
+from dptrain.noise.generators import chunk_length
 from dptrain.testing.noise_checks import SEED, NoiseChecks
 
 _ROUNDING = 2.0**-7  # rounding at random to bfloat16 is off by less than this, relatively

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base.linear_norms import ROUNDING, unit
-from dptrain.clipping.base.rows import HALF, row_norms_error
-from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.rules.layers import register_imported
-from dptrain.clipping.bookkeeping.rules.rules import RULES, owned
-from dptrain.clipping.bookkeeping.uses.uses import Use, chunked_norms, rounding_errors
+from dptrain.clipping.base import HALF, ROUNDING, row_norms_error, unit
+from dptrain.clipping.bookkeeping import norms_of_sum
+from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
+from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
 from dptrain.testing.reported_uses import reported_uses, tensors_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]

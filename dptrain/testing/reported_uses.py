@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, owned
-from dptrain.clipping.bookkeeping.tap import LayerTap
-from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.clipping.bookkeeping import LayerRule, LayerTap
+from dptrain.clipping.bookkeeping.rules import owned
+from dptrain.clipping.bookkeeping.uses import Use
 
 
 def reported_uses(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dptrain.core.guarantee import Unit
+from dptrain.core import Unit
 from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
 
 # A comparison of frequencies fails by chance with probability at most 2·exp(-21) < 2e-9, that of

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 
 _PRINT_HASHES = """
 import importlib, json, sys

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.sampling.users.bounding import BoundedGraph
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling import AttributionGraph, BoundedGraph
 from recipes.data.arxiv_categories import CLASSES
 from recipes.data.arxiv_snapshot import Snapshot, read_snapshot
 from recipes.data.arxiv_tokens import Vocabulary, load_tokenizer, tokenise, vocabulary_of

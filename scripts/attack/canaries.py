@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, Identity, MatrixMechanism, MinSep, Poisson, PrivacyEngine, account
-from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise import NoiseStream
 from scripts.attack.harness import Finding, Part
 from tests.oracles import enumeration
 from tests.oracles.random_mechanisms import matrix_of

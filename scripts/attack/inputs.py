@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 import dptrain
-from dptrain.core.guarantee import Guarantee
-from dptrain.engine.release_ledger import StepLedger
+from dptrain.core import Guarantee
+from dptrain.engine import StepLedger
 from recipes.runfolder import CHECKPOINT, load_checkpoint
 from scripts.attack.harness import Finding, Part
 from tests.arguments.test_bad_arguments import MECHANISM, cases, make_private

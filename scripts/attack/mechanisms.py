@@ -15,8 +15,8 @@ import warnings
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.base.accountant import Accountant
-from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting import Accountant
+from dptrain.accounting.base import DeterministicAccountant
 from scripts.attack.harness import Finding, Part
 from tests.oracles.enumeration import log_sum_exp
 from tests.oracles.random_mechanisms import FAMILIES, Subject

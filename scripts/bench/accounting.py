@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.accounting.simulation.simulation import default_threads
+from dptrain.accounting.simulation import default_threads
 
 OUT = pathlib.Path(__file__).parent / "results" / "accounting.json"
 Row = dict[str, Any]
@@ -43,7 +43,7 @@ def timed(call: Callable[[], Any], repeats: int = 1) -> tuple[float, Any]:
 
 def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float:
     """Losses of both directions a second; one loss is one sample."""
-    from dptrain.accounting.simulation.simulation import loss_chunks
+    from dptrain.accounting.simulation import loss_chunks
 
     def run(count: int) -> int:
         options = {"seed": [1], "samples": count, "threads": default_threads()}
@@ -56,8 +56,7 @@ def losses_a_second(simulation: Any, sigmas: list[float], samples: int) -> float
 
 def min_sep_losses() -> Row:
     """b-min-sep: n = 2,000, 16 bands, p = .01; target 200,000/s and 1 GB."""
-    from dptrain.accounting.min_sep.law import MinSepLaw
-    from dptrain.accounting.min_sep.losses import MinSepLosses
+    from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
     from dptrain.strategies import BandMF
 
     law = MinSepLaw(
@@ -76,8 +75,7 @@ def min_sep_losses() -> Row:
 
 def long_losses() -> Row:
     """b-min-sep: n = 7,200, 256 bands (the size of a GPU's job)."""
-    from dptrain.accounting.min_sep.law import MinSepLaw
-    from dptrain.accounting.min_sep.losses import MinSepLosses
+    from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
     from dptrain.strategies import BandMF
 
     law = MinSepLaw(
@@ -91,7 +89,7 @@ def long_losses() -> Row:
 
 def balls_in_bins_losses() -> Row:
     """Balls-in-bins: n = 1,000, b = 100; target 2,000,000/s."""
-    from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
+    from dptrain.accounting.balls_in_bins import BallsInBinsLosses
     from dptrain.strategies import BSR, SquareRoot
 
     rates = {}
@@ -103,8 +101,8 @@ def balls_in_bins_losses() -> Row:
 
 def certificate() -> Row:
     """σ of b-min-sep (n = 1,000, 16 bands, p = .01) for ε = 2, and the samples behind it."""
-    from dptrain.accounting.min_sep.importance import MinSepImportance
-    from dptrain.accounting.simulation.confidence import samples_needed
+    from dptrain.accounting.min_sep import MinSepImportance
+    from dptrain.accounting.simulation import samples_needed
 
     mechanism = min_sep(1000)
     found = {}
@@ -142,8 +140,8 @@ def poisson(strategy: Any, steps: int, sigma: float, probability: float = 0.01) 
 
 def mmcc() -> Row:
     """MMCC: n = 2,000; target 300 s dense, 30 s banded, 1e-3 in ε for C = I."""
-    from dptrain.accounting.mmcc.mmcc import MMCC
-    from dptrain.accounting.poisson.poisson import PoissonPLD
+    from dptrain.accounting.mmcc import MMCC
+    from dptrain.accounting.poisson import PoissonPLD
     from dptrain.strategies import BSR, Identity, SquareRoot
 
     rows: Row = {}
@@ -161,9 +159,7 @@ def mmcc() -> Row:
 
 def renyi() -> Row:
     """Rényi divergences: C = I, b = 1,000, α ≤ 256 in .5 s; p = 4, b = 100, α ≤ 22 in 15 s."""
-    from dptrain.accounting.renyi.banded_program import banded_log_sums
-    from dptrain.accounting.renyi.gram import gram_matrix
-    from dptrain.accounting.renyi.log_sums import independent_log_sums
+    from dptrain.accounting.renyi import banded_log_sums, gram_matrix, independent_log_sums
     from dptrain.strategies import BSR
 
     plain, _ = timed(lambda: independent_log_sums(np.full(1000, 0.25), 256), repeats=5)
@@ -174,7 +170,7 @@ def renyi() -> Row:
 
 def plain_profile() -> Row:
     """``profile`` of plain DP-SGD (q = 1/300, n = 1,500), 201 ε; target 1 s, 500 MB in all."""
-    from dptrain.accounting.dispatch import profile
+    from dptrain.accounting import profile
     from dptrain.strategies import Identity
 
     rows: Row = {"target": {"seconds": 1.0, "peak_mib": 500}}
@@ -189,7 +185,7 @@ def plain_profile() -> Row:
 def conditional_composition() -> Row:
     """Conditional composition: n = 1,000, b = 100; target 60 s."""
     from dptrain import BallsInBins, MatrixMechanism
-    from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
+    from dptrain.accounting.balls_in_bins import ConditionalComposition
     from dptrain.strategies import BSR, SquareRoot
 
     scheme = BallsInBins(bins=100, epochs=10, dataset_size=50_000)
@@ -204,7 +200,7 @@ def conditional_composition() -> Row:
 def allocation() -> Row:
     """Random allocation, C = I, t = 100: the near-exact distribution and the spec's brackets."""
     from dptrain import BallsInBins, Identity, MatrixMechanism
-    from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+    from dptrain.accounting.balls_in_bins import AllocationPLD
 
     scheme = BallsInBins(bins=100, epochs=1, dataset_size=50_000)
     rows: Row = {}
@@ -221,8 +217,7 @@ def truncated_poisson() -> Row:
     from dp_accounting.pld import PLDAccountant
 
     from dptrain import Identity, MatrixMechanism, TruncatedPoisson
-    from dptrain.accounting.dispatch import account
-    from dptrain.accounting.dp_event import to_dp_event
+    from dptrain.accounting import account, to_dp_event
 
     scheme = TruncatedPoisson(probability=0.01, dataset_size=10_000, steps=1000, max_batch_size=110)
     pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
@@ -241,7 +236,7 @@ def calibrate_poisson() -> Row:
     from dp_accounting.pld import PLDAccountant
 
     from dptrain import Identity, Poisson
-    from dptrain.accounting.calibration import calibrate
+    from dptrain.accounting import calibrate
 
     scheme = Poisson(probability=0.01, dataset_size=50_000, steps=10_000)
 

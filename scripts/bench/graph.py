@@ -27,8 +27,8 @@ import datasets
 import numpy as np
 import pyarrow as pa
 
-from dptrain.reporting.plots import plot_graph
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.reporting import plot_graph
+from dptrain.sampling import AttributionGraph
 
 USERS_PER_EXAMPLE = 5
 SECONDS, MEBIBYTES = 60, 1024

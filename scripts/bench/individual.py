@@ -31,11 +31,9 @@ import numpy.typing as npt
 from scipy.special import ndtr
 
 from dptrain import Identity, MatrixMechanism, Poisson
-from dptrain.accounting.losses.composition import HeterogeneousComposition
-from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.per_example.pld import IndividualPLD
-from dptrain.accounting.simulation.simulation import default_threads
+from dptrain.accounting.losses import HeterogeneousComposition, spread, subsampled_gaussian_on_grid
+from dptrain.accounting.per_example import IndividualPLD, NormGrid
+from dptrain.accounting.simulation import default_threads
 from dptrain.individual import PLDFilter, RenyiFilter
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"

@@ -17,9 +17,8 @@ import time
 import numpy as np
 import torch
 
-from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.losses import MinSepLosses
-from dptrain.accounting.simulation.simulation import default_threads, loss_chunks
+from dptrain.accounting.min_sep import MinSepLaw, MinSepLosses
+from dptrain.accounting.simulation import default_threads, loss_chunks
 from dptrain.strategies import BandMF
 
 

@@ -26,11 +26,8 @@ from typing import Any
 import torch
 
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.generators.gaussian import fill_normal
-from dptrain.strategies import BSR, Identity, Strategy
-from dptrain.strategies.blt.blt import BLT
-from dptrain.strategies.toeplitz.bisr import BISR
-from dptrain.strategies.trees.tree import TreeRestart
+from dptrain.noise.generators import fill_normal
+from dptrain.strategies import BISR, BLT, BSR, Identity, Strategy, TreeRestart
 
 STEPS = 4096
 _LEVELS_OF_TREE = 5  # 16 leaves: the min-sep of 16 bands

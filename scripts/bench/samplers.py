@@ -33,15 +33,17 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.schemes.balls_in_bins import BallsInBins
-from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.schemes.min_sep import MinSep
-from dptrain.sampling.schemes.poisson import Poisson
-from dptrain.sampling.schemes.random_allocation import RandomAllocation
-from dptrain.sampling.schemes.shuffled import Shuffled
-from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
+from dptrain.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSep,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+    Shuffled,
+    TruncatedMinSep,
+    TruncatedPoisson,
+)
 
 BATCH = 1024
 WARM_UP = 600  # more than two separations: the order of a pool is then that of long use

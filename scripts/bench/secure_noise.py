@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from dptrain.noise.generators.normals import Normals, open_normals
+from dptrain.noise.generators import Normals, open_normals
 
 SIZES = (1_000_000, 3_000_000, 10_000_000)
 

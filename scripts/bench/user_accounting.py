@@ -23,13 +23,15 @@ import time
 import numpy as np
 
 from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep
-from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.users.exposed import ExposedSteps
-from dptrain.accounting.users.neighbors import neighbour_facts
-from dptrain.accounting.users.revealed import RevealedDraws
+from dptrain.accounting import UnsampledGaussian
+from dptrain.accounting.base import DeterministicAccountant
+from dptrain.accounting.simulation import MonteCarloAccountant
+from dptrain.accounting.users import (
+    ExposedSteps,
+    RevealedDraws,
+    UserMinSepMonteCarlo,
+    neighbour_facts,
+)
 
 PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
 OUT = pathlib.Path(__file__).parent / "results" / "user_accounting.json"

@@ -21,11 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.sampling.scheme import Scheme
-from dptrain.sampling.users.batch_size import probability_for_batch_size, simulated_batch_size
-from dptrain.sampling.users.graph import AttributionGraph
-from dptrain.sampling.users.user_fixed import UserFixed
-from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.sampling import AttributionGraph, Scheme, UserFixed, UserMinSep
+from dptrain.sampling.users import probability_for_batch_size, simulated_batch_size
 
 
 def graph_of(examples: int, authors: int, k: int, seed: int = 0) -> AttributionGraph:

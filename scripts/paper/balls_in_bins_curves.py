@@ -14,14 +14,12 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from tqdm import tqdm
 
-from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
-from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
-from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
-from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.renyi.gram import gram_matrix
-from dptrain.core.arrays import Array
+from dptrain.accounting.balls_in_bins import AllocationPLD, BallsInBinsRenyi, ConditionalComposition
+from dptrain.accounting.base import DeterministicAccountant
+from dptrain.accounting.renyi import gram_matrix
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from dptrain.sampling import BallsInBins
 from dptrain.strategies import Strategy
 from scripts.paper.common import compare, parser, positive, write_csv

@@ -35,12 +35,10 @@ import torch
 from opacus.accountants import RDPAccountant
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.accounting.per_example.pld import IndividualPLD
-from dptrain.accounting.per_example.renyi import IndividualRenyi
-from dptrain.accounting.poisson.poisson import poisson_curve
-from dptrain.core.guarantee import Adjacency
-from dptrain.reporting.plots import figure_of, save
+from dptrain.accounting.per_example import IndividualPLD, IndividualRenyi, NormGrid
+from dptrain.accounting.poisson import poisson_curve
+from dptrain.core import Adjacency
+from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
 from scripts.paper.norm_history import NormHistory, Training
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dptrain.accounting.losses import gaussian
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
 from scripts.paper.gradient_descent import gdp_epsilon, gdp_steps, rdp_delta, rdp_epsilon
 

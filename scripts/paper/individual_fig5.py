@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
 from scripts.paper.gradient_descent import INTEGER_ORDERS, gdp_steps, rdp_steps
 

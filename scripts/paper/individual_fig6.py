@@ -30,8 +30,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, plot_active, plot_groups, plot_histogram, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
 from scripts.paper.individual_runs import (
     Filtered,

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dptrain.reporting.individual_groups import GroupRow, GroupTable
-from dptrain.reporting.individual_report import IndividualReport
+from dptrain.reporting import GroupRow, GroupTable, IndividualReport
 from recipes.config import load_config
 from recipes.individual import IndividualSettings, main
 from recipes.individual_outputs import OVER_STEPS, REPORT, REPORT_BEFORE

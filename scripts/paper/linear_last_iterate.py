@@ -16,12 +16,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.accounting.base.curve import Curve
-from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
-from dptrain.accounting.poisson.poisson import PoissonPLD
-from dptrain.core.arrays import Array
+from dptrain.accounting import group_curve, last_iterate_curve
+from dptrain.accounting.base import Curve
+from dptrain.accounting.poisson import PoissonPLD
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv

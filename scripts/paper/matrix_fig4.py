@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.accounting.mmcc.mmcc import MMCC
-from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
+from dptrain.accounting.mmcc import MMCC
+from dptrain.accounting.poisson import CyclicPoissonPLD
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from dptrain.sampling import CyclicPoisson, Poisson
 from dptrain.strategies import TreeRestart
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv

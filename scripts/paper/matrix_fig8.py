@@ -19,9 +19,9 @@ import numpy as np
 from tqdm import tqdm
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.mmcc.mmcc import MMCC
+from dptrain.accounting.mmcc import MMCC
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from dptrain.sampling import Poisson
 from dptrain.strategies import SquareRoot
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.reporting.plots import figure_of, save
+from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, short, write_csv
 from scripts.paper.min_sep_grid import PAPER, QUARTER, Best, Grid, Row, compute
 

@@ -16,14 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from tqdm.auto import tqdm
 
-from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.base.accountant import Accountant
-from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
-from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
+from dptrain.accounting import Accountant
+from dptrain.accounting.balls_in_bins import BallsInBinsMonteCarlo
+from dptrain.accounting.min_sep import MinSepImportance, MinSepMonteCarlo
+from dptrain.accounting.poisson import CyclicPoissonPLD
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, CyclicPoisson, MinSep
-from dptrain.sampling.scheme import Scheme
+from dptrain.sampling import BallsInBins, CyclicPoisson, MinSep, Scheme
 from dptrain.strategies import BandMF
 
 # Accounting needs N/B̄ only.

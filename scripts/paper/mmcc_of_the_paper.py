@@ -7,9 +7,12 @@ import numpy.typing as npt
 from scipy.special import expit, logit
 from scipy.stats import binom, norm
 
-from dptrain.accounting.losses.coin_sums import row_law
-from dptrain.accounting.losses.composition import HeterogeneousComposition
-from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
+from dptrain.accounting.losses import (
+    GaussianMixtures,
+    HeterogeneousComposition,
+    common_spacing,
+    row_law,
+)
 
 Array = npt.NDArray[np.float64]
 

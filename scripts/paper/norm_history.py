@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
 from dptrain import PrivacyEngine
-from dptrain.accounting.per_example.norm_grid import NormGrid
+from dptrain.accounting.per_example import NormGrid
 from dptrain.clipping import per_example_norms
 from dptrain.sampling import Poisson
 from recipes.data.digits import digits

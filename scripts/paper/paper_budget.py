@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.accounting.balls_in_bins.conditional_composition import (
+from dptrain.accounting.balls_in_bins import (
     ConditionalComposition,
+    Step,
     bin_means,
     compose_steps,
+    hazard_log_odds,
+    steps,
 )
-from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
-from dptrain.accounting.base.statement import check_delta
-from dptrain.core.arrays import Array
+from dptrain.accounting.base import check_delta
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
 
 

@@ -35,13 +35,15 @@ from scipy.special import ndtr
 from scipy.stats import binom
 from tqdm.auto import tqdm
 
-from dptrain.accounting.losses.composition import Composition, LossDistribution, connect_the_dots
-from dptrain.accounting.losses.public_mixture import public_mixture
-from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
-from dptrain.accounting.poisson.truncated import truncated_curve
-from dptrain.accounting.poisson.truncated_step import Branches, open_pair
-from dptrain.core.guarantee import Adjacency
-from dptrain.reporting.plots import figure_of, save
+from dptrain.accounting.losses import (
+    Composition,
+    LossDistribution,
+    connect_the_dots,
+    public_mixture,
+)
+from dptrain.accounting.poisson import Branches, SubsampledGaussianCurve, open_pair, truncated_curve
+from dptrain.core import Adjacency
+from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv
 
 COLUMNS = (

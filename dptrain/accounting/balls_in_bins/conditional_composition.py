@@ -24,11 +24,10 @@ from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
 from dptrain.accounting.losses.loss_distribution import LossDistribution
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 
 # Steps with the same levels: the weights of each and how many steps have them.
 _Groups = dict[bytes, dict[bytes, int]]

@@ -14,7 +14,7 @@ from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, UNIT, BallsI
 from dptrain.accounting.balls_in_bins.renyi import log_delta_add
 from dptrain.accounting.losses.hockey_stick import hockey_stick
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Multisets of bins that are tabulated, and the largest order; a larger one gains little.
 _MOST_STATES = 5_000_000

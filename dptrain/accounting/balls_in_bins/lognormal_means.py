@@ -44,7 +44,7 @@ from scipy.special import ndtr
 
 from dptrain.accounting.losses.composition import LossDistribution
 from dptrain.accounting.losses.subsampled_gaussian import interval_masses
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 class Pairs:

@@ -15,8 +15,8 @@ from scipy.special import logsumexp
 
 from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
-from dptrain.core.arrays import Array
-from dptrain.strategies.strategy import Strategy
+from dptrain.core import Array
+from dptrain.strategies import Strategy
 
 Evaluate = Callable[[Array, npt.NDArray[np.int64]], Array]
 

@@ -18,8 +18,7 @@ from dptrain.accounting.base.accountant import Cost, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import HeterogeneousComposition
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import RandomAllocation
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, ndtr, ndtri
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Mask = npt.NDArray[np.bool_]
 

@@ -16,8 +16,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.renyi.bins import DIAGONAL_ORDERS, RELATIVE_PAD, RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.accounting.renyi.log_sums import independent_log_sums, renyi_from_log_sums
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import RandomAllocation
 

@@ -14,8 +14,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.renyi.bins import EFFORTS, RenyiOrders, affordable_exactly, remove_orders
 from dptrain.accounting.renyi.curve import RenyiCurve, log_delta_gaussian_loss
 from dptrain.accounting.renyi.gram import cyclic_bandwidth, gram_matrix
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Scheme
 

@@ -1,1 +1,20 @@
 """What every accountant is: its interface, its curves, and how it states a guarantee."""
+
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.statement import (
+    SMALLEST_DELTA,
+    check_delta,
+    check_epsilon,
+    checked_sigma,
+    told_once,
+)
+
+__all__ = [
+    "SMALLEST_DELTA",
+    "Curve",
+    "DeterministicAccountant",
+    "check_delta",
+    "check_epsilon",
+    "checked_sigma",
+    "told_once",
+]

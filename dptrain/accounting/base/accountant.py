@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.guarantee import Adjacency, Guarantee, Kind
+from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 

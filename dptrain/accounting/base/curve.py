@@ -23,8 +23,7 @@ from dptrain.accounting.base.statement import (
     without_noise,
 )
 from dptrain.accounting.losses.search import least_scale
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Guarantee
+from dptrain.core import Array, Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 

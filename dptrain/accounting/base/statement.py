@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.base.accountant import Accountant, size_refusal
-from dptrain.core import checks
-from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.core import Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.scheme import Scheme
+from dptrain.sampling import Scheme
 
 SMALLEST_SIGMA = 1e-3  # below, squared losses leave double precision, and ε would be millions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Entries are rounded up by at most one part in so many.
 _STEPS_AN_ENTRY = 64

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dptrain.accounting.losses.loss_distribution import LossDistribution, connect_the_dots
 from dptrain.accounting.losses.tilted_curve import Masses, TiltedCurve
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Masses of the rarest losses that the curves of the levels count as infinite. Kept, they would hide
 # what is below them: tilts would look at them instead, and their FFT is rounding elsewhere.

@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr
 
 from dptrain.accounting.losses.composition import LossDistribution, connect_the_dots
 from dptrain.accounting.losses.subsampled_gaussian import TAIL, Spread, interval_masses
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 _TABLE = 4096
 

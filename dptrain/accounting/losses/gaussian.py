@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.special import erfcx, log_ndtr
 
 from dptrain.accounting.losses.search import least_true
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Relative rounding of δ: far above the error of the formulas below (checked against 60 digits to
 # be under 1e-10 for μ from 1e-6 to 1e3) and far below anything a user can notice.

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 
 from dptrain.accounting.losses.loss_distribution import LossDistribution, split_cells
 from dptrain.accounting.losses.subsampled_gaussian import TAIL, Spread, interval_masses
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Cells of x per standard deviation: a cell's losses span a hundredth of the step's deviation, so
 # rounding to cells adds at most 1e-4 / 4 of its variance.

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 def hockey_stick(losses: Array, epsilon: float) -> Array:

@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Indices = npt.NDArray[np.int64]
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.special import ndtr
 
 from dptrain.accounting.losses.composition import LossDistribution, connect_the_dots
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Normal tails cut at this many standard deviations: mass under 1e-40, charged to δ.
 TAIL = 13.5

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # How far, in nats, a rung's Chernoff bound may be above the best tilt's. What a rung resolves is
 # rounding by e^GAP, 2 digits, and by how far δ is below its best Chernoff bound.

@@ -17,7 +17,7 @@ from scipy.signal import lfilter
 
 from dptrain.accounting.losses.loss_distribution import Indices, LossDistribution
 from dptrain.accounting.losses.tilt_ladder import RoughLosses, Rung, rungs
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Spectrum = npt.NDArray[np.complex128]
 

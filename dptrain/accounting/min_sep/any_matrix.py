@@ -15,10 +15,10 @@ from dptrain.accounting.min_sep.monte_carlo import min_sep_refusal
 from dptrain.accounting.min_sep.recursion import LogRecursion
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.min_sep import MinSep
-from dptrain.strategies.strategy import Strategy
+from dptrain.sampling import MinSep
+from dptrain.strategies import Strategy
 
 _MOST_STEPS = 4096
 _CHUNK_BYTES = 64 << 20

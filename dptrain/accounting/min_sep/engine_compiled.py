@@ -13,7 +13,7 @@ import numpy.typing as npt
 from dptrain.accounting.min_sep.law import CHUNK_BYTES, MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_gauge, rescale_interval
 from dptrain.accounting.simulation.simulation import Direction
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 LANES = 4096  # samples a chunk; a thread works on 128 of them at a time
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48

@@ -13,7 +13,7 @@ from dptrain.accounting.min_sep.engine_compiled import BREACH, interval, upper_l
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_gauge
 from dptrain.accounting.simulation.simulation import Direction
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 LANES = 1 << 17  # a row's kernel then takes longer than its launch
 DEVICE_BYTES = 1 << 30

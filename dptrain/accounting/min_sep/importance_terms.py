@@ -13,7 +13,7 @@ from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Losses err by less than 1e-10 (``min_sep_loss``); the terms are evaluated on the safe side of it.
 _SLACK = 1e-9

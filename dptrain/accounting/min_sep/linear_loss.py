@@ -11,7 +11,7 @@ from scipy.signal import lfilter
 
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.renyi.curve import log_delta_gaussian_loss
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 @dataclasses.dataclass(frozen=True)

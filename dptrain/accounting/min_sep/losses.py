@@ -17,7 +17,7 @@ from dptrain.accounting.min_sep import engine_torch as min_sep_device
 from dptrain.accounting.min_sep.law import MinSepLaw, participations
 from dptrain.accounting.min_sep.recursion import Recursion, make_recursion
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 def _toeplitz_block(law: MinSepLaw) -> Array:

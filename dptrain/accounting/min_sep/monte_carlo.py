@@ -8,10 +8,8 @@ from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import Engine, MinSepLosses
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.balls_in_bins import BallsInBins
-from dptrain.sampling.schemes.min_sep import MinSep
-from dptrain.sampling.schemes.poisson import Poisson
-from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+from dptrain.sampling import BallsInBins, MinSep, Poisson
+from dptrain.strategies.toeplitz import BandedToeplitz
 
 
 def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:

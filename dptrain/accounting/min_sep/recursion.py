@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # exp() of anything below this neither overflows nor underflows in float64, with room to spare.
 SAFE_EXPONENT = 300.0

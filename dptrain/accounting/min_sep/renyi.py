@@ -18,8 +18,7 @@ from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
 
 

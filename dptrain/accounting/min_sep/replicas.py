@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Indices = npt.NDArray[np.int64]
 

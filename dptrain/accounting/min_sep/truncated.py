@@ -20,10 +20,10 @@ from dptrain.accounting.min_sep.monte_carlo import banded_refusal
 from dptrain.accounting.min_sep.recursion import make_recursion
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.simulation import Direction, Simulation
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
-from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+from dptrain.sampling import TruncatedMinSep
+from dptrain.strategies.toeplitz import BandedToeplitz
 
 # Entries of one array of steps times samples: 4 MB, of which about a dozen exist at a time.
 _ENTRIES = 1 << 19

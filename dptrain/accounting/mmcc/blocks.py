@@ -10,9 +10,9 @@ import numpy.typing as npt
 from scipy.linalg import toeplitz
 
 from dptrain.accounting.mmcc.posterior import Entries
-from dptrain.core.arrays import Array
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+from dptrain.core import Array
+from dptrain.strategies import Strategy
+from dptrain.strategies.toeplitz import Toeplitz
 
 Indices = npt.NDArray[np.int64]
 

@@ -17,12 +17,9 @@ from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_
 from dptrain.accounting.losses.loss_distribution import LossDistribution
 from dptrain.accounting.mmcc.blocks import MOST_ENTRIES, Rows, rows_of, work_entries
 from dptrain.accounting.mmcc.posterior import participation_bounds
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Kind
+from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.schemes.min_sep import MinSep
-from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling import CyclicPoisson, MinSep, Poisson
 
 # The grid of a row's sums: the largest entry is so many of its steps.
 _STEPS = 256

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from scipy.special import expit, log_ndtr, ndtri
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Where the normal's tail is expanded, as shares of its quantile: any is valid, the best is taken.
 _SHARES = (1.0, 0.99, 0.97, 0.95, 0.92, 0.88, 0.84, 0.79, 0.73, 0.66, 0.58, 0.48, 0.36, 0.2)

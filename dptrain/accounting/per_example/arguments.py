@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Counts = npt.NDArray[np.integer]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.simulation.simulation import default_threads
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Complex = npt.NDArray[np.complex128]
 

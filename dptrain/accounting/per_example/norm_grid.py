@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Complex = npt.NDArray[np.complex128]
 

@@ -20,8 +20,7 @@ from dptrain.accounting.per_example.arguments import (
 from dptrain.accounting.per_example.norm_grid import NormGrid
 from dptrain.accounting.per_example.tilted_totals import TiltedTotals
 from dptrain.accounting.poisson.poisson import poisson_curve
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Adjacency
+from dptrain.core import Adjacency, Array
 
 
 class IndividualPLD:

@@ -13,7 +13,7 @@ from dptrain.accounting.per_example.arguments import check_step, checked_counts,
 from dptrain.accounting.per_example.norm_grid import NormGrid
 from dptrain.accounting.renyi.conversion import conversion_term
 from dptrain.accounting.renyi.sampled_step import LARGEST_ORDER, step_divergence
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Integers up to 64, and real orders up to the largest whose distance to 1 grows by 10 % each: small
 # norms call for orders in the thousands. The best real order is less than .2 % better.

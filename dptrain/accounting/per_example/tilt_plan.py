@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dptrain.accounting.per_example.loss_transform import TiltedLosses
 from dptrain.accounting.per_example.periodic_hockey_stick import log_kernel_maximum
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 TILTS = np.geomspace(1e-4, 1e7, 182)
 _EVERY = 2  # of which totals are tilted by these: the fewer, the more share a transform

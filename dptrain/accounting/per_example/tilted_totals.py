@@ -13,7 +13,7 @@ from dptrain.accounting.per_example.periodic_hockey_stick import (
     kernel_transform,
 )
 from dptrain.accounting.per_example.tilt_plan import TILTS, Plan, TiltPlanner
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Indices = npt.NDArray[np.intp]
 Counts = npt.NDArray[np.integer]

@@ -15,8 +15,7 @@ from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.public_mixture import public_mixture, public_spread
 from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair, open_pair
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Adjacency
+from dptrain.core import Adjacency, Array
 
 # A case of less probability than this is charged to δ, as the normal tails are.
 NEGLIGIBLE = 1e-40

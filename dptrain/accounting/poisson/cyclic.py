@@ -15,9 +15,9 @@ from dptrain.accounting.poisson.curves import AverageCurve, CasesCurve, Composed
 from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
 from dptrain.accounting.poisson.truncated import curve_up_to, sizes_covered
 from dptrain.accounting.poisson.truncated_step import Branches
-from dptrain.core.guarantee import Adjacency, Kind
+from dptrain.core import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
+from dptrain.sampling import CyclicPoisson
 
 # Ends of the intervals of a random size, in standard deviations from its mean.
 _EDGES = (-1.5, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.5, 7.5)

@@ -12,11 +12,9 @@ from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses.coin_sums import raised
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.min_sep import MinSep
-from dptrain.sampling.schemes.poisson import Poisson
+from dptrain.sampling import MinSep, Poisson
 
 # Relative error of the binomial probabilities, rounded up.
 _ROUNDING = 1e-12

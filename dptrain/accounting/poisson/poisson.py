@@ -8,8 +8,7 @@ from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, SubsampledGaussianCurve
 from dptrain.accounting.poisson.truncated_step import Branches
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Adjacency, Kind
+from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
 

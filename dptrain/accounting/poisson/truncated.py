@@ -7,10 +7,10 @@ from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve
 from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
 from dptrain.accounting.poisson.truncated_step import Branches
-from dptrain.core.guarantee import Adjacency, Kind
+from dptrain.core import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.schemes.any_size import AnySizeScheme
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
+from dptrain.sampling import TruncatedPoisson
+from dptrain.sampling.schemes import AnySizeScheme
 
 
 def truncated_curve(

@@ -15,7 +15,7 @@ from dptrain.accounting.losses.subsampled_gaussian import (
     spread,
     subsampled_gaussian_on_grid,
 )
-from dptrain.core.guarantee import Adjacency
+from dptrain.core import Adjacency
 
 # Binomial tails are computed to a relative 1e-12 (checked against sums of 40 digits).
 _SLACK = 1e-10

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Ints = npt.NDArray[np.int64]
 

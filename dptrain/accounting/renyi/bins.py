@@ -20,7 +20,7 @@ from dptrain.accounting.renyi.log_sums import (
     independent_log_sums,
     renyi_from_log_sums,
 )
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Work allowed per program, in transitions (roughly 1e8 a second), and orders for bandwidth 1.
 EFFORTS = (int(6e6), int(2e7), int(8e7), int(3e8))

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 _PAD = 1e-12  # relative rounding of the results, always to the safe side
 

@@ -13,7 +13,7 @@ from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
 from dptrain.accounting.renyi.bins import RenyiOrders, epsilon_from_renyi, log_delta_from_renyi
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 def log_delta_gaussian_loss(nu: float, xi: float, epsilon: Array) -> Array:

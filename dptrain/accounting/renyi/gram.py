@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
-from dptrain.strategies.strategy import Strategy
+from dptrain.core import Array
+from dptrain.strategies import Strategy
 
 
 def gram_matrix(strategy: Strategy, *, steps: int, bins: int) -> Array:

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 def renyi_from_log_sums(log_sums: Array) -> Array:

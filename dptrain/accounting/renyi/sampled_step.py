@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Relative rounding of ρ: far above the error of the quadrature (checked against 50 digits to be
 # under 1e-12) and above what adding up a million charges in double precision can lose.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dptrain.accounting.base.accountant import Accountant
 from dptrain.accounting.base.statement import statement
 from dptrain.accounting.simulation.simulation import default_threads
-from dptrain.core.guarantee import Guarantee, Kind
+from dptrain.core import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.core.json_value import digest
+from dptrain.core import digest
 
 
 def path_of(directory: Path, request: dict[str, Any]) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 BITS = 60
 # Sums of one chunk in units of 2^-60: for each direction those of the largest σ, ascending.

@@ -12,7 +12,7 @@ from dptrain.accounting.losses.hockey_stick import hockey_stick
 from dptrain.accounting.simulation.chunk_sums import BITS, exact_sums
 from dptrain.accounting.simulation.declaration import ESTIMATE
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Simulation, loss_chunks
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Gather = Callable[[list[list[int]]], list[list[list[int]]]]
 

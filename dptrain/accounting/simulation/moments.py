@@ -16,8 +16,7 @@ from dptrain.accounting.simulation.certificate_cache import write_json
 from dptrain.accounting.simulation.declaration import generator_versions, package_version
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Simulation, loss_chunks
 from dptrain.accounting.simulation.verification import KEEP_SECONDS
-from dptrain.core.arrays import Array
-from dptrain.core.json_value import digest
+from dptrain.core import Array, digest
 
 WHAT = "unfinished simulation: it proves nothing"
 

@@ -31,8 +31,7 @@ from dptrain.accounting.simulation.confidence import (
 )
 from dptrain.accounting.simulation.moments import KeptMoments, loss_moments
 from dptrain.accounting.simulation.simulation import Simulation
-from dptrain.core.arrays import Array
-from dptrain.core.guarantee import Guarantee
+from dptrain.core import Array, Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 _MINUTES = 2000  # steps at which δ = 1e-5 still takes minutes

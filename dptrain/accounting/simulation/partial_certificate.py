@@ -11,7 +11,7 @@ from typing import Any
 from dptrain.accounting.simulation.certificate_cache import write_json
 from dptrain.accounting.simulation.chunk_sums import Sums, replay
 from dptrain.accounting.simulation.declaration import Declaration
-from dptrain.core.json_value import digest
+from dptrain.core import digest
 
 WHAT = "partial certificate: it proves nothing and states no noise multiplier"
 FORMAT = 1

@@ -69,7 +69,7 @@ from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.monte_carlo import SimulatedUser
 from dptrain.accounting.users.neighbors import neighbour_facts
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.sampling import UserMinSep
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.users.norms_grid import binomial
-from dptrain.core.arrays import Array
-from dptrain.sampling.schemes.drawing import successes
-from dptrain.sampling.users.exclusion import Exclusion
-from dptrain.strategies.strategy import Strategy
+from dptrain.core import Array
+from dptrain.sampling.schemes import successes
+from dptrain.sampling.users import Exclusion
+from dptrain.strategies import Strategy
 
 Counts = npt.NDArray[np.uint8]
 

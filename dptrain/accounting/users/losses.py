@@ -13,7 +13,7 @@ import torch
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
 from dptrain.accounting.users.law import Counts, UserLaw
 from dptrain.accounting.users.recursion import log_ratio, participations, rescale_interval
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 _ROWS = 64  # rows of C^T z made by one matrix product, beside those of the bands
 

@@ -9,7 +9,7 @@ from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.users.law import MOST_EXAMPLES, UserLaw
 from dptrain.accounting.users.losses import UserLosses
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.sampling import UserMinSep
 
 # Numbers in the table of C's columns.
 _MOST_ENTRIES = 1 << 24

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from dptrain.sampling.users.graph import AttributionGraph
-from dptrain.sampling.users.graph_edges import spans
+from dptrain.sampling import AttributionGraph
+from dptrain.sampling.users import spans
 
 # Entries of a sparse product made in one go, each counted once for every path that leads to it.
 _PATHS = 1 << 22

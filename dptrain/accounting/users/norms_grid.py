@@ -8,7 +8,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Levels = npt.NDArray[np.int64]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.users.law import UserLaw
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 try:
     import numba

@@ -7,9 +7,9 @@ from abc import abstractmethod
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed_curves import AnyBlockingCurve, Draws, OwnDrawsCurve
-from dptrain.core.guarantee import Kind
+from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling.users.user_min_sep import UserMinSep
+from dptrain.sampling import UserMinSep
 
 _MOST_EXAMPLES = 1000
 _MOST_ENTRIES = 1 << 26  # 0.5 GB of float64

@@ -13,7 +13,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
 from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed_law import revealed_law, worst_blocking
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # Below this, lost underflows could matter; the unamplified Gaussian bound still applies.
 _SMALLEST = 1e-300

@@ -9,7 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dptrain.accounting.users.norms_grid import NormGrid, binomial
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 def worst_blocking(

@@ -12,8 +12,7 @@ from typing import Any, Self
 import torch
 
 from dptrain.clipping.base.rows import row_norms
-from dptrain.core import checks
-from dptrain.core.json_value import JsonValue
+from dptrain.core import JsonValue, checks
 
 # Keeps norm · factor below R after float32 rounding; the value Opacus uses, for equal runs.
 STABILITY = 1e-6

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dptrain.sampling.loading.padding import map_leaves
+from dptrain.sampling.loading import map_leaves
 
 NO_TARGET = -100  # torch's and Hugging Face's mark of a token without a label
 _LABELS = ("label", "target")

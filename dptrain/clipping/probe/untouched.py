@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dptrain.core.randomness import remember_globals, restore_global_state
+from dptrain.core import remember_globals, restore_global_state
 
 # What makes a module one: layers, parameters, hooks.
 _STRUCTURE = frozenset(vars(nn.Module())) - {"_buffers"}

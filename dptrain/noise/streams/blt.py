@@ -10,8 +10,7 @@ import torch
 from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.weighted_sum import add_weighted_rows
-from dptrain.strategies.blt.blt import BLT
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import BLT, Strategy
 
 
 class BLTStream(FlatStream):

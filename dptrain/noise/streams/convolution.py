@@ -10,8 +10,8 @@ import torch
 from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.weighted_sum import add_weighted_rows
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+from dptrain.strategies import Strategy
+from dptrain.strategies.toeplitz import Toeplitz
 
 
 class ConvolutionStream(FlatStream):

@@ -16,7 +16,7 @@ from dptrain.noise.streams.growth import check_growth
 from dptrain.noise.streams.layout import Layout
 from dptrain.noise.streams.rounding import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 
 _STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "buffers"}
 _DTYPES = (torch.float32, torch.bfloat16)

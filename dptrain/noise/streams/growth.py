@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.strategies.matrices.lower_triangular import LowerTriangular
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+from dptrain.strategies import Strategy
+from dptrain.strategies.matrices import LowerTriangular
+from dptrain.strategies.toeplitz import Toeplitz
 
 LARGEST_GROWTH = 100.0
 """Standard deviation of a step's noise over that of uncorrelated noise. The optimised families, the

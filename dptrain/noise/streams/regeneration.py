@@ -10,9 +10,9 @@ import torch
 
 from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.strategies.matrices.lower_triangular import LowerTriangular
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import Toeplitz
+from dptrain.strategies import Strategy
+from dptrain.strategies.matrices import LowerTriangular
+from dptrain.strategies.toeplitz import Toeplitz
 
 
 class RegenerationStream(FlatStream):

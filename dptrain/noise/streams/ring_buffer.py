@@ -11,9 +11,9 @@ import torch
 from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.weighted_sum import add_weighted_rows
-from dptrain.strategies.matrices.lower_triangular import LowerTriangular
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
+from dptrain.strategies import Strategy
+from dptrain.strategies.matrices import LowerTriangular
+from dptrain.strategies.toeplitz import BandedToeplitz
 
 
 class RingBufferStream(FlatStream):

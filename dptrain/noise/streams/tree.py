@@ -8,10 +8,8 @@ import torch
 
 from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.trees.binary_trees import BinaryTrees
-from dptrain.strategies.trees.estimator import node_variance
-from dptrain.strategies.trees.nodes import node_count, top_level
+from dptrain.strategies import Strategy
+from dptrain.strategies.trees import BinaryTrees, node_count, node_variance, top_level
 
 
 class TreeStream(FlatStream):

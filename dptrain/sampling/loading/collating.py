@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from dptrain.core.randomness import seeded_globals
+from dptrain.core import seeded_globals
 from dptrain.sampling.loading.padding import map_leaves
 
 _MOST = 3  # examples that it is tried on

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from dptrain.core.randomness import seeded_globals
+from dptrain.core import seeded_globals
 from dptrain.sampling.loading.collating import CollateCheck
 from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.loading.padding import blank, blank_rows

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dptrain.core.randomness import seeded_globals
+from dptrain.core import seeded_globals
 
 ROWS = 64  # rows that are looked at where the data set has no fingerprint of its own
 _SEED = 0x66696E676572  # of random augmentations while rows are read

@@ -10,9 +10,7 @@ from typing import Any, Self
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from dptrain.core import checks
-from dptrain.core.json_value import digest
-from dptrain.core.randomness import seed_globals
+from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
 from dptrain.sampling.loading.batch_plan import Plan
 from dptrain.sampling.loading.fetch import Rows

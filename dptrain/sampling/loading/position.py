@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dptrain.core.json_value import digest
+from dptrain.core import digest
 from dptrain.sampling.scheme import Scheme
 
 FIELDS = {"scheme", "dataset_size", "fingerprint", "seed", "stream"}

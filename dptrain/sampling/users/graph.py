@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import checks
-from dptrain.core.json_value import JsonValue
+from dptrain.core import JsonValue, checks
 from dptrain.sampling import fields
 from dptrain.sampling.users import bounding
 from dptrain.sampling.users import neighbors as neighbours

@@ -6,8 +6,7 @@ import dataclasses
 from abc import ABC
 from typing import Self
 
-from dptrain.core import checks
-from dptrain.core.guarantee import Unit
+from dptrain.core import Unit, checks
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.users.graph import AttributionGraph
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound, steps_of, unoptimised
 from dptrain.strategies.blt.forms import (
     inverse_column,

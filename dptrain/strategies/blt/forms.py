@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg.lapack import dlasd4
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.blt.geometric_sums import geometric, geometric_moments, weighted_geometric
 
 # Below this weight a buffer changes no entry of C or C^-1 in float64, and its θ̂ equals θ.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 # The Taylor series is used while n·|q| is below this bound. Its k-th term is below (n·q)^k/(k+1)!
 # times the sum, so 16 terms leave less than 1e-18; above, no more than two digits cancel.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.blt.forms import (
     inverse_column,
     partial_fractions,

@@ -1,1 +1,5 @@
 """Strategies that are any lower-triangular matrix."""
+
+from dptrain.strategies.matrices.lower_triangular import LowerTriangular
+
+__all__ = ["LowerTriangular"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.workloads import PrefixSums, Workload
 

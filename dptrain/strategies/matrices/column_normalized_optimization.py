@@ -7,7 +7,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import Bounds, minimize
 from tqdm import tqdm
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.matrices.banded_error import BandedError, Loss, inverse_workload
 from dptrain.strategies.matrices.dense_optimization import workload_factor
 from dptrain.strategies.matrices.lower_triangular import dense_from_diagonals

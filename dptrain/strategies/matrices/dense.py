@@ -9,8 +9,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.dense_optimization import optimal_for_epochs, workload_factor

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.linalg import cholesky, eigh, eigvalsh
 from tqdm import tqdm
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.workloads import Workload
 
 _TOLERANCE = 1e-6  # of the duality gap, relative; half of it in the error itself

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dtbtrs
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.gram_sensitivity import best_sum, gram_bound
 from dptrain.strategies.patterns import participations

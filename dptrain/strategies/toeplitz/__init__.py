@@ -1,1 +1,5 @@
 """Strategies whose matrix is Toeplitz."""
+
+from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz, Toeplitz
+
+__all__ = ["BandedToeplitz", "Toeplitz"]

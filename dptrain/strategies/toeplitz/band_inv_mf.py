@@ -8,8 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound, unoptimised
 from dptrain.strategies.toeplitz.error_loss import checked_objective
 from dptrain.strategies.toeplitz.inverse_banded import InverseBandedToeplitz, check_bounded

@@ -8,8 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
 from dptrain.strategies.toeplitz.error_loss import checked_objective

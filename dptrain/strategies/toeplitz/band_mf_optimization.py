@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from scipy.signal import fftconvolve, lfilter
 from tqdm.auto import tqdm
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.toeplitz.bsr import square_root_coefficients
 from dptrain.strategies.toeplitz.error_loss import Loss, error_losses, error_weights
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz
 

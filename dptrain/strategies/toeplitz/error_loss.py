@@ -12,8 +12,7 @@ import numpy as np
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import fftconvolve
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.workloads import Workload
 
 _BLOCK_ENTRIES = 1 << 21  # of FFT work space: 16 MB of float64

@@ -7,8 +7,7 @@ from typing import Self
 
 import numpy as np
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bands_fit, check_bound, steps_of
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz, checked_vector, impulse_response
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.signal import lfilter
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.patterns import participations
 from dptrain.strategies.toeplitz.error_loss import Loss, error_loss, regular_cost
 from dptrain.strategies.toeplitz.square_root_series import inverse_square_root_coefficients

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Self
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound, steps_of
 from dptrain.strategies.toeplitz.square_root_series import (
     checked_decay,

@@ -20,8 +20,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg.blas import dtbsv
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 
 _BLOCK = 1 << 16  # moments a call of the banded solver: a few MB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.toeplitz.toeplitz import impulse_response
 
 # |g_t| / |g_0| at which C^-1 counts as blown up. For the families of the literature the ratio stays

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import fftconvolve, lfilter
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.patterns import participations, regular_pattern
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload

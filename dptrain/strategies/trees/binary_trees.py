@@ -8,8 +8,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import checks
-from dptrain.core.arrays import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz.toeplitz import checked_vector
 from dptrain.strategies.trees.estimator import (

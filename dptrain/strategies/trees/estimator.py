@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 from dptrain.strategies.trees.nodes import node_rows, pair_sums
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 Indices = npt.NDArray[np.int64]
 

@@ -44,7 +44,7 @@ from dptrain.accounting.simulation.weighted.verdicts import (
     mean_of,
     verify_points,
 )
-from dptrain.core.guarantee import Guarantee
+from dptrain.core import Guarantee
 from dptrain.mechanism import MatrixMechanism
 
 METHOD = 1  # raise it when the meaning of a certificate changes

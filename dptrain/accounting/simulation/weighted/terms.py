@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
 from dptrain.accounting.losses.hockey_stick import hockey_stick
-from dptrain.core.arrays import Array
+from dptrain.core import Array
 
 
 @dataclasses.dataclass(frozen=True)
