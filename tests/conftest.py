@@ -15,6 +15,7 @@ _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
 from dptrain.engine import unfinished  # noqa: E402
+from tests.helpers.engine import MODES  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,3 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_sessionfinish() -> None:
     """Tests leave many runs unfinished on purpose."""
     unfinished.forget()
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    """Every way to per-example gradients."""
+    value: str = request.param
+    return value

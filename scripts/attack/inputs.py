@@ -27,7 +27,7 @@ from dptrain.core import Guarantee
 from dptrain.engine import StepLedger
 from recipes.runfolder import CHECKPOINT, load_checkpoint
 from scripts.attack.harness import Finding, Part
-from tests.arguments.test_bad_arguments import MECHANISM, cases, make_private
+from tests.core.arguments.test_bad_arguments import MECHANISM, cases, make_private
 from tests.recipes.test_resume import _same
 
 _LONGEST = 20.0  # seconds until a refusal

@@ -16,8 +16,8 @@ from typing import Any
 
 from recipes.runfolder import CHECKPOINT, LEDGER, METRICS, load_checkpoint
 from scripts.attack.harness import Finding, Part
+from tests.helpers.tiny_vision import PLAIN
 from tests.recipes.test_resume import _same
-from tests.recipes.tiny_vision import PLAIN
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS = 40

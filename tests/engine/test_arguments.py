@@ -8,8 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dptrain import BandMF, MinSep, PrivacyEngine
 from dptrain.sampling import TruncatedPoisson
-
-from .conftest import everything_every_step, images, make, small_net, train
+from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
 
 class Untouchable(Dataset):

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from dptrain.engine.checkpoint import check_seal, seal
-
-from .conftest import flat, images, make, separated, small_net, train
-from .test_resume import through_disk
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import flat, images, make, separated, small_net, train
 
 
 def leaves(value, path=()):

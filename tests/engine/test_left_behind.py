@@ -12,8 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from dptrain import PrivacyEngine
 from dptrain.engine import state_watch
-
-from .conftest import (
+from tests.helpers.engine import (
     everything_every_step,
     flat,
     images,

@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, MinSep
-
-from .conftest import make, train
+from tests.helpers.engine import make, train
 
 STEPS, SIZE, SIGMA, R = 12, 30, 1.5, 0.3
 

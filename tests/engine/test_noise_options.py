@@ -13,9 +13,16 @@ from dptrain.noise.generators.secure import SecureNormals
 from dptrain.reporting.report import conditions
 from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.trees.tree import Tree, TreeRestart
-
-from .conftest import everything_every_step, images, make, released, separated, small_net, train
-from .test_resume import run, through_disk
+from tests.engine.test_resume import run, through_disk
+from tests.helpers.engine import (
+    everything_every_step,
+    images,
+    make,
+    released,
+    separated,
+    small_net,
+    train,
+)
 
 SECURE = {"secure": True, "seed": None}
 

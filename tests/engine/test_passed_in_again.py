@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import PrivacyEngine
-
-from .conftest import flat, images, small_net, train
+from tests.helpers.engine import flat, images, small_net, train
 
 
 def sgd(module):

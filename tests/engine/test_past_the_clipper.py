@@ -6,8 +6,15 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import PrivacyEngine
-
-from .conftest import everything_every_step, flat, images, make, reference_sum, released, small_net
+from tests.helpers.engine import (
+    everything_every_step,
+    flat,
+    images,
+    make,
+    reference_sum,
+    released,
+    small_net,
+)
 
 BOUND, SIZE = 0.5, 8
 HUGE = 1e6

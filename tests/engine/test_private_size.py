@@ -17,7 +17,7 @@ from dptrain.individual import GDPFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.report import plot_privacy, privacy_report, statement
 from dptrain.strategies import BSR, Identity
-from tests.engine.conftest import flat, images, make, train
+from tests.helpers.engine import flat, images, make, train
 
 NOMINAL, STEPS = 60, 4
 SCHEMES = {

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from dptrain.engine.release_ledger import StepLedger
-
-from .conftest import everything_every_step, flat, images, make, small_net, train
-from .test_resume import through_disk
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
 STEPS, RELEASED = 8, 6
 MECHANISM = "ab" * 32

@@ -10,8 +10,15 @@ from dptrain import MatrixMechanism, Poisson, account
 from dptrain.engine.checkpoint import seal
 from dptrain.engine.private_training import FORMAT
 from dptrain.engine.release_ledger import checksum
-
-from .conftest import everything_every_step, flat, images, make, separated, small_net, train
+from tests.helpers.engine import (
+    everything_every_step,
+    flat,
+    images,
+    make,
+    separated,
+    small_net,
+    train,
+)
 
 
 def through_disk(state):

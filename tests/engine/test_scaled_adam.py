@@ -12,9 +12,8 @@ from dptrain import BandMF, MinSep, PrivacyEngine
 from dptrain.core.randomness import split_seed
 from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.noise import noise_stream
-
-from .conftest import everything_every_step, flat
-from .test_resume import through_disk
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import everything_every_step, flat
 
 WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by

@@ -18,8 +18,7 @@ from dptrain.sampling import (
     UserFixed,
     UserMinSep,
 )
-
-from .conftest import flat, images, make, reference_sum, released, small_net, train
+from tests.helpers.engine import flat, images, make, reference_sum, released, small_net, train
 
 N = 24
 GRAPH = AttributionGraph.from_lists([[e % 9, 9 + e % 7] for e in range(N)])

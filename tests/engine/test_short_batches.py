@@ -6,8 +6,7 @@ import warnings
 import pytest
 
 from dptrain import AttributionGraph, UserFixed
-
-from .conftest import images, make, small_net
+from tests.helpers.engine import images, make, small_net
 
 N = 24
 GRAPH = AttributionGraph.from_lists([[e % 9, 9 + e % 7] for e in range(N)])

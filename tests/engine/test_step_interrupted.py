@@ -6,8 +6,15 @@ import pytest
 import torch
 
 from dptrain import PrivacyEngine
-
-from .conftest import everything_every_step, flat, images, make, separated, small_net, train
+from tests.helpers.engine import (
+    everything_every_step,
+    flat,
+    images,
+    make,
+    separated,
+    small_net,
+    train,
+)
 
 
 def released(private):

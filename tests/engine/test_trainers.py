@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 
 from dptrain import Poisson, PrivacyEngine
 from dptrain.engine import unfinished
-
-from .conftest import flat, images, make, separated, small_net, train
+from tests.helpers.engine import flat, images, make, separated, small_net, train
 
 N, STEPS = 24, 12
 SCHEME = Poisson(probability=0.3, dataset_size=N, steps=STEPS)

@@ -6,8 +6,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LambdaLR, SequentialLR
 
 from dptrain import PrivacyEngine
-
-from .conftest import everything_every_step, flat, images, make, small_net, train
+from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
 
 def engine(net, optimizer, **options):

@@ -6,9 +6,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dptrain import PrivacyEngine
-
-from .conftest import everything_every_step, images, make, small_net, train
-from .test_arguments import DATA, ONE, refused
+from tests.engine.test_arguments import DATA, ONE, refused
+from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
 
 def test_embeddings_that_rescale_their_rows_are_refused():

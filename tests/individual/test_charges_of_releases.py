@@ -8,9 +8,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.individual import GDPFilter, RenyiFilter
-
-from ..engine.conftest import MODES, everything_every_step, images, make, small_net
-from .runs import watch
+from tests.helpers.engine import MODES, everything_every_step, images, make, small_net
+from tests.helpers.individual_runs import watch
 
 BOUND = 100.0
 GENEROUS = GDPFilter(target_epsilon=1e7, target_delta=1e-3, max_steps=50)

@@ -15,8 +15,7 @@ import torch
 from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer, PLDFilter, PLDLedger
 from dptrain.reporting.individual_report import IndividualReport
 from dptrain.reporting.report import conditions, privacy_report
-
-from ..engine.conftest import everything_every_step, images, make, small_net, train
+from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
 DATA, STEPS, DELTA = images(), 6, 1e-3
 N = len(DATA)

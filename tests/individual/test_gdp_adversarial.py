@@ -7,8 +7,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.individual import GDPFilter
-
-from .runs import make_with
+from tests.helpers.individual_runs import make_with
 
 SIZE, STEPS, SIGMA, BOUND = 8, 40, 2.0, 0.7
 

@@ -9,9 +9,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.individual import GDPFilter
-
-from ..engine.conftest import flat, images, small_net, train
-from .runs import (
+from tests.helpers.engine import flat, images, small_net, train
+from tests.helpers.individual_runs import (
     BOUND,
     FILTER,
     SIGMA,

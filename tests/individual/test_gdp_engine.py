@@ -10,10 +10,9 @@ from torch.utils.data import Subset, TensorDataset
 
 from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.individual import GDPFilter
-
-from ..engine.conftest import everything_every_step, make, small_net, train
-from ..engine.test_views import consecutive, one_by_one, viewed
-from .runs import (
+from tests.clipping.test_views import consecutive, one_by_one, viewed
+from tests.helpers.engine import everything_every_step, make, small_net, train
+from tests.helpers.individual_runs import (
     BOUND,
     FILTER,
     SIGMA,

@@ -13,9 +13,8 @@ from dptrain.core.guarantee import Kind
 from dptrain.individual import GDPFilter, IndividualFilter
 from dptrain.reporting.report import privacy_report
 from dptrain.strategies import Identity
-
-from ..engine.conftest import images, small_net, train
-from .runs import filtered
+from tests.helpers.engine import images, small_net, train
+from tests.helpers.individual_runs import filtered
 
 DELTA = 1e-5
 BUDGETS = {

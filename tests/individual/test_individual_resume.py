@@ -9,9 +9,8 @@ from torch.utils.data import TensorDataset
 
 from dptrain.engine.checkpoint import seal
 from dptrain.individual import GDPFilter, GDPOdometer, OdometerLedger
-
-from ..engine.conftest import everything_every_step, flat, images, make, small_net, train
-from ..engine.test_resume import through_disk
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
 SIZE, STEPS = 14, 10
 FILTER = GDPFilter(target_epsilon=6.0, target_delta=1e-3, max_steps=50)

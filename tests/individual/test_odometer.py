@@ -10,10 +10,17 @@ from dptrain.core.guarantee import Kind
 from dptrain.engine.checkpoint import seal
 from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter
 from dptrain.reporting.report import privacy_report
-
-from ..engine.conftest import images, small_net, train
-from .runs import Algorithm1, as_they_are, filtered, gradients, precise, run, watch
-from .test_gdp_filter import drive, full_batches
+from tests.helpers.engine import images, small_net, train
+from tests.helpers.individual_runs import (
+    Algorithm1,
+    as_they_are,
+    filtered,
+    gradients,
+    precise,
+    run,
+    watch,
+)
+from tests.individual.test_gdp_filter import drive, full_batches
 
 INCREMENTS = (0.9, 0.7, 1.2)
 TOTALS = (0.9, math.sqrt(0.9**2 + 0.7**2), math.sqrt(0.9**2 + 0.7**2 + 1.2**2))

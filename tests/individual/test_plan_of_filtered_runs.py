@@ -8,8 +8,7 @@ import pytest
 from dptrain import MatrixMechanism, Poisson
 from dptrain.accounting import Profile, profile
 from dptrain.strategies import Identity
-
-from .hidden_coins import HiddenRun, ledger_of
+from tests.helpers.hidden_coins import HiddenRun, ledger_of
 
 STEPS, EPSILONS = 2, (0.2, 0.6, 1.2)
 

@@ -10,7 +10,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.per_example.pld import IndividualPLD
 from dptrain.individual.gaussian_dominance import GaussianDominance
 from dptrain.individual.pld import GRID
-from tests.individual.pld_runs import DELTA, growing, lognormal, play, pld, poisson
+from tests.helpers.pld_runs import DELTA, growing, lognormal, play, pld, poisson
 
 # What is let through ------------------------------------------------------------------------------
 

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from dptrain.individual import PLDFilter
-
-from ..engine.conftest import MODES, flat, images, small_net, train
-from ..engine.test_resume import through_disk
-from .test_renyi_engine import SIZE, sampled
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import MODES, flat, images, small_net, train
+from tests.individual.test_renyi_engine import SIZE, sampled
 
 
 def pld(epsilon=6.0, **options):

@@ -15,7 +15,7 @@ from dptrain.core.guarantee import Kind
 from dptrain.individual import GDPFilter, IndividualFilter, PLDFilter, RenyiFilter, gaussian_renyi
 from dptrain.reporting.report import conditions
 from dptrain.strategies import Identity
-from tests.individual.pld_runs import DELTA, lognormal, play, pld, poisson
+from tests.helpers.pld_runs import DELTA, lognormal, play, pld, poisson
 
 # Budget -----------------------------------------------------------------------------------------
 

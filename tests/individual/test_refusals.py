@@ -13,8 +13,7 @@ from dptrain.accounting.poisson.poisson import PoissonReplaceOne
 from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BISR, BLT, BSR, BandInvMF, BandMF, Dense, Identity, Tree
-
-from ..engine.test_schemes_release import SCHEMES as OTHERS
+from tests.engine.test_schemes_release import SCHEMES as OTHERS
 
 N, STEPS = 24, 6
 FULL = Poisson(probability=1.0, dataset_size=N, steps=STEPS)

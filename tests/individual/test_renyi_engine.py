@@ -8,10 +8,9 @@ from dptrain import MatrixMechanism, Poisson
 from dptrain.accounting.renyi.sampled_step import step_divergence
 from dptrain.individual import RenyiFilter
 from dptrain.strategies import Identity
-
-from ..engine.conftest import MODES, flat, images, make, small_net, train
-from ..engine.test_resume import through_disk
-from .runs import as_they_are, gradients, precise, run, watch
+from tests.engine.test_resume import through_disk
+from tests.helpers.engine import MODES, flat, images, make, small_net, train
+from tests.helpers.individual_runs import as_they_are, gradients, precise, run, watch
 
 BOUND, RATE, STEPS, SIZE = 2.2, 0.3, 14, 24
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.renyi.sampled_step import step_divergence
-
-from .hidden_coins import GRID, NOBODY, cost, ledger_of
+from tests.helpers.hidden_coins import GRID, NOBODY, cost, ledger_of
 
 
 def run_step(ledger, drawn, parts=1):

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dptrain.individual import RenyiLedger
-
-from .hidden_coins import HiddenRun, cost, ledger_of
+from tests.helpers.hidden_coins import HiddenRun, cost, ledger_of
 
 
 def tightness(run, order, full_steps, **options):

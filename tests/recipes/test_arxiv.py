@@ -13,8 +13,8 @@ from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
 from recipes.command import INTERRUPTED
 from recipes.runfolder import load_checkpoint, read_metrics
-from tests.recipes.arxiv_files import write_arxiv_files, write_lines
-from tests.recipes.stopping import ctrl_c, stop_at
+from tests.helpers.arxiv_files import write_arxiv_files, write_lines
+from tests.helpers.stopping import ctrl_c, stop_at
 
 
 @pytest.fixture(scope="module")

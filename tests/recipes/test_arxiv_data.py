@@ -21,7 +21,7 @@ from recipes.data.arxiv_snapshot import read_snapshot
 from recipes.data.arxiv_tokens import load_tokenizer, tokenise, vocabulary_of
 from recipes.models.bert import CATEGORY, bert
 from recipes.models.bert_heads import IGNORED, MaskTokens, class_batch, class_metrics, forward
-from tests.recipes.arxiv_files import make_papers, write_arxiv_files, write_lines
+from tests.helpers.arxiv_files import make_papers, write_arxiv_files, write_lines
 
 PAPERS, LENGTH = 300, 16
 

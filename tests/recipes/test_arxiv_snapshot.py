@@ -11,7 +11,7 @@ from recipes.data import arxiv_snapshot
 from recipes.data.arxiv_categories import ARCHIVES, CLASSES, SUBSUMED, class_of
 from recipes.data.arxiv_record import BadRecord, author_identity, parse_line
 from recipes.data.arxiv_snapshot import read_snapshot
-from tests.recipes.arxiv_files import make_papers, write_arxiv_files, write_lines
+from tests.helpers.arxiv_files import make_papers, write_arxiv_files, write_lines
 
 PAPERS = 300
 

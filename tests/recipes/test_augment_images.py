@@ -11,7 +11,7 @@ import torch
 from dptrain.sampling import Poisson, PrivateLoader
 from recipes.data.augment import training_transform
 from recipes.data.images import Images
-from tests.recipes.image_files import random_images
+from tests.helpers.image_files import random_images
 
 
 def _images(count: int = 12, **options) -> Images:

@@ -24,7 +24,7 @@ from recipes.models.bert_heads import (
     masked_token_metrics,
     target,
 )
-from tests.recipes.arxiv_files import write_config
+from tests.helpers.arxiv_files import write_config
 
 VOCABULARY, LENGTH, ROWS, CLASSES = 40, 10, 4, 5
 SIZES = BertSizes(hidden_size=8, layers=2, heads=2, intermediate_size=16)

@@ -10,7 +10,7 @@ import pytest
 
 from recipes.data.batch_pickle import read_batch_pickle
 from recipes.data.cifar import cifar10
-from tests.recipes.image_files import (
+from tests.helpers.image_files import (
     python2_batch,
     python2_dictionary,
     python2_meta,

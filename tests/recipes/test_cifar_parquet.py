@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recipes.data.cifar import cifar10
-from tests.recipes.image_files import (
+from tests.helpers.image_files import (
     png,
     random_images,
     write_batches,

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from recipes.data.cinic import cinic10
-from tests.recipes.image_files import write_cinic
+from tests.helpers.image_files import write_cinic
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from recipes.config import load_config, to_yaml
 from recipes.debug_norms import DebugNorms
 from recipes.runfolder import load_checkpoint
 from recipes.vision import VisionSettings
-from tests.recipes.tiny_vision import PLAIN, run
+from tests.helpers.tiny_vision import PLAIN, run
 
 HALVES = """
 clipping:

@@ -10,7 +10,7 @@ import torch
 from recipes.data.multilabel import ConditionGroups
 from recipes.data.phenotypes import INFARCTION, PHENOTYPES, PNEUMONIA
 from recipes.data.phenotyping import phenotyping
-from tests.recipes.phenotyping_files import write_parts
+from tests.helpers.phenotyping_files import write_parts
 
 SMALL = ConditionGroups(conditions=(PNEUMONIA, INFARCTION), size=8, test_size=4)
 

@@ -13,9 +13,9 @@ from dptrain.strategies import Strategy
 from recipes import arxiv, individual, vision
 from recipes.config import flatten, load_config
 from recipes.runfolder import INDIVIDUAL
-from tests.recipes.arxiv_files import write_arxiv_files
-from tests.recipes.image_files import write_batches, write_hub_files
-from tests.recipes.phenotyping_files import write_parts
+from tests.helpers.arxiv_files import write_arxiv_files
+from tests.helpers.image_files import write_batches, write_hub_files
+from tests.helpers.phenotyping_files import write_parts
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 FREE = ("scheme.", "strategy.", "clipping.", "individual.")  # their fields depend on their type

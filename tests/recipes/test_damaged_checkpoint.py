@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from recipes.runfolder import CHECKPOINT, LEDGER, load_checkpoint
-from tests.recipes.stopping import ctrl_c, stop_at
+from tests.helpers.stopping import ctrl_c, stop_at
+from tests.helpers.tiny_vision import PLAIN, run
 from tests.recipes.test_resume import _same
-from tests.recipes.tiny_vision import PLAIN, run
 
 
 @pytest.fixture(scope="module")

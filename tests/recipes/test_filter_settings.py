@@ -7,7 +7,7 @@ import pytest
 from dptrain.configuration.typed import members_of
 from dptrain.individual import IndividualFilter
 from recipes.runfolder import load_checkpoint
-from tests.recipes.individual_runs import run_individual
+from tests.helpers.individual_recipe import run_individual
 
 PLAIN = [
     "individual.type=GDPFilter",

@@ -23,9 +23,9 @@ from recipes.individual import (
 from recipes.models.mlp import mlp
 from recipes.runfolder import load_checkpoint, read_metrics
 from recipes.task import evaluate
-from tests.recipes.double import doubled
-from tests.recipes.individual_runs import run_individual
-from tests.recipes.phenotyping_files import FEATURES, write_csv, write_parquet, write_parts
+from tests.helpers.double import doubled
+from tests.helpers.individual_recipe import run_individual
+from tests.helpers.phenotyping_files import FEATURES, write_csv, write_parquet, write_parts
 
 TINY = [
     "model.widths=[8]",

@@ -26,8 +26,8 @@ from recipes.individual_outputs import (
     REPORT_BEFORE,
 )
 from recipes.runfolder import INDIVIDUAL, load_checkpoint
-from tests.recipes.individual_runs import run_individual
-from tests.recipes.stopping import ctrl_c, stop_at
+from tests.helpers.individual_recipe import run_individual
+from tests.helpers.stopping import ctrl_c, stop_at
 
 START, STEPS, EPSILON, DELTA = 3, 8, 2.75, 1e-5
 B = gaussian.largest_mu(EPSILON, DELTA)

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from recipes.runfolder import CHECKPOINT, CONFIG, EVENTS, LEDGER, METRICS, RunFolder
-from tests.recipes.tiny_vision import PLAIN, run
+from tests.helpers.tiny_vision import PLAIN, run
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open", "shutil.rmtree"}
 KILLED = 9

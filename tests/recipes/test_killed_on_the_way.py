@@ -10,8 +10,8 @@ import pytest
 
 from dptrain.engine import release_ledger as ledger
 from recipes.runfolder import CHECKPOINT, LEDGER, METRICS
+from tests.helpers.tiny_vision import PLAIN, run
 from tests.recipes.test_resume import _assert_like
-from tests.recipes.tiny_vision import PLAIN, run
 
 FILES = (CHECKPOINT, LEDGER, METRICS)
 ARGUMENTS = [*PLAIN, "threads=1"]  # those of OpenMP do not survive a fork

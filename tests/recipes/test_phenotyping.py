@@ -11,7 +11,7 @@ import torch
 from recipes.data.multilabel import ConditionGroups
 from recipes.data.phenotypes import INFARCTION, PHENOTYPES, PNEUMONIA
 from recipes.data.phenotyping import PAPER_GROUPS, phenotyping
-from tests.recipes.phenotyping_files import (
+from tests.helpers.phenotyping_files import (
     FEATURES,
     random_table,
     write_csv,

@@ -8,8 +8,8 @@ import torch
 from dptrain import PrivacyEngine
 from dptrain.sampling import PrivateLoader
 from recipes.runfolder import LEDGER
-from tests.recipes.stopping import ctrl_c, stop_at
-from tests.recipes.tiny_vision import PLAIN, run
+from tests.helpers.stopping import ctrl_c, stop_at
+from tests.helpers.tiny_vision import PLAIN, run
 
 
 @pytest.fixture

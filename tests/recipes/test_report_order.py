@@ -13,7 +13,7 @@ from dptrain import PrivateTraining
 from dptrain.core.guarantee import Guarantee
 from recipes.config import flatten, load_config
 from recipes.vision import VisionSettings
-from tests.recipes.tiny_vision import PLAIN, run
+from tests.helpers.tiny_vision import PLAIN, run
 
 
 def test_model_and_statement_are_there_before_the_profile(config, tmp_path, monkeypatch):

@@ -13,9 +13,9 @@ from dptrain.clipping.modes import MODES
 from recipes import vision
 from recipes.command import INTERRUPTED
 from recipes.runfolder import RunFolder, load_checkpoint
-from tests.recipes.double import doubled
-from tests.recipes.stopping import ctrl_c, stop_at
-from tests.recipes.tiny_vision import PLAIN, run
+from tests.helpers.double import doubled
+from tests.helpers.stopping import ctrl_c, stop_at
+from tests.helpers.tiny_vision import PLAIN, run
 
 
 def _final(output) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import yaml
 
 from recipes.command import INTERRUPTED
 from recipes.sweep import main, members
-from tests.recipes.stopping import ctrl_c, stop_at
+from tests.helpers.stopping import ctrl_c, stop_at
 
 TINY = """
 data: {image_size: 8}

@@ -14,7 +14,7 @@ from dptrain.core.randomness import split_seed
 from dptrain.mechanism import MatrixMechanism
 from recipes.models import vgg
 from recipes.runfolder import load_checkpoint, read_metrics
-from tests.recipes.tiny_vision import PLAIN, SEED, TINY, run
+from tests.helpers.tiny_vision import PLAIN, SEED, TINY, run
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from recipes.data import cinic10
 from recipes.data.photographs import CLASSES
-from tests.recipes.image_files import png, random_images, write_cinic
+from tests.helpers.image_files import png, random_images, write_cinic
 
 pytest.importorskip("torchvision")
 

@@ -13,7 +13,7 @@ import torch
 from dptrain.sampling import Poisson, PrivateLoader
 from recipes.data.augment import crop_and_flip
 from recipes.data.images import Images
-from tests.recipes.image_files import random_images
+from tests.helpers.image_files import random_images
 
 pytest.importorskip("torchvision")
 

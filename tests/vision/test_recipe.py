@@ -10,8 +10,8 @@ import pytest
 from recipes.command import INTERRUPTED
 from recipes.runfolder import load_checkpoint
 from recipes.vision import main
-from tests.recipes.image_files import write_batches, write_cinic
-from tests.recipes.stopping import ctrl_c, stop_at
+from tests.helpers.image_files import write_batches, write_cinic
+from tests.helpers.stopping import ctrl_c, stop_at
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.recipes.image_files import write_batches, write_cinic, write_hub_files
+from tests.helpers.image_files import write_batches, write_cinic, write_hub_files
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"

@@ -1,0 +1,122 @@
+"""Few trainable parameters: LoRA and other adapters of peft, biases alone."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import peft
+import pytest
+import torch
+from torch import nn
+
+from tests.clipping.bookkeeping.test_transformers import (
+    MODELS,
+    assert_equals_loop,
+    build,
+    make,
+    texts,
+)
+
+TARGETS = {
+    "BERT, classes": ["query", "value"],
+    "BERT, masked": ["query", "value", "dense"],
+    "RoBERTa, masked": ["key", "lm_head.dense"],
+    "DistilBERT, classes": ["q_lin", "lin1"],
+    "GPT-2": ["c_attn", "c_proj"],  # Conv1D, whose weight lies the other way round
+    "GPT-2, classes": ["c_attn", "c_fc"],
+}
+
+
+def adapted(name, config):
+    model = build(name)
+    # The library's own parameters stay double; it makes its adapters in float32.
+    model.model = peft.get_peft_model(model.model, config, autocast_adapter_dtype=False)
+    torch.manual_seed(5)
+    for p in model.parameters():
+        if p.requires_grad:  # LoRA's B starts at zero, where A has no gradient
+            with torch.no_grad():
+                p.normal_(std=0.4)
+    return model.double()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("options", [{}, {"use_rslora": True, "bias": "lora_only"}])
+def test_lora(name, options):
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=TARGETS[name], **options)
+    model = adapted(name, config)
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert any("lora_A" in n for n in trained)
+    assert not any(n.endswith("base_layer.weight") for n in trained)
+    assert_equals_loop(model, texts())
+
+
+@pytest.mark.parametrize("name", ["BERT, classes", "GPT-2, classes"])
+def test_lora_with_a_trained_head(name):
+    save = {"BERT, classes": "classifier", "GPT-2, classes": "score"}[name]
+    config = peft.LoraConfig(r=2, target_modules=TARGETS[name][:1], modules_to_save=[save])
+    assert_equals_loop(adapted(name, config), texts())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_biases_alone(name):
+    model = build(name)
+    for n, p in model.named_parameters():
+        p.requires_grad_(n.endswith("bias"))
+    assert_equals_loop(model, texts())
+
+
+@pytest.mark.parametrize("name", ["BERT, masked", "GPT-2"])
+@pytest.mark.parametrize("trained", ["bias", "weight"])
+def test_biases_alone_keep_no_inputs(name, trained):
+    """Of Linear layers, whose inputs are kept for the weights and nothing else."""
+    model = build(name)
+    for n, p in model.named_parameters():
+        p.requires_grad_(n.endswith(trained))
+    outputs = []  # kept alive, or their addresses would be used again
+    for layer in model.modules():
+        # What a normalisation returned is the input of linear layers only.
+        if isinstance(layer, nn.LayerNorm):
+            layer.register_forward_hook(lambda _, i, out: outputs.append(out.detach()))
+    private = make(model, texts())
+    ids, mask, _ = next(iter(private.loader))
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        private.module(ids, mask)
+    found = {t.data_ptr() for t in outputs} & {t.data_ptr() for t in kept}
+    assert outputs
+    assert bool(found) == (trained == "weight")
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (lambda: peft.IA3Config(target_modules=["key"], feedforward_modules=[]), "ia3_l"),
+        (lambda: peft.LoraConfig(target_modules=["word_embeddings"]), "lora_embedding_A"),
+    ],
+)
+def test_adapters_that_are_no_layers_are_named(config, name):
+    """Their parameters are in a dictionary, and used within a layer of peft."""
+    with pytest.raises(
+        ValueError, match=rf"layer '.*{name}' .*ParameterDict has no rule, nor can it"
+    ):
+        make(adapted("BERT, classes", config()), texts())
+
+
+def test_lora_on_torchs_attention_is_refused():
+    """It puts sums into the layer's weights, which the layer's rule would take for parameters."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    config = peft.LoraConfig(r=2, target_modules=["attention"])
+    model = peft.get_peft_model(Model(), config)
+    x = torch.randn(4, 3, 4)
+    private = make(model, (x, x))
+    x, _ = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match="used outside the layer that owns it"):
+        private.module(x).sum().backward()

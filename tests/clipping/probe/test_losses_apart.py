@@ -1,0 +1,243 @@
+"""Losses that mix rows are refused before anything is released; those of dptrain.losses are not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
+
+from dptrain import PrivacyEngine
+from dptrain.losses import causal_cross_entropy, reduce_examples, token_cross_entropy
+from tests.helpers.engine import MODES, everything_every_step
+
+ROWS, TOKENS, CLASSES = 4, 6, 9
+
+
+def gpt2():
+    torch.manual_seed(0)
+    sizes = GPT2Config(
+        vocab_size=CLASSES, n_positions=8, n_embd=8, n_layer=1, n_head=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(sizes)
+
+
+def bert():
+    torch.manual_seed(0)
+    sizes = BertConfig(
+        vocab_size=CLASSES, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=8, max_position_embeddings=8,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertForMaskedLM(sizes)
+
+
+def sentences(padded):
+    """Ids, masks and labels; with padding, of different lengths."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, CLASSES, (ROWS, TOKENS), generator=generator)
+    lengths = torch.tensor([6, 2, 4, 3]) if padded else torch.full((ROWS,), TOKENS)
+    mask = (torch.arange(TOKENS) < lengths[:, None]).long()
+    return ids * mask, mask, torch.where(mask.bool(), ids, -100)
+
+
+def inputs(ids, mask):
+    """With a row of positions for each example, as the older modes need it."""
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "position_ids": torch.arange(TOKENS).expand(len(ids), -1),
+    }
+
+
+def run_of(module, tensors, mode="bookkeeping", **options):
+    options.setdefault("scheme", everything_every_step(ROWS, 1))
+    return PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
+        dataset=TensorDataset(*tensors),
+        grad_sample_mode=mode,
+        max_grad_norm=0.05,
+        noise_multiplier=0.0,
+        seed=1,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("model", [gpt2, bert])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loss_of_a_model_that_is_given_labels_is_refused(mode, model, padded):
+    """It divides by the tokens of the batch: of 6, 2, 4, 3 one's norm is 1.6 times what it is of
+    6, 6, 6, 6. Batches without padding are no excuse: the next one may have some."""
+    module = model()
+    private = run_of(module, sentences(padded), mode)
+    ids, mask, labels = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match=r"returns a loss: .*dptrain\.losses"):
+        private.module(**inputs(ids, mask), labels=labels)
+    assert private.steps_executed == 0
+    assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "mode"), [*((gpt2, mode) for mode in MODES), (bert, "bookkeeping")]
+)
+def test_the_same_model_with_a_loss_by_the_example_is_right(model, mode):
+    loss = causal_cross_entropy if model is gpt2 else token_cross_entropy
+    module, tensors = model(), sentences(True)
+    alone, norms = copy.deepcopy(module).train(), []
+    for ids, mask, labels in zip(*(x.split(1) for x in tensors), strict=True):
+        alone.zero_grad()
+        loss(alone(**inputs(ids, mask)).logits, labels).backward()
+        norms.append(torch.cat([p.grad.flatten() for p in alone.parameters()]).norm())
+    private = run_of(module, tensors, mode)
+    for ids, mask, labels in private.loader:
+        output = private.module(**inputs(ids, mask))
+        loss(output.logits, labels).backward()
+        private.optimizer.step()
+    torch.testing.assert_close(private.last_norms, torch.stack(norms), rtol=1e-4, atol=1e-6)
+
+
+class WithLoss(nn.Module):
+    """Has the loss inside, made of its own arguments."""
+
+    def __init__(self, loss):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head, self.loss = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES), loss
+
+    def forward(self, ids, mask, labels):
+        return self.loss(self.head(self.embed(ids).tanh()), mask, labels)
+
+
+INSIDE = {
+    "by tokens": lambda z, m, y: F.cross_entropy(z.transpose(1, 2), y),
+    "by the mask": lambda z, m, y: (z.square().mean(-1) * m).sum() / m.sum(),
+    "by class weights": lambda z, m, y: F.cross_entropy(
+        z.transpose(1, 2), y, weight=torch.linspace(0.1, 3, CLASSES)
+    ),
+    "by the longest": lambda z, m, y: (z.square().mean(-1) * m).sum() / m.sum(1).max(),
+    "contrastive": lambda z, m, y: F.cross_entropy(
+        z.mean(1) @ z.mean(1).T, torch.arange(len(z))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_loss_inside_that_mixes_rows_is_refused(name, mode):
+    ids, mask, labels = sentences(True)
+    private = run_of(WithLoss(INSIDE[name]), (ids, mask, labels), mode)
+    with pytest.raises(RuntimeError, match="moved when another example"):
+        private.module(*next(iter(private.loader)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_inside_by_the_example_is_taken(mode, reduction):
+    def loss(z, m, y):
+        tokens = token_cross_entropy(z, y, reduction=reduction)
+        return tokens + reduce_examples(z.square(), m, reduction=reduction)
+
+    private = run_of(WithLoss(loss), sentences(True), mode, loss_reduction=reduction)
+    for batch in private.loader:
+        private.module(*batch).backward()
+        private.optimizer.step()
+    assert private.steps_executed == 1
+
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, ids):
+        return self.head(self.embed(ids).tanh())
+
+
+OUTSIDE = {
+    "ignored": lambda z, y: F.cross_entropy(z.transpose(1, 2), y),
+    "flat": lambda z, y: F.cross_entropy(z.flatten(0, 1), y.flatten()),
+    "shifted": lambda z, y: F.cross_entropy(z[:, :-1].flatten(0, 1), y[:, 1:].flatten()),
+    "masked sum": lambda z, y: (
+        F.cross_entropy(z.transpose(1, 2), y, reduction="none").sum() / (y != -100).sum()
+    ),
+    "weighted": lambda z, y: F.cross_entropy(
+        z.transpose(1, 2), y, weight=torch.linspace(0.1, 3, CLASSES)
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_plain_token_loss_outside_is_refused_before_anything_is_released(name, mode):
+    ids, _, labels = sentences(True)
+    module = Tagger()
+    private = run_of(module, (ids, labels), mode)
+    x, y = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match=r"the loss divides by what the whole batch holds"):
+        OUTSIDE[name](private.module(x), y).backward()
+    assert private.steps_executed == 0
+
+
+APART = {
+    "by the example": token_cross_entropy,
+    "causal": causal_cross_entropy,
+    "sums": lambda z, y: token_cross_entropy(z, y, within="sum"),
+    "a constant": lambda z, y: token_cross_entropy(z, y, within=TOKENS),
+    "weighted": lambda z, y: token_cross_entropy(z, y, weight=torch.linspace(0.1, 3, CLASSES)),
+    "an example without": lambda z, y: token_cross_entropy(
+        z, y.index_fill(0, torch.tensor(1), -100)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("mode", MODES)
+def test_losses_by_the_example_are_taken(name, mode):
+    ids, _, labels = sentences(True)
+    private = run_of(Tagger(), (ids, labels), mode)
+    for x, y in private.loader:
+        APART[name](private.module(x), y).backward()
+        private.optimizer.step()
+    assert private.steps_executed == 1
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_class_weights_of_the_batch_are_refused_after_three_batches(own):
+    """Weights that average to 1 in one batch are no sign yet."""
+    ids, y = sentences(False)[0][:, 0], torch.tensor([1, 2, 1, 2])
+    weight = torch.full((CLASSES,), 1.0)
+    weight[1], weight[2] = 0.5, 2.5
+
+    private = run_of(Tagger(), (ids, y), scheme=everything_every_step(ROWS, 4))
+    done = 0
+    try:
+        for x, labels in private.loader:
+            z = private.module(x)
+            loss = (
+                token_cross_entropy(z, labels, weight=weight)
+                if own
+                else F.cross_entropy(z, labels, weight=weight)
+            )
+            loss.backward()
+            private.optimizer.step()
+            done += 1
+    except RuntimeError as error:
+        assert "divides by what the whole batch holds" in str(error)  # noqa: PT017
+    assert done == (4 if own else 2)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_plain_mean_is_taken_where_all_have_the_same_length(padded):
+    ids, _, labels = sentences(padded)
+    private = run_of(Tagger(), (ids, labels), probe="off" if padded else "shapes")
+    for x, y in private.loader:
+        OUTSIDE["ignored"](private.module(x), y).backward()
+        private.optimizer.step()
+    assert private.steps_executed == 1
+    assert any("probe='off'" in note for note in private.state_dict()["notes"]) == padded

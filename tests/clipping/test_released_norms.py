@@ -1,0 +1,145 @@
+"""Norms that the engine clips by are those of what it releases, in every mode and precision."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dptrain import PrivacyEngine
+from dptrain.clipping.base.rows import row_norms_error
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.opacus import per_example
+from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
+
+ROWS = 3
+UNIT = 2.0**-24  # of float32, which half precision is summed up in
+ODD = 0.7234567
+
+# The module, the shape of its input, and the most terms that an entry of a gradient has.
+LAYERS = {
+    "linear": (lambda: nn.Linear(40, 30), (40,), 1),
+    "linear over positions": (lambda: nn.Linear(70, 50), (6, 70), 6),
+    "convolution": (lambda: nn.Conv2d(3, 4, 3, padding=1), (3, 6, 6), 36),
+    "convolution, few pixels": (lambda: nn.Conv2d(20, 24, 3, padding=1), (20, 3, 3), 9),
+    "group norm": (lambda: nn.GroupNorm(4, 4), (4, 5, 5), 25),
+    "layer norm": (lambda: nn.LayerNorm(6), (5, 6), 5),
+    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True), (3, 4, 4), 16),
+    "a net": (lambda: small_net(), (1, 4, 4), 16),
+}
+INPUTS = {
+    "as drawn": lambda x: x,
+    "blank": torch.zeros_like,
+    "constant": lambda x: torch.full_like(x, ODD),
+    "far away": lambda x: x + 1e3,
+    "padded": lambda x: torch.where(torch.arange(x.shape[-1]) < 2, x, 0.0),
+}
+DIRECTIONS = {
+    "drawn": lambda d: d,
+    "cancelling": lambda d: d - d.mean(1, keepdim=True),
+    "cancelling in the end": lambda d: d - d.mean(-1, keepdim=True),
+    "alternating": lambda d: ODD * (1.0 - 2 * (torch.arange(d.shape[-1]) % 2)).expand_as(d),
+}
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = ["float32", *HALF, *(f"autocast to {half}" for half in HALF)]
+
+
+def started(module, x, mode):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    private = PrivacyEngine().make_private(
+        module=module,
+        optimizer=optimizer,
+        dataset=TensorDataset(x),
+        scheme=everything_every_step(ROWS, 1),
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        loss_reduction="sum",
+        grad_sample_mode=mode,
+    )
+    return private, next(iter(private.loader))[0]
+
+
+def released_of(private, x, direction, row, bound, autocast):
+    """The length of what one example adds where all others weigh nothing, and its norm."""
+    clipper = private.optimizer.clipper
+    with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+        out = private.module(x)
+    (out.float() * direction).sum().backward()
+    weights = (torch.arange(ROWS) == row).float()
+    sums = clipper.clipped_sum(max_grad_norm=bound, weights=weights)
+    assert {s.dtype for s in sums} == {torch.float32}
+    return float(torch.cat([s.flatten() for s in sums]).double().norm()), float(clipper.norms[row])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_released_is_what_norms_are_of(name, precision, mode):
+    """‖Σ‖ ≤ R (1 + ρ + (T + 3) √u); and in the modes that form gradients the norm is that of them.
+
+    The bound is that of ``check_norms_of_releases``, ρ that of ``row_norms``.
+    Without products nothing is rounded up, and nothing added up in another order.
+    """
+    build, shape, terms = LAYERS[name]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(ROWS, *shape, generator=generator)
+    for change in INPUTS.values():
+        torch.manual_seed(0)
+        module, inputs = build(), change(x)
+        if precision in HALF:
+            module, inputs = module.to(HALF[precision]), inputs.to(HALF[precision])
+        private, inputs = started(module, inputs, mode)
+        autocast = (
+            HALF.get(precision.removeprefix("autocast to ")) if precision not in HALF else None
+        )
+        numbers = len(flat(module))
+        rho = row_norms_error(numbers, torch.float32) + 24 * UNIT
+        with torch.no_grad():
+            out = module(inputs[:1]).shape[1:]
+        drawn = torch.randn(ROWS, *out, generator=generator)
+        for turn in DIRECTIONS.values():
+            direction = turn(drawn)
+            for row in range(ROWS):
+                length, norm = released_of(private, inputs, direction, row, 1e30, autocast)
+                assert math.isfinite(norm)
+                summed = terms if mode == "bookkeeping" else -3
+                off = rho + (summed + 3) * math.sqrt(UNIT)
+                assert length <= norm * (1 + off) + 1e-15
+                if mode != "bookkeeping":
+                    assert norm <= length * (1 + rho) + 1e-15
+                bound = 0.5 * norm
+                if bound > 0:
+                    length, _ = released_of(private, inputs, direction, row, bound, autocast)
+                    assert length <= bound * (1 + off)
+
+
+@pytest.mark.parametrize("allowed", ["medium", "high"])
+def test_sums_are_not_rounded_more_than_norms(mode, allowed, monkeypatch):
+    """Where the user lets torch multiply in bfloat16 or TensorFloat32, clipped sums do not."""
+    kinds = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    if not all(hasattr(kind, "fp32_precision") for kind in kinds):
+        pytest.skip("this torch has other switches")
+    seen, within = [], OuterProducts.weighted_sum
+
+    def looking(*args):
+        seen.append([kind.fp32_precision for kind in kinds])
+        return within(*args)
+
+    def casting(p):
+        seen.append([kind.fp32_precision for kind in kinds])
+        return torch.float32
+
+    monkeypatch.setattr(OuterProducts, "weighted_sum", looking)
+    monkeypatch.setattr(per_example, "summing_dtype", casting)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(allowed)
+    try:
+        wanted = [kind.fp32_precision for kind in kinds]
+        train(make(small_net(), images(), mode, scheme=everything_every_step(24, 1)))
+        assert [kind.fp32_precision for kind in kinds] == wanted
+        assert torch.get_float32_matmul_precision() == allowed
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen
+    assert all(precision == ["ieee", "ieee"] for precision in seen)

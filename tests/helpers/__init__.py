@@ -1,0 +1,1 @@
+"""What several test modules use: small models, files and runs."""
