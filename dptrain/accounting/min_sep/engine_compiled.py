@@ -109,7 +109,7 @@ def interval(law: MinSepLaw, sigma: float) -> int:
 def kernel_arguments(
     law: MinSepLaw, sigmas: Sequence[float], directions: Sequence[Direction]
 ) -> tuple[Any, ...]:
-    """What ``min_sep_kernel.log_ratios`` needs between the generators and the result."""
+    """What ``engine_kernel.log_ratios`` needs between the generators and the result."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands
