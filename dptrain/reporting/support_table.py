@@ -1,17 +1,12 @@
 """Which accountant answers for which scheme, strategy and adjacency: asked, not written down.
 
-``python -m dptrain.reporting.support_table --write README.md`` puts the table between the markers.
+``dptrain account --support`` prints the table.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
-import pathlib
-import re
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +30,6 @@ from dptrain.sampling import (
 )
 from dptrain.sampling.schemes import AnySizeScheme
 from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Strategy
-
-BEGIN, END = "<!-- support table -->", "<!-- end -->"
 
 # The run that the accountants are asked about. Costs belong to this size.
 STEPS, EXAMPLES, BINS, SEPARATION, BANDS, MANY_BANDS = 800, 40_000, 80, 16, 8, 160
@@ -203,37 +196,3 @@ def as_markdown() -> str:
 def _code(scheme: str) -> str:
     name, comma, rest = scheme.partition(", ")
     return f"`{name}`{comma}{rest}"
-
-
-def with_table(text: str) -> str:
-    """``text`` with the current table between the markers.
-
-    Raises:
-        ValueError: unless both markers are there once, in this order.
-    """
-    if text.count(BEGIN) != 1 or END not in text[text.index(BEGIN) :]:
-        raise ValueError(f"the text needs the lines {BEGIN} and {END} once, in this order")
-    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-    block = f"{BEGIN}\n{as_markdown()}\n{END}"
-    return pattern.sub(lambda _: block, text)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, or write it between the markers of a file."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--write", type=pathlib.Path, metavar="FILE")
-    options = parser.parse_args(argv)
-    if options.write is None:
-        print(as_markdown())
-        return 0
-    try:
-        text = options.write.read_text(encoding="utf-8")
-        options.write.write_text(with_table(text), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        print(f"{options.write}: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -37,9 +37,8 @@ class Block:
 
 
 def sources(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-    """Every page under docs/."""
-    # README.md joins them when it has become a page that runs.
-    return [*sorted((root / "docs").rglob("*.md"))]
+    """The README, and every page under docs/."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def blocks(text: str) -> list[Block]:

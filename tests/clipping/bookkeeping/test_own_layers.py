@@ -25,7 +25,7 @@ from tests.helpers.clipping_oracle import (
     reference,
 )
 
-README = pathlib.Path(__file__).parents[3] / "README.md"
+PAGE = pathlib.Path(__file__).parents[3] / "docs/tutorials/own-layers.md"
 
 
 @pytest.fixture(autouse=True)
@@ -83,9 +83,9 @@ def assert_trains(layer, x):
     assert type(private.module).__name__ == "BookkeepingModule"
 
 
-def test_the_example_of_the_readme():
-    section = README.read_text(encoding="utf-8").split("### Your own layers\n")[1]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
+def test_the_example_of_the_tutorial():
+    page = PAGE.read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
     names = {}
     exec(code, names)
     assert_trains(names["Scale"](8), torch.randn(4, 5, 8))
