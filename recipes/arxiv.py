@@ -14,9 +14,10 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from recipes.command import run_recipe
+from recipes.config import one_of
 from recipes.data.arxiv import ArxivData, arxiv
 from recipes.data.arxiv_tokens import load_tokenizer
 from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert, export
@@ -53,7 +54,7 @@ class DataSettings:
     duplicates: bool = True
     max_neighbours: int | None = None
     seed: int = 0  # of the shuffle and the bounding; public
-    on_error: str = "stop"
+    on_error: Annotated[str, one_of(("stop", "skip"))] = "stop"
     offline: bool = False
 
 
@@ -66,7 +67,7 @@ class ModelSettings:
     """
 
     source: str | None = None
-    head: str = MASKED_TOKENS
+    head: Annotated[str, one_of(HEADS)] = MASKED_TOKENS
     pretrained: bool = True
     tied: bool = True
     dropout: float | None = None
@@ -108,12 +109,6 @@ class ArxivSettings(RunSettings):
         ):
             if getattr(self.data, name) is None:
                 raise ValueError(f"data.{name}=null: name {what}")
-        self.check_choices(
-            {
-                "data.on_error": (self.data.on_error, ("stop", "skip")),
-                "model.head": (self.model.head, tuple(HEADS)),
-            }
-        )
         super().validate()
 
 

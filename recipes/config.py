@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import pathlib
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar, get_origin, get_type_hints
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from dptrain.configuration import Loader, one_line, read_yaml
 
 T = TypeVar("T")
+
+# Types of fields: what they allow is checked when a file is read, and by :func:`check_types`.
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def one_of(choices: Iterable[str]) -> AfterValidator:
+    """The annotation of a text that has to be one of a few: ``Annotated[str, one_of(NAMES)]``."""
+    known = tuple(choices)
+
+    def check(value: str) -> str:
+        if value not in known:
+            near = difflib.get_close_matches(value, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{hint}choose one of {', '.join(known)}")
+        return value
+
+    return AfterValidator(check)
 
 
 def load_config(
@@ -37,10 +55,10 @@ def load_config(
             the wrong type, or an override is not of the form ``field=value``.
         FileNotFoundError: if there is no such file.
     """
-    config = OmegaConf.structured(schema)
+    config = dataclasses.asdict(schema())  # type: ignore[call-overload]
     known = _Known.of(schema)
     if path is not None:
-        config = _merge(config, read_yaml(pathlib.Path(path)), known, source=str(path))
+        config = _merge(schema, config, read_yaml(pathlib.Path(path)), known, source=f"{path}: ")
     types = tuple(f"{group}.type=" for group in known.groups)
     # A type first: the order of the arguments must not decide whether a field is its own.
     for override in sorted(overrides, key=lambda text: not text.startswith(types)):
@@ -50,8 +68,17 @@ def load_config(
         nested: Any = _value(text, override)
         for part in reversed(field.split(".")):
             nested = {part: nested}
-        config = _merge(config, nested, known, source=repr(override))
-    return OmegaConf.to_object(config)  # type: ignore[return-value]
+        config = _merge(schema, config, nested, known, source="")
+    return _typed(schema, config)
+
+
+def check_types(config: Any) -> None:
+    """Hold an instance of a schema to the types of its fields, however it was made.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
+    _typed(type(config), dataclasses.asdict(config))
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -119,24 +146,48 @@ class _Known:
         return cls(leaves, groups)
 
 
-def _merge(config: DictConfig, tree: Any, known: _Known, *, source: str) -> DictConfig:
+def _merge(
+    schema: type, config: dict[str, Any], tree: Any, known: _Known, *, source: str
+) -> dict[str, Any]:
     for name in flatten(tree):
         group, dot, _ = name.partition(".")
         if name not in known.leaves and not (dot and group in known.groups):
-            raise ValueError(f"{source}: {_unknown(name, known.leaves)}")
+            raise ValueError(f"{source}{_unknown(name, known.leaves)}")
     for group, common in known.groups.items():
         new = tree.get(group, {})
         if not isinstance(new, Mapping):
-            raise ValueError(f"{source}: {_unknown(group, known.leaves)}")
+            raise ValueError(f"{source}{_unknown(group, known.leaves)}")
         if new.get("type", config[group].get("type")) != config[group].get("type"):
             kept = common if new["type"] is not None else ()  # no type, no fields
             config[group] = {name: config[group].get(name) for name in kept}
+    config = _united(config, tree)
+    _typed(schema, config, source=source)
+    return config
+
+
+def _united(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings in one, where they differ the new one's; groups that both have are united."""
+    both = {
+        name: _united(old[name], value)
+        for name, value in new.items()
+        if isinstance(value, Mapping) and isinstance(old.get(name), Mapping)
+    }
+    return {**old, **new, **both}
+
+
+def _typed(schema: type[T], tree: Mapping[str, Any], *, source: str = "") -> T:
+    """The instance of a schema with these values; strictly, so that 3.0 or true is no integer.
+
+    By way of JSON, since only from there a strict reading takes mappings for dataclasses.
+    """
     try:
-        return OmegaConf.merge(config, tree)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        name = getattr(error, "full_key", None) or "?"
-        what = str(error).splitlines()[0]
-        raise ValueError(f"{source}: field {name!r}: {what}") from error
+        return TypeAdapter(schema).validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name, value = ".".join(map(str, first["loc"])), json.dumps(first["input"])
+        what = first["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+        what = what.replace("a valid string", "text").replace("valid array", "list, e.g. [1, 2]")
+        raise ValueError(f"{source}{name}={value}: {what}") from error
 
 
 def _unknown(name: str, known: list[str]) -> str:

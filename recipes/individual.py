@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dptrain.configuration import SIZES
 from recipes.command import run_recipe
+from recipes.config import one_of
 from recipes.data.digit_conditions import DIGIT_GROUPS, digit_conditions
 from recipes.data.multilabel import ConditionGroups, MultiLabel
 from recipes.data.phenotypes import PHENOTYPES
@@ -42,7 +43,7 @@ class DataSettings:
     see ``recipes.data.phenotyping.phenotyping``; ``labels=null`` are the benchmark's 25.
     """
 
-    name: str = "digits"
+    name: Annotated[str, one_of(DATA_SETS)] = "digits"
     root: str | None = None
     labels: list[str] | None = None
     id_column: str | None = "stay"
@@ -78,7 +79,7 @@ class ModelSettings:
     """A multi-layer perceptron, see ``recipes.models.mlp.mlp``."""
 
     widths: list[int] | None = None
-    activation: str = "relu"
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
     groups: int = 0
     seed: int = 0  # of the initial weights; public
 
@@ -110,12 +111,6 @@ class IndividualSettings(RunSettings):
         Raises:
             ValueError: naming the field, the value and the remedy.
         """
-        self.check_choices(
-            {
-                "data.name": (self.data.name, tuple(DATA_SETS)),
-                "model.activation": (self.model.activation, tuple(ACTIVATIONS)),
-            }
-        )
         if self.data.name != "digits" and self.data.root is None:
             raise ValueError(
                 f"data.root=null: name the folder that holds the {self.data.name} files"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import Field
 
 from dptrain import MatrixMechanism
 from dptrain.accounting import ACCOUNTANTS, Accountant, find_accountants
@@ -23,11 +23,12 @@ from dptrain.configuration import (
 from dptrain.engine import ScaledAdam
 from dptrain.individual import IndividualFilter
 from dptrain.strategies import Strategy, check_bands_fit
-from recipes.config import flatten
+from recipes.config import Count, Positive, check_types, flatten, one_of
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
 
 NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Decay = Annotated[float, Field(ge=0, lt=1)]
 OPTIMIZERS = ("sgd", "adam", "scaled_adam")
 
 # Fields that a resumed run may change: they decide neither the model nor its guarantee.
@@ -68,7 +69,7 @@ class PrivacySettings:
     accountant: str | None = None
     certificates: str | None = None
     secure: bool = False
-    noise_dtype: str = "float32"
+    noise_dtype: Annotated[str, one_of(NOISE_DTYPES)] = "float32"
     regenerate_noise: bool = False
 
 
@@ -80,13 +81,15 @@ class OptimizerSettings:
     ``ScaledAdam`` for ``eps_scale`` and what ``max_grad_norm`` then means.
     """
 
-    name: str = "sgd"
-    lr: float = 0.5
-    momentum: float = 0.9
-    betas: list[float] = dataclasses.field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    eps_scale: float = 1e-3
-    schedule: str = "constant"
+    name: Annotated[str, one_of(OPTIMIZERS)] = "sgd"
+    lr: Positive = 0.5
+    momentum: Decay = 0.9
+    betas: Annotated[list[Decay], Field(min_length=2, max_length=2)] = dataclasses.field(
+        default_factory=lambda: [0.9, 0.999]
+    )
+    eps: Positive = 1e-8
+    eps_scale: Positive = 1e-3
+    schedule: Annotated[str, one_of(SCHEDULES)] = "constant"
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         """The optimiser over ``parameters``."""
@@ -132,19 +135,21 @@ class RunSettings:
         default_factory=lambda: {"type": None}, metadata={"common": COMMON}
     )
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
-    steps: int | None = None
-    epochs: float | None = None
-    simulate: float | None = None
+    steps: Count | None = None
+    epochs: Positive | None = None
+    simulate: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     grad_sample_mode: str = "bookkeeping"
     max_physical_batch_size: int | None = None
-    num_workers: int = 0
+    num_workers: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
     seed: int | None = None  # null: fresh entropy for sampling and noise; a number is a secret
-    threads: int | None = None  # null: torch's own choice; part of what makes a run repeatable
+    threads: Count | None = None  # null: torch's own choice; part of what makes a run repeatable
     debug_norms: bool = False
-    evaluate_every: int = 50
-    evaluate_examples: int | None = None  # null: the whole test set; the last evaluation always is
-    checkpoint_every: int = 50
+    evaluate_every: Count = 50
+    evaluate_examples: Count | None = (
+        None  # null: the whole test set; the last evaluation always is
+    )
+    checkpoint_every: Count = 50
     plots: bool = True
     output: str = "runs/run"
     overwrite: bool = False
@@ -155,13 +160,7 @@ class RunSettings:
         Raises:
             ValueError: naming the field, the value and the remedy.
         """
-        self.check_choices(
-            {
-                "privacy.noise_dtype": (self.privacy.noise_dtype, tuple(NOISE_DTYPES)),
-                "optimizer.name": (self.optimizer.name, OPTIMIZERS),
-                "optimizer.schedule": (self.optimizer.schedule, SCHEDULES),
-            }
-        )
+        check_types(self)
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(
                 f"steps={self.steps} and epochs={self.epochs}: give exactly one of them and set "
@@ -183,7 +182,6 @@ class RunSettings:
                 "the splits of a recipe read and its output tells; leave it out, or train with "
                 "dptrain.PrivacyEngine"
             )
-        self._check_numbers()
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
@@ -241,37 +239,6 @@ class RunSettings:
             if value is not None and _is_path(value):
                 found.append(name)
         return found
-
-    @staticmethod
-    def check_choices(fields: dict[str, tuple[Any, tuple[Any, ...]]]) -> None:
-        """Refuse values outside of their choices; ``fields`` maps names to (value, choices)."""
-        for field, (value, choices) in fields.items():
-            if value not in choices:
-                raise ValueError(f"{field}={value!r}: choose one of {', '.join(map(str, choices))}")
-
-    def _check_numbers(self) -> None:
-        for field, number in (
-            ("optimizer.lr", self.optimizer.lr),
-            ("optimizer.eps", self.optimizer.eps),
-            ("optimizer.eps_scale", self.optimizer.eps_scale),
-            ("steps", self.steps),
-            ("epochs", self.epochs),
-            ("threads", self.threads),
-            ("evaluate_every", self.evaluate_every),
-            ("evaluate_examples", self.evaluate_examples),
-            ("checkpoint_every", self.checkpoint_every),
-        ):
-            if number is not None and not (number > 0 and math.isfinite(number)):
-                raise ValueError(f"{field}={number}: must be positive")
-        if not 0 <= self.optimizer.momentum < 1:
-            raise ValueError(f"optimizer.momentum={self.optimizer.momentum}: must lie in [0, 1)")
-        betas = self.optimizer.betas
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"optimizer.betas={betas}: two numbers in [0, 1), e.g. [0.9, 0.999]")
-        if self.num_workers < 0:
-            raise ValueError(f"num_workers={self.num_workers}: 0 or more")
-        if self.simulate is not None and not (self.simulate >= 1 and math.isfinite(self.simulate)):
-            raise ValueError(f"simulate={self.simulate}: a factor of at least 1, or null")
 
     def with_steps(self, dataset_size: int) -> Self:
         """The same settings with the number of steps worked out for N examples."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from recipes.command import run_recipe
+from recipes.config import Count, one_of
 from recipes.data import Split, cifar10, cinic10, digits
 from recipes.models import vgg
 from recipes.run import seeded
@@ -34,14 +35,14 @@ class DataSettings:
     whose gradients are averaged before clipping.
     """
 
-    name: str = "digits"
+    name: Annotated[str, one_of(DATA_SETS)] = "digits"
     root: str | None = None
     test_fraction: float = 0.2
     split_seed: int = 0
     image_size: int = 32
     train_on_valid: bool = False
     augment: bool = False
-    views: int = 1
+    views: Count = 1
 
 
 @dataclasses.dataclass
@@ -72,13 +73,10 @@ class VisionSettings(RunSettings):
         Raises:
             ValueError: naming the field, the value and the remedy.
         """
-        self.check_choices({"data.name": (self.data.name, DATA_SETS)})
         if self.data.name != "digits" and self.data.root is None:
             raise ValueError(
                 f"data.root=null: name the folder that holds the {self.data.name} files"
             )
-        if self.data.views < 1:
-            raise ValueError(f"data.views={self.data.views}: at least 1")
         if self.data.views > 1 and not self.data.augment:
             raise ValueError(
                 f"data.views={self.data.views} with data.augment=false would show the same view "

@@ -156,7 +156,7 @@ def test_truncated_row_needs_no_more_noise_than_poisson(plan):
 
 
 def test_configuration_is_loaded_by_the_recipes(plan, tmp_path):
-    pytest.importorskip("omegaconf")
+    pytest.importorskip("pydantic")
     from recipes.config import load_config
     from recipes.vision import VisionSettings
 

@@ -151,7 +151,7 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
         (["data.tokenizer=/nowhere"], "no tokenizer '/nowhere'"),
         (["scheme.batch_size=10000"], "largest possible"),
         (["scheme.min_sep=4", "scheme.batch_size=80"], "largest possible"),
-        (["model.head=sentiment"], "model.head='sentiment'"),
+        (["model.head=sentiment"], 'model.head="sentiment"'),
         (["grad_sample_mode=ghost"], "grad_sample_mode='bookkeeping'"),
         (["data.max_examples=0"], "max_examples=0"),
         (["data.max_neighbours=0"], "max_neighbours=0"),

@@ -66,19 +66,49 @@ def test_an_unknown_field_in_the_file_names_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "message"),
     [
-        "optimizer.lr=fast",
-        "plots=perhaps",
-        "model.channels=[a]",
-        "model.channels=3",
-        "data.name=null",
+        ("optimizer.lr=fast", 'optimizer.lr="fast": it should be a valid number'),
+        ("optimizer.lr=true", "optimizer.lr=true: it should be a valid number"),
+        ("plots=perhaps", 'plots="perhaps": it should be a valid boolean'),
+        ("plots=1", "plots=1: it should be a valid boolean"),
+        ("steps=3.5", "steps=3.5: it should be a valid integer"),
+        ("steps='3'", 'steps="3": it should be a valid integer'),
+        ("steps=true", "steps=true: it should be a valid integer"),
+        ("model.channels=[a]", 'model.channels.0="a": it should be a valid integer'),
+        ("model.channels=3", "model.channels=3: it should be a list"),
+        ("data.name=null", "data.name=null: it should be text"),
+        ("output=7", "output=7: it should be text"),
+        ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]: List should have at least 2 items"),
+        ("optimizer.betas=[0.9, 1]", "optimizer.betas.1=1: it should be less than 1"),
+        (
+            "data.name=cifra10",
+            "data.name=\"cifra10\": did you mean 'cifar10'? choose one of digits",
+        ),
+        ("optimizer.name=adan", "optimizer.name=\"adan\": did you mean 'adam'? choose one of sgd"),
+        ("optimizer.name=lion", 'optimizer.name="lion": choose one of sgd'),
     ],
 )
-def test_a_wrong_type_names_the_field(wrong):
-    field = wrong.partition("=")[0]
-    with pytest.raises(ValueError, match=rf"field '{field}"):
+def test_a_wrong_value_names_the_field_and_what_it_should_be(tmp_path, wrong, message):
+    with pytest.raises(ValueError, match=r"should|choose") as caught:
         load_config(VisionSettings, None, [wrong])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+    field, _, value = wrong.partition("=")
+    *groups, name = field.split(".")
+    text = "".join(f"{'  ' * depth}{group}:\n" for depth, group in enumerate(groups))
+    path = _write(tmp_path, f"{text}{'  ' * len(groups)}{name}: {value}\n")
+    with pytest.raises(ValueError, match=r"should|choose") as caught:
+        load_config(VisionSettings, path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_settings_made_in_python_are_held_to_the_same_types():
+    settings = load_config(VisionSettings, None, ["steps=9"])
+    settings.validate()
+    settings.simulate = 0.5
+    with pytest.raises(ValueError, match=r"^simulate=0\.5: .*greater than or equal to 1"):
+        settings.validate()
 
 
 def test_a_group_is_not_a_field():
@@ -135,7 +165,7 @@ def test_differences_name_the_fields():
         (["steps=1", "scheme.type=MinSeb"], "MinSep, Poisson"),
         (["steps=1", "data.name=mnist"], "digits"),
         (["steps=1", "checkpoint_every=0"], "checkpoint_every"),
-        (["steps=1", "privacy.noise_dtype=float16"], "privacy.noise_dtype='float16'.*bfloat16"),
+        (["steps=1", "privacy.noise_dtype=float16"], 'privacy.noise_dtype="float16".*bfloat16'),
         (["steps=1", "privacy.secure=true", "seed=3"], "seed=3.*privacy.secure"),
         (["steps=1", "device=cuda:99"], "device='cuda:99' cannot be used here"),
     ],
