@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 
 from dptrain.mechanism import MatrixMechanism
@@ -119,7 +120,7 @@ def test_all_modes_learn_the_same(config, tmp_path, monkeypatch, mode):
     for name, options in (("hooks", ["max_physical_batch_size=500"]), (mode, [])):
         options = [*options, f"grad_sample_mode={name}", "model.groups=2"]
         assert _main(config, tmp_path / name, *options) == 0
-        models.append(torch.load(tmp_path / name / "model.pt", weights_only=True))
+        models.append(load_file(tmp_path / name / "model.safetensors"))
     for ours, theirs in zip(models[0].values(), models[1].values(), strict=True):
         assert torch.allclose(ours, theirs, rtol=0, atol=1e-9)
 
@@ -154,10 +155,10 @@ def test_groups_are_the_data_sets_own_unless_stated():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["data.name=mimic"], "data.name='mimic': choose one of digits, phenotyping"),
+        (["data.name=mimic"], 'data.name="mimic": choose one of digits, phenotyping'),
         (["data.name=phenotyping"], "data.root=null: name the folder"),
         (["data.name=phenotyping", "data.root=nowhere"], "no folder nowhere"),
-        (["model.activation=gelu"], "model.activation='gelu'"),
+        (["model.activation=gelu"], "model.activation=\"gelu\": did you mean 'relu'"),
         (["groups.conditions=[eight]"], "'eight' is no label"),
         (["groups.size=0"], "size=0"),
     ],

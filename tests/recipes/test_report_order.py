@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-import torch
 import yaml
+from safetensors.torch import load_file
 
 import recipes.report
 import recipes.run
@@ -20,7 +20,7 @@ def test_model_and_statement_are_there_before_the_profile(config, tmp_path, monk
     output, seen = tmp_path / "run", {}
 
     def stopped(*_):
-        seen["model"] = torch.load(output / "model.pt", weights_only=True)
+        seen["model"] = load_file(output / "model.safetensors")
         seen["statement"] = json.loads((output / "privacy_report.json").read_text())
         raise KeyboardInterrupt
 

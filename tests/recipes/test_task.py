@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+from safetensors.torch import load_model
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from recipes.task import Task, evaluate, measure
+from recipes.task import Task, evaluate, measure, save_weights
 
 ROWS = 600  # several evaluation batches, the last one smaller
 
@@ -94,3 +95,23 @@ def test_an_evaluation_changes_nothing():
     assert torch.equal(torch.get_rng_state(), state)
     assert task.model.training
     assert all(p.grad is None for p in task.model.parameters())
+
+
+def test_weights_are_read_back_bit_for_bit_also_tied_and_transposed_ones(tmp_path):
+    """safetensors refuses tensors that share memory or are not contiguous, if they are not told."""
+
+    def tied():
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 3))
+        model[1].weight = model[0].weight
+        model[2].weight = nn.Parameter(torch.randn(5, 3).t())
+        model.register_buffer("mean", torch.randn(3, dtype=torch.float64))
+        return model
+
+    torch.manual_seed(0)
+    trained, read = tied(), tied()
+    save_weights(trained, tmp_path / "model.safetensors")
+    load_model(read, tmp_path / "model.safetensors")
+    assert read[1].weight is read[0].weight
+    ours, theirs = trained.state_dict(), read.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_model
 
 from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.core.randomness import split_seed
@@ -31,7 +32,7 @@ def test_every_file_is_written(finished):
         "config.yaml",
         "metrics.jsonl",
         "checkpoint.pt",
-        "model.pt",
+        "model.safetensors",
         "ledger.jsonl",
         "tensorboard",
         "privacy_report.json",
@@ -51,7 +52,7 @@ def test_every_file_is_written(finished):
 
 def test_the_saved_model_is_the_trained_one(finished):
     model = vgg(in_channels=1, classes=10, image_size=8, channels=[4], groups=2, hidden=4)
-    model.load_state_dict(torch.load(finished / "model.pt", weights_only=True))
+    assert load_model(model, finished / "model.safetensors") == (set(), [])
     trained = load_checkpoint(finished)["run"]["module"].values()
     for ours, theirs in zip(model.state_dict().values(), trained, strict=True):
         assert torch.equal(ours, theirs)
