@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 # Inductor keeps what it compiled, and takes it up again for other vector instructions too, where it
-# computes nonsense. So every setting of those has a cache of its own (CONTRIBUTING.md).
+# computes nonsense. So every setting of those has a cache of its own (docs/contributing/index.md).
 _INSTRUCTIONS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
 _SETTING = "-".join(os.environ.get(name, "any").lower() for name in _INSTRUCTIONS)
 _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-{_SETTING}"
