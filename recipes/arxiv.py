@@ -39,10 +39,19 @@ from recipes.task import Export, Task
 class DataSettings:
     """The snapshot, and which of its papers are used.
 
-    ``max_examples`` is k, the most training examples of an author; ``duplicates`` uses a paper
-    several times while all of its authors have room. ``max_neighbours`` bounds how many training
-    examples share an author with one of them, itself included: fewer papers, larger batches under
-    exclusion. Nothing is fetched when ``offline``.
+    Attributes:
+        path: the snapshot, arxiv-metadata-oai-snapshot.json: one JSON object a line.
+        cache_dir: folder in which what was read and tokenized is kept.
+        tokenizer: a folder, or a name on the hub. It must not have been trained on the snapshot.
+        max_length: tokens of an abstract; what is longer is cut.
+        test_size: papers held out.
+        max_examples: k, the most training examples of an author, copies counted.
+        duplicates: use a paper several times while all of its authors have room.
+        max_neighbours: most training examples that share an author with one of them, itself
+            included; fewer papers, larger batches under exclusion. null: any number.
+        seed: of the shuffle and the bounding; public.
+        on_error: stop at the first bad line, or skip such lines and report them.
+        offline: never ask the hub.
     """
 
     path: str | None = None
@@ -53,17 +62,27 @@ class DataSettings:
     max_examples: int = 2
     duplicates: bool = True
     max_neighbours: int | None = None
-    seed: int = 0  # of the shuffle and the bounding; public
+    seed: int = 0
     on_error: Annotated[str, one_of(("stop", "skip"))] = "stop"
     offline: bool = False
 
 
 @dataclasses.dataclass
 class ModelSettings:
-    """``source`` is a folder or a hub name; null makes a new BERT of the sizes below.
+    """A BERT: one that exists, or a new one of stated sizes.
 
-    ``head`` says what is learned: ``masked-tokens`` (cross entropy of an abstract's masked tokens)
-    or ``category`` (cross entropy of its archive).
+    Attributes:
+        source: a folder or a name on the hub; null is a new model of the sizes below.
+        head: what is learned: masked-tokens (cross entropy of an abstract's masked tokens) or
+            category (cross entropy of its archive).
+        pretrained: whether the source's weights are taken; false takes its sizes only.
+        tied: whether the head of masked-tokens shares the embedding's weight.
+        dropout: probability; null is the source's.
+        hidden_size: width of a new model.
+        layers: of a new model.
+        heads: of attention in a new model.
+        intermediate_size: width inside the feed-forward parts of a new model.
+        seed: of weights that begin at random; public.
     """
 
     source: str | None = None
@@ -75,12 +94,17 @@ class ModelSettings:
     layers: int = 2
     heads: int = 2
     intermediate_size: int = 512
-    seed: int = 0  # of weights that begin at random; public
+    seed: int = 0
 
 
 @dataclasses.dataclass
 class ArxivSettings(RunSettings):
-    """A whole run of the arXiv recipe."""
+    """A whole run on arXiv abstracts, private for every author.
+
+    Attributes:
+        data: the papers.
+        model: the transformer.
+    """
 
     # Where things lie; what they are is recognised by the fingerprints of graph and tokens.
     free_on_resume: ClassVar[tuple[str, ...]] = (

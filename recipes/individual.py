@@ -39,8 +39,20 @@ DATA_SETS = {"digits": DIGIT_GROUPS, "phenotyping": PAPER_GROUPS}
 class DataSettings:
     """Which table, where it is, and how it is read.
 
-    ``test_fraction`` and ``split_seed`` are those of digits, all other fields those of phenotyping,
-    see ``recipes.data.phenotyping.phenotyping``; ``labels=null`` are the benchmark's 25.
+    Attributes:
+        name: digits (conditions of scikit-learn's handwritten digits) or phenotyping (a table of
+            yours, such as MIMIC-III's acute conditions).
+        root: folder of phenotyping's CSV or Parquet files: train, test, and val if there is one.
+        labels: of phenotyping, names of the label columns; null is the benchmark's 25.
+        id_column: of phenotyping, the column that names the rows and is no feature; null is none.
+        scaling: of phenotyping, a JSON file in ``root`` with public bounds of the features, which
+            become -1 and 1; null takes the features as they are.
+        clip: of phenotyping, scaled values beyond ±clip become ±clip; null leaves them.
+        missing: of phenotyping, what stands for missing values after scaling.
+        indicators: of phenotyping, add a feature to each: 1 where it is missing, else 0.
+        train_on_val: of phenotyping, train on the validation rows as well.
+        test_fraction: of digits, the share that is held out, in (0, 1).
+        split_seed: of digits, which images are held out; public.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
@@ -58,15 +70,19 @@ class DataSettings:
 
 @dataclasses.dataclass
 class GroupSettings:
-    """Of which rows to report, see ``recipes.data.multilabel.ConditionGroups``.
+    """Of which rows to report, by two of their labels; a null is the data set's own.
 
-    A null is the data set's own: two conditions and sizes that fit it.
+    Attributes:
+        conditions: names of two labels; rows are told apart by which of them they have.
+        size: the most training rows of a group.
+        test_size: the most test rows of a group.
+        seed: of the draw of rows; public.
     """
 
     conditions: list[str] | None = None
     size: int | None = None
     test_size: int | None = None
-    seed: int = 0  # public
+    seed: int = 0
 
     def build(self, data_set: str) -> ConditionGroups:
         """The groups of a data set."""
@@ -76,17 +92,31 @@ class GroupSettings:
 
 @dataclasses.dataclass
 class ModelSettings:
-    """A multi-layer perceptron, see ``recipes.models.mlp.mlp``."""
+    """A multi-layer perceptron.
+
+    Attributes:
+        widths: of the hidden layers; null is one of (features + labels)/2, and an empty list is a
+            linear model.
+        activation: relu or tanh.
+        groups: of a GroupNorm before each activation; 1 is layer normalization, 0 none.
+        seed: of the initial weights; public.
+    """
 
     widths: list[int] | None = None
     activation: Annotated[str, one_of(ACTIVATIONS)] = "relu"
     groups: int = 0
-    seed: int = 0  # of the initial weights; public
+    seed: int = 0
 
 
 @dataclasses.dataclass
 class IndividualSettings(RunSettings):
-    """A whole run: full batches (``epoch_length: 1``) of independent noise, Adam."""
+    """A whole run: full batches (``epoch_length: 1``) of independent noise, Adam.
+
+    Attributes:
+        data: the table.
+        groups: rows to report on.
+        model: the network.
+    """
 
     # Where the table lies; what it is is recognised by its fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")

@@ -51,15 +51,24 @@ PATHS = ("output", "privacy.certificates")
 
 @dataclasses.dataclass
 class PrivacySettings:
-    """The target (epsilon, delta), or a noise multiplier; delta = null is 1/(2 · population).
+    """The target (epsilon, delta), or a noise multiplier, and how the noise is made.
 
     With an individual filter the target is the filter's and ``epsilon`` is null.
 
-    The population is the number of training examples, or of users under a user-level scheme.
-    ``certificates`` is a folder in which the certificates of simulated accounting are kept, so that
-    the next run of the same mechanism need not simulate again.
-    ``accountant`` (null: the tightest), ``secure``, ``noise_dtype`` and ``regenerate_noise`` are
-    those of ``make_private``.
+    Attributes:
+        epsilon: the target ε; null where ``noise_multiplier`` is stated.
+        delta: δ; null is 1/(2 · population), which is the number of training examples, or of users
+            under a scheme of users.
+        noise_multiplier: σ, instead of ``epsilon``.
+        max_grad_norm: R, the norm that every example's gradient is clipped to.
+        accountant: name of the accountant; null is the tightest that answers.
+        certificates: folder in which the certificates of simulated accounting are kept, so that the
+            next run of the same mechanism need not simulate again; null keeps none.
+        secure: draw noise from a cryptographic generator and rounded so that floating-point numbers
+            give nothing away; slower, and ``seed`` has to be null.
+        noise_dtype: of the buffers of past noise, float32 or bfloat16. bfloat16 halves them, and
+            the guarantee is then an estimate.
+        regenerate_noise: draw past noise again instead of keeping it; BISR and BandInvMF only.
     """
 
     epsilon: float | None = 8.0
@@ -75,10 +84,19 @@ class PrivacySettings:
 
 @dataclasses.dataclass
 class OptimizerSettings:
-    """sgd (``momentum``), adam or scaled_adam (``betas``, ``eps``), and the learning rate.
+    """The optimizer, its parameters and the course of the learning rate.
 
-    scaled_adam scales each example's gradient before it is clipped (scale-then-privatise), see
-    ``ScaledAdam`` for ``eps_scale`` and what ``max_grad_norm`` then means.
+    Attributes:
+        name: sgd, adam or scaled_adam. scaled_adam scales each example's gradient before it is
+            clipped (scale-then-privatise), and ``privacy.max_grad_norm`` is of scaled gradients.
+        lr: learning rate.
+        momentum: of sgd, in [0, 1).
+        betas: of adam and scaled_adam, two numbers in [0, 1).
+        eps: of adam and scaled_adam, added to the root of the second moment.
+        eps_scale: of scaled_adam, added to the root by which gradients are divided.
+        schedule: factor of the learning rate over the run: constant, linear or cosine (both fall to
+            0), or late_linear (1 for a quarter of the run, then linearly to 1/20 at three
+            quarters).
     """
 
     name: Annotated[str, one_of(OPTIMIZERS)] = "sgd"
@@ -105,16 +123,37 @@ class OptimizerSettings:
 
 @dataclasses.dataclass
 class RunSettings:
-    """A whole run. Give ``steps`` or ``epochs`` (expected passes over the training set).
+    """A whole run. Exactly one of ``steps`` and ``epochs`` is given.
 
-    ``scheme`` and ``strategy`` are any of dptrain's: the name of the class as ``type``, and its
-    fields. Every scheme takes ``batch_size`` (expected) or ``epoch_length`` (N / batch size).
-    ``clipping`` is any of dptrain's clipping styles in the same way, and ``debug_norms`` adds norms
-    of gradients to the training metrics, which are not for release.
-    ``individual`` is any of dptrain's individual privacy filters, or none (``type: null``), see
-    ``recipes.filter_settings.FilterSettings``.
-    ``simulate`` divides batch size and noise by this factor, for cheap tuning; such a run is not
-    private.
+    Attributes:
+        scheme: how batches are drawn: a class as ``type``, and its fields.
+        strategy: how the noise of the steps is correlated: a class as ``type``, and its fields.
+        privacy: the target and the noise.
+        clipping: how gradients are clipped: a class as ``type``, and its fields.
+        individual: a privacy budget for every example: a filter's class as ``type``, and its
+            fields; ``{type: null}`` is none.
+        optimizer: what takes the noisy gradients.
+        steps: optimizer steps of the whole run.
+        epochs: instead of ``steps``, expected passes over the training set.
+        simulate: divides batch size and noise by this factor, for cheap tuning. Such a run is **not
+            private**, and its folder says so.
+        grad_sample_mode: how gradients of single examples are found: bookkeeping, hooks or
+            functorch.
+        max_physical_batch_size: most examples that are on the device at once; larger batches come
+            in parts. null: no limit.
+        num_workers: processes that load data.
+        device: cpu, cuda, cuda:1 and so on.
+        seed: of sampling and noise. null draws fresh entropy; a number repeats the run and is a
+            **secret**, as whoever knows it can subtract the noise.
+        threads: of torch; null is torch's own choice. It is part of what makes a run repeatable.
+        debug_norms: add norms of gradients to the training metrics, which are private.
+        evaluate_every: steps between two evaluations on the test set.
+        evaluate_examples: how many test examples they use; null is all, as the last one always
+            does.
+        checkpoint_every: steps between two checkpoints.
+        plots: draw the curves and the privacy profile at the end; needs matplotlib.
+        output: folder of the run.
+        overwrite: begin anew in a folder that holds another run.
     """
 
     free_on_resume: ClassVar[tuple[str, ...]] = FREE_ON_RESUME
@@ -142,13 +181,11 @@ class RunSettings:
     max_physical_batch_size: int | None = None
     num_workers: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
-    seed: int | None = None  # null: fresh entropy for sampling and noise; a number is a secret
-    threads: Count | None = None  # null: torch's own choice; part of what makes a run repeatable
+    seed: int | None = None
+    threads: Count | None = None
     debug_norms: bool = False
     evaluate_every: Count = 50
-    evaluate_examples: Count | None = (
-        None  # null: the whole test set; the last evaluation always is
-    )
+    evaluate_examples: Count | None = None
     checkpoint_every: Count = 50
     plots: bool = True
     output: str = "runs/run"

@@ -1,6 +1,14 @@
 """Run a grid of configurations, one after the other, and compare the results.
 
 ``python -m recipes.sweep --grid configs/grids/cinic10.yaml [field=value ...] [--list]``
+
+Attributes:
+    recipe: vision, arxiv or individual.
+    output: folder that gets a folder for every run.
+    common: for every run, ``field: [values]`` lines; a run is made for each combination, and
+        ``"=field"`` stands for the value of another field.
+    runs: a list of configurations: ``config``, a YAML file, and ``grid``, further
+        ``field: [values]`` lines for it alone.
 """
 
 from __future__ import annotations
@@ -135,7 +143,9 @@ def summarise(found: Sequence[Member], output: pathlib.Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m recipes.sweep", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m recipes.sweep", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--grid", required=True, help="YAML file, e.g. configs/grids/*.yaml")
     parser.add_argument("--output", help="folder of the runs (the entry output)")
     parser.add_argument("--list", action="store_true", help="show the runs without starting them")

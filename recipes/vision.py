@@ -30,9 +30,17 @@ DATA_SETS = ("digits", "cifar10", "cinic10")
 class DataSettings:
     """Which images, where they are, and how they are changed while training.
 
-    ``test_fraction``, ``split_seed`` and ``image_size`` are those of digits; ``train_on_valid``
-    that of cinic10. ``views`` is the augmentation multiplicity: so many random views of an example,
-    whose gradients are averaged before clipping.
+    Attributes:
+        name: digits (1,797 images that come with scikit-learn), cifar10 or cinic10.
+        root: folder of cifar10 or cinic10, which is not downloaded.
+        test_fraction: of digits, the share that is held out, in (0, 1).
+        split_seed: of digits, which images are held out; public.
+        image_size: of digits, height and width in pixels that they are enlarged to.
+        train_on_valid: of cinic10, train on the validation split as well.
+        augment: random crops and flips of the training images; needs torchvision, and not for
+            digits.
+        views: the augmentation multiplicity: so many random views of an example, whose gradients
+            are averaged before clipping.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
@@ -47,17 +55,29 @@ class DataSettings:
 
 @dataclasses.dataclass
 class ModelSettings:
-    """A VGG: channels per block, groups of its GroupNorm (0: none), width of its dense layer."""
+    """A VGG.
+
+    Attributes:
+        channels: of each block of two convolutions; every block halves height and width.
+        groups: of each GroupNorm; 0 is no normalization.
+        hidden: width of the dense layer before the classifier.
+        seed: of the initial weights; public.
+    """
 
     channels: list[int] = dataclasses.field(default_factory=lambda: [32, 64, 128])
     groups: int = 8
     hidden: int = 128
-    seed: int = 0  # of the initial weights; public
+    seed: int = 0
 
 
 @dataclasses.dataclass
 class VisionSettings(RunSettings):
-    """A whole run of the vision recipe."""
+    """A whole run of the recipe for images.
+
+    Attributes:
+        data: the images.
+        model: the network.
+    """
 
     # Where the images lie; what they are is recognised by their fingerprint.
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")

@@ -29,8 +29,10 @@ def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
         type=pathlib.Path,
         help="YAML configuration: its scheme, strategy, steps and privacy",
     )
-    group.add_argument("--scheme", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
-    group.add_argument("--strategy", nargs="+", metavar=("TYPE", "FIELD=VALUE"))
+    for name, what in (("scheme", "how batches are drawn"), ("strategy", "shape of the noise")):
+        group.add_argument(
+            f"--{name}", nargs="+", metavar=("TYPE", "FIELD=VALUE"), help=f"{what}: class, fields"
+        )
     group.add_argument(
         "--dataset-size", type=int, help="N, number of examples; default: the scheme's nominal_size"
     )

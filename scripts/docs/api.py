@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 
-from scripts.docs import faces, roles
+from scripts.docs import faces, references
 
 FOLDER = "reference/api"
 
@@ -37,7 +37,7 @@ def _page(room: str) -> str:
     lines += ["| name | what it is |", "|---|---|"]
     for each in names:
         home = faces.homes()[each.path]
-        sentence = roles.rewritten(faces.first_sentence(each), each.path).replace("|", "\\|")
+        sentence = references.rewritten(faces.first_sentence(each), each.path).replace("|", "\\|")
         lines.append(f"| [`{each.name}`][{home.path}] | {sentence} |")
     lines.append("")
     for each in names:
@@ -49,4 +49,4 @@ def _page(room: str) -> str:
 def _about(room: str) -> str:
     """The docstring of a room."""
     text = inspect.cleandoc(importlib.import_module(room).__doc__ or "")
-    return roles.rewritten(text, room)
+    return references.rewritten(text, room)

@@ -9,7 +9,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from scripts.docs import api, formulas, pages, tables
+from scripts.docs import api, commands, configuration, formulas, pages, tables
 
 _log = logging.getLogger("mkdocs.dptrain")
 _PLOTS = "assets/plots"
@@ -17,7 +17,12 @@ _PLOTS = "assets/plots"
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from the code, and the font of the formulas."""
-    for path, text in api.pages().items():
+    made = {
+        **api.pages(),
+        commands.PAGE: commands.page(),
+        configuration.PAGE: configuration.page(),
+    }
+    for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     files.append(File.generated(config, "assets/math.woff", content=formulas.font()))
     for plot in tables.figures().values():

@@ -30,6 +30,8 @@ from dptrain.clipping.probe.untouched import replay, untouched
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 
 PROBES = ("first", "shapes", "off")
+"""When the probe looks: at the first batch, at every new shape of inputs, or never."""
+
 _MOST = 8  # examples that a probe is made of
 _DEPTH = 4  # of objects within what a module returns
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same

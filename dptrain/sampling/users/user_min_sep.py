@@ -106,8 +106,12 @@ class UserMinSep(UserScheme):
     ) -> Self:
         """The scheme with the smallest p at which batches have ``batch_size`` examples on average.
 
-        ``method`` and ``seed`` are those of
-        ``probability_for_batch_size``.
+        Args:
+            graph, min_sep, steps, exclusion, burn_in: as for the scheme itself.
+            batch_size: B̄ > 0.
+            method: how p is found, ``"exact"`` or ``"simulation"``; ``None``: exact where that
+                is possible.
+            seed: of the simulation; public.
 
         Raises:
             ValueError: if exclusion allows no such batches; the message gives the largest.
