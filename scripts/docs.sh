@@ -17,6 +17,7 @@ if ! cmp -s .venv/.dptrain-stamp "$stamp"; then
     cp .venv/.dptrain-stamp "$stamp"
 fi
 
+export NO_MKDOCS_2_WARNING=1
 case "${1:-build}" in
 build) exec "$PYTHON" -m scripts.docs build ;;
 serve) exec "$PYTHON" -m mkdocs serve --watch dptrain --watch recipes --watch scripts/docs ;;

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import html
-import importlib.resources
+import importlib.util
 import io
+import pathlib
 import re
 from collections.abc import Callable
 
@@ -50,8 +51,11 @@ def font() -> bytes:
     Browsers draw roots and tall brackets only with a font that has a MATH table, and not every
     system has one. Characters that no formula uses are left out, which makes a fifth of it.
     """
-    source = importlib.resources.files("ziamath") / "fonts" / "STIXTwoMath-Regular.ttf"
-    whole = ttLib.TTFont(io.BytesIO(source.read_bytes()))
+    package = importlib.util.find_spec("ziamath")  # its fonts, and none of its code
+    assert package is not None
+    assert package.origin is not None
+    source = pathlib.Path(package.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+    whole = ttLib.TTFont(source)
     options = subset.Options()
     options.hinting = False
     options.layout_features = ["ssty", "dtls", "flac", "kern"]
