@@ -46,9 +46,6 @@ from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlo
 from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 
-# All accountants, in the order in which they are asked: without simulation first. Which of those
-# that cover a mechanism are chosen automatically is theirs to say (``Accountant.reserved``); of
-# those that simulate only the first is.
 ACCOUNTANTS: list[Accountant] = [
     PoissonPLD(),
     PoissonAddRemove(),
@@ -77,6 +74,11 @@ ACCOUNTANTS: list[Accountant] = [
     UserMinSepMonteCarlo(),
     ExposedSteps(),
 ]
+"""All accountants, in the order in which they are asked: without simulation first.
+
+Which of those that cover a mechanism are chosen automatically is theirs to say
+(``Accountant.reserved``); of those that simulate only the first is.
+"""
 
 
 def accountants_for(

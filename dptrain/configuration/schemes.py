@@ -10,7 +10,9 @@ from typing import Any
 from dptrain.configuration.typed import members_of, named_type, stated_fields
 from dptrain.sampling import AttributionGraph, Scheme, public_size
 
-SIZES = ("batch_size", "epoch_length")  # stated for every scheme; exactly one of them
+SIZES = ("batch_size", "epoch_length")
+"""Fields that every scheme has in a configuration, of which exactly one is stated."""
+
 _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated
 
 

@@ -11,6 +11,7 @@ from dptrain.sampling import Poisson
 from dptrain.strategies import PREFIX_SUMS, Workload, checked_workload
 
 DEFAULT_BANDS = 64
+"""Most bands of the strategies that are compared, unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,13 @@ import tempfile
 from collections.abc import Iterator
 
 MARK = "not for release"
+"""What is said with everything that was computed from raw training examples."""
+
 WARNING = (
     "NOT FOR RELEASE: private data. The numbers below were computed from the raw training "
     "examples and are not covered by the guarantee of the model."
 )
+"""The first line of such a file."""
 OWNER_ONLY = 0o600
 
 

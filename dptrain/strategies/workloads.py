@@ -56,6 +56,7 @@ class PrefixSums(Workload):
 
 
 PREFIX_SUMS = PrefixSums()
+"""The workload of plain SGD, whose iterates are sums of all gradients so far."""
 
 
 def checked_workload(workload: Workload) -> Workload:

@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dptrain.clipping.styles import ClippingStyle
-from dptrain.configuration.typed import members_of
+from dptrain.clipping.base import ClippingStyle
+from dptrain.configuration import members_of
 from dptrain.individual import IndividualFilter
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy

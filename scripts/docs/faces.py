@@ -81,8 +81,8 @@ def docstring(each: Public) -> str:
         return each.value.__doc__ or ""
     if isinstance(each.value, type):
         return each.value.__dict__.get("__doc__") or ""
-    if callable(each.value) and getattr(each.value, "__qualname__", None) is not None:
-        return getattr(each.value, "__doc__", None) or ""
+    if isinstance(each.value, types.FunctionType):
+        return each.value.__doc__ or ""
     return _below_assignment(each.room, each.name)
 
 

@@ -1,4 +1,4 @@
-"""References in docstrings, ``:class:`~dptrain.sampling.MinSep```, as links of the site.
+"""Names in docstrings as links of the site, plain (``MinSep``) or with Sphinx's roles.
 
 To what is public; of all else the bare name is left, as there is no page to link to.
 """
@@ -11,6 +11,8 @@ import types
 
 from scripts.docs import faces
 
+# ``MinSep``, ``MinSep.for_batch_size``, ``dptrain.noise``: a class or a path, no argument's name.
+_NAME = re.compile(r"(?<!`)``(?P<target>[A-Z]\w*(?:\.\w+)*|dptrain(?:\.\w+)+)``(?!`)")
 _ROLE = re.compile(
     r":(?:class|meth|func|mod|attr|data|exc|obj):`(?:(?P<title>[^`<]+?)\s*<)?"
     r"(?P<short>~?)(?P<target>[\w.]+)>?`"
@@ -27,10 +29,16 @@ def rewritten(text: str, where: str = "") -> str:
     def link(match: re.Match[str]) -> str:
         target = match["target"]
         shown = match["title"] or (target.rpartition(".")[2] if match["short"] else target)
-        address = find(target, where)
-        return f"`{shown}`" if address is None else f"[`{shown}`][{address}]"
+        return _linked(shown, target, where)
 
-    return _ROLE.sub(link, text)
+    text = _ROLE.sub(link, text)
+    return _NAME.sub(lambda match: _linked(match["target"], match["target"], where), text)
+
+
+def _linked(shown: str, target: str, where: str) -> str:
+    address = find(target, where)
+    itself = address is None or address == find(where)
+    return f"`{shown}`" if itself else f"[`{shown}`][{address}]"
 
 
 def find(target: str, where: str = "") -> str | None:

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""References in docstrings, ````MinSep````, as links of the site."""
-=======
 """What the API reference makes of docstrings while mkdocstrings reads them."""
->>>>>>> 59170d1 (Generate the reference of configurations and of the command line)
 
 from __future__ import annotations
 

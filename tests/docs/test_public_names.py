@@ -61,6 +61,8 @@ def test_the_front_door_is_described_in_its_rooms() -> None:
         (":class:`the scheme <dptrain.MinSep>`", "[`the scheme`][dptrain.sampling.MinSep]"),
         (":func:`~dptrain.nowhere.nothing`", "`nothing`"),
         (":meth:`MinSep._hidden`", "`MinSep._hidden`"),
+        ("``MinSep``, ``steps``", "[`MinSep`][dptrain.sampling.MinSep], ``steps``"),
+        ("``dptrain.nowhere.nothing``", "`dptrain.nowhere.nothing`"),
     ],
 )
 def test_references_become_links_to_what_is_public(role: str, link: str) -> None:

@@ -18,9 +18,11 @@ from dptrain.sampling import Scheme
 
 SMALLEST_SIGMA = 1e-3  # below, squared losses leave double precision, and ε would be millions
 
-# With Gaussian noise δ is positive at every ε. Where it vanishes in double precision, this is the
-# bound: what is lost to underflow is far less.
 SMALLEST_DELTA = 1e-300
+"""The bound on δ where it vanishes in double precision.
+
+With Gaussian noise δ is positive at every ε; what is lost to underflow is far less than this.
+"""
 
 # Belongs to every statement about users: fixed-graph adjacency (``notation``).
 PUBLIC_GRAPH = (

@@ -12,12 +12,12 @@ from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
 
-# Belongs to every statement of add-remove: what the theorems take for granted.
 SETTINGS_ARE_PUBLIC = (
     "Added or removed is an example while every setting stays as it is (nominal size, which "
     "divides the sum, sampling probability, steps, largest batch): they must not be set from the "
     "exact number of examples, nor may that number be published"
 )
+"""Belongs to every statement of add-remove: what the theorems take for granted."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,9 @@ from dptrain.core import Array
 # Relative rounding of ρ: far above the error of the quadrature (checked against 50 digits to be
 # under 1e-12) and above what adding up a million charges in double precision can lose.
 RELATIVE_PAD = 1e-9
+
 LARGEST_ORDER = 1e4
+"""The largest Rényi order that divergences are computed for."""
 
 _EXPONENT = 60.0  # the trapezoidal rule is off by a factor of at most 1 ± 2e^-60
 _REACH = 12.0  # standard deviations of the integrand beyond its outermost bump; e^-72

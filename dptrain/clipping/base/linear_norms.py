@@ -8,8 +8,8 @@ import torch
 
 from dptrain.clipping.base.rows import row_norms
 
-# What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have.
 ROUNDING = 16.0
+"""What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have."""
 
 
 def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> torch.Tensor:

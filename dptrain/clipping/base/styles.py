@@ -91,7 +91,8 @@ class Flat(ClippingStyle):
         return factors, norms[:, 0].clamp(max=max_grad_norm)
 
 
-FLAT = Flat()  # the default
+FLAT = Flat()
+"""The style that is used unless another is named."""
 
 
 @dataclasses.dataclass(frozen=True)

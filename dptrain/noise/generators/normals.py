@@ -39,7 +39,11 @@ class Normals(Protocol):
         """The generator as the guarantee names it, of rows on these kinds of device."""
 
 
-AES, PHILOX = "AES-256-CTR", "Philox"
+AES = "AES-256-CTR"
+"""Name of the generator of the CPU, in statements."""
+
+PHILOX = "Philox"
+"""Name of the generator of CUDA devices, in statements."""
 
 
 class FastNormals:

@@ -159,6 +159,7 @@ class GradientRule(LayerRule):
 
 
 RULES: dict[type[nn.Module], LayerRule] = {}
+"""The rule of every type of layer that bookkeeping knows."""
 
 
 def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients) -> None:
