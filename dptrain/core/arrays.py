@@ -4,3 +4,4 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+"""A NumPy array of float64 numbers."""

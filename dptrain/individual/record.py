@@ -13,7 +13,10 @@ import torch
 from dptrain.core import Array
 
 Indices = npt.NDArray[np.int64]
+"""Positions of examples in the data set."""
+
 Mask = npt.NDArray[np.bool_]
+"""True for some of the examples, shape (N,)."""
 
 
 @dataclasses.dataclass(frozen=True)

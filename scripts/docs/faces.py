@@ -81,7 +81,7 @@ def docstring(each: Public) -> str:
         return each.value.__doc__ or ""
     if isinstance(each.value, type):
         return each.value.__dict__.get("__doc__") or ""
-    if isinstance(each.value, types.FunctionType):
+    if isinstance(each.value, types.FunctionType) or hasattr(each.value, "__wrapped__"):
         return each.value.__doc__ or ""
     return _below_assignment(each.room, each.name)
 
