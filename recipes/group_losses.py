@@ -26,7 +26,7 @@ class GroupLosses:
 
 
 def group_losses(task: Task) -> GroupLosses:
-    """The mean losses of the task's groups, at the model as it stands (003, Fig. 2)."""
+    """The mean losses of the task's groups, at the model as it stands."""
     return GroupLosses(
         train=_means(task, task.train, task.train_groups),
         test=_means(task, task.test, task.test_groups),

@@ -3,9 +3,10 @@
 ``python -m recipes.individual --config configs/digits_individual.yaml [field=value ...]
 [--resume] [--output DIR]``
 
-The task is that of 003, section 6: a multi-layer perceptron predicts which of several conditions a
-row has. An individual filter (the group ``individual``) gives every row a privacy budget of its
-own; groups of rows show how the parts of the data fare.
+The task is that of Koskela, Tobaben & Honkela 2023 (arXiv 2209.15596), section 6: a multi-layer
+perceptron predicts which of several conditions a row has. An individual filter (the group
+``individual``) gives every row a privacy budget of its own; groups of rows show how the parts of
+the data fare.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class MultiLabel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConditionGroups:
-    """Five groups for two conditions: 003, section 6 and Appendix E.2.
+    """Five groups for two conditions, as in Koskela et al. 2023 (arXiv 2209.15596), section 6.
 
     They are, in the order in which they are filled: rows with no label at all; rows with the first
     condition; rows without it; rows with the second; rows without it. Each takes at most its size,

@@ -23,7 +23,7 @@ def mlp(
         inputs: features of an example.
         outputs: labels.
         widths: of the hidden layers; ``None`` is one of (inputs + outputs) / 2, rounded down, the
-            model of the code of 003, section 6. An empty list is a linear model.
+            model of the code of Koskela et al. 2023, section 6. An empty list is a linear model.
         activation: ``"relu"`` or ``"tanh"``.
         groups: of a GroupNorm before each activation; 1 is layer normalisation, 0 none.
 

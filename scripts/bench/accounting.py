@@ -198,7 +198,7 @@ def conditional_composition() -> Row:
 
 
 def allocation() -> Row:
-    """Random allocation, C = I, t = 100: the near-exact distribution and the spec's brackets."""
+    """Random allocation, C = I, t = 100: the near-exact distribution and the known brackets."""
     from dptrain import BallsInBins, Identity, MatrixMechanism
     from dptrain.accounting.balls_in_bins import AllocationPLD
 

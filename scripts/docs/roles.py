@@ -6,7 +6,7 @@ from typing import Any
 
 import griffe
 
-from scripts.docs import docstrings, references
+from scripts.docs import docstrings, references, theorems
 
 
 class Roles(griffe.Extension):
@@ -16,4 +16,4 @@ class Roles(griffe.Extension):
         """Rewrite the docstring of whatever has been read."""
         if obj.docstring is not None:
             text = docstrings.one_by_one(obj.docstring.value)
-            obj.docstring.value = references.rewritten(text, obj.path)
+            obj.docstring.value = theorems.linked(references.rewritten(text, obj.path))

@@ -1,4 +1,4 @@
-"""Runs with an individual filter, and 003's Algorithm 1 in plain Python to compare them with."""
+"""Runs with an individual filter, and Algorithm 1 of Koskela et al. 2023 in plain Python."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ def gradients(module, data, loss=nn.functional.cross_entropy):
 
 
 class Algorithm1:
-    """003, Alg. 1, example by example; with Feldman & Zrnic's Alg. 3 for full consumption.
+    """Koskela et al. 2023, Alg. 1, by the example; Feldman & Zrnic 2021, Alg. 3, if it is scaled.
 
     Attributes:
         squares: Σ μ² of every example.

@@ -177,7 +177,7 @@ def test_frozen_parameters_are_neither_trained_nor_charged(mode):
 
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks"])
 def test_478_full_norm_steps_run_and_not_one_more(mode):
-    """003's setting, ε = 0.8 at δ = 1e-5 and σ = 100, with gradients 1000 times the bound."""
+    """ε = 0.8 at δ = 1e-5 and σ = 100, with gradients 1000 times the bound."""
     individual = GDPFilter(target_epsilon=0.8, target_delta=1e-5, max_steps=480)
     model = nn.Linear(2, 1, bias=False)
     data = TensorDataset(torch.tensor([[600.0, 800.0], [0.0, 0.25]]), torch.zeros(2))

@@ -130,7 +130,7 @@ def test_adaptive_norms_never_exceed_the_budget(name, full_consumption):
 
 
 def test_full_consumption_is_exactly_the_budget():
-    """003, Remark C.3: full norms of 0.55 R until the budget is gone, 3 · (0.55/0.9)² > 1."""
+    """Full norms of 0.55 R until the budget is gone, 3 · (0.55/0.9)² > 1 (Koskela, Remark C.3)."""
     ADVERSARIES["constant"] = (0.55, lambda _rng, *_outputs: 0.55)
     try:
         sticks, most = hockey_sticks("constant", full_consumption=True)

@@ -156,7 +156,7 @@ def test_arxiv_runs(papers, tmp_path, capsys, path):
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_the_setting_of_the_paper(path):
-    """001 sections 7.2 and 7.3, 003 Appendix E, as far as they say it."""
+    """Dong & Ganesh 2026, 7.2 and 7.3; Koskela et al. 2023, App. E: as far as they say it."""
     settings = load_config(_schema(path), path)
     if path.stem.endswith("_individual"):
         # Digits have their own learning rate and clipping norm.

@@ -64,7 +64,7 @@ def test_the_grids_of_the_paper(monkeypatch):
 
 
 def test_the_clipping_norms_on_digits(monkeypatch):
-    """003 Fig. 6: multiples of the optimum, which is the configuration's."""
+    """Koskela et al. 2023, Fig. 6: multiples of the optimum, which is the configuration's."""
     root = pathlib.Path(__file__).parents[2]
     monkeypatch.chdir(root)
     grid = yaml.safe_load((root / "configs" / "grids" / "digits_individual.yaml").read_text())

@@ -163,7 +163,7 @@ def test_active_examples_over_the_steps(tmp_path, drawn):
 
 
 def test_groups_before_and_after(tmp_path, drawn):
-    """As Fig. 2 of 003: test loss, training loss and ε, a bar for each time."""
+    """As Fig. 2 of Koskela et al. 2023: test loss, training loss and ε, a bar for each time."""
     losses = {
         "test loss": {"before": {"healthy": 4.0, "ill": 3.0}, "after": {"ill": 5.0, "healthy": 6.0}}
     }

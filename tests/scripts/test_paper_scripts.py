@@ -56,7 +56,7 @@ def test_filtered_runs(tmp_path, capsys):
 
 
 def test_steps_and_epsilon_of_gradient_descent_are_inverse():
-    # The numbers of the specification: 478 and 405 steps at ε = .8.
+    # Known numbers: 478 and 405 steps at ε = .8.
     sigma, delta = 100.0, 1e-5
     for steps_of, epsilon_of, expected in (
         (gradient_descent.gdp_steps, gradient_descent.gdp_epsilon, 478),

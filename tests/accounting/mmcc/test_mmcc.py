@@ -236,7 +236,7 @@ def test_trees_are_covered(strategy, steps):
 
 
 def test_amplifies():
-    # Against one certain participation, as in 002, Fig. 2.
+    # Against one certain participation, as in Choquette-Choo et al. 2024, Fig. 2.
     run = mechanism(TreeRestart(height=3), steps=64, probability=1 / 64, sigma=20.0)
     alone = gaussian.epsilon(1e-6, math.sqrt(3.0) / 20.0)
     assert MMCC().guarantee(run, delta=1e-6).epsilon < 0.3 * alone

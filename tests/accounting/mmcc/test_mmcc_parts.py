@@ -136,7 +136,7 @@ def test_events_fail_as_rarely_as_claimed(sigma, p, failure):
 @pytest.mark.parametrize(("n", "p"), [(64, 1 / 64), (200, 0.05)])
 @pytest.mark.parametrize("sigma", [2.0, 10.0])
 def test_events_are_no_looser_than_the_papers(n, p, sigma):
-    # 002, Algorithm 2 with its own shortcut: binomial tail t, then the t largest products.
+    # Choquette-Choo et al. 2024, Algorithm 2: binomial tail t, then the t largest products.
     matrix = matrix_of(SquareRoot(), n)
     failure = 1e-6 / (n * n)
     (rows,) = rows_of(Dense(matrix=matrix).bind(n), steps=n, cycle=1)

@@ -30,7 +30,7 @@ def one_step_delta(trials, p, scale, epsilon, *, remove):
 
 
 def test_published_numbers():
-    # 002, App. F: composition .806, last iterate .291, which is its add direction only.
+    # Choquette-Choo et al. 2024, App. F: composition .806, last iterate .291 (add only).
     run = mechanism(steps=128, probability=1 / 128)
     assert group_curve(run, group_size=1).epsilon(1.0, 1e-6) == pytest.approx(0.806, abs=2e-3)
     curve = last_iterate_curve(run)
