@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.poisson import SETTINGS_ARE_PUBLIC
 from dptrain.core import Adjacency, Guarantee, JsonValue, Kind, checks
-from dptrain.individual.record import IndividualLedger
+from dptrain.individual.record import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, Scheme
 from dptrain.strategies import Identity, Strategy
@@ -105,7 +105,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
         check_delta(self.target_delta, mechanism.scheme)
 
     @abstractmethod
-    def ledger(self, mechanism: MatrixMechanism) -> IndividualLedger:
+    def record(self, mechanism: MatrixMechanism) -> IndividualRecord:
         """A fresh record for a run of this mechanism.
 
         Raises:
@@ -116,7 +116,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
         """How many steps an example with gradients of the full norm R may take part in."""
 
-    def state(self, planned: Guarantee, ledger: IndividualLedger) -> Guarantee:
+    def state(self, planned: Guarantee, record: IndividualRecord) -> Guarantee:
         """The run's guarantee: the plan's, or the budget's where that is smaller.
 
         The plan's bound holds for a filtered run although the filter's state is hidden. Fix the
@@ -130,7 +130,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
 
         Args:
             planned: of the same mechanism without a filter.
-            ledger: of the run.
+            record: of the run.
 
         Raises:
             ValueError: if the plan is about a relation that no filter's theorem covers.
@@ -140,7 +140,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
                 f"adjacency={planned.adjacency.value}: an individual filter protects an example's "
                 "being there or not; ask for zero_out or add_remove"
             )
-        bound = ledger.epsilon_bound(planned.delta)
+        bound = record.epsilon_bound(planned.delta)
         if planned.epsilon <= bound:
             return planned.with_notes(
                 "An individual filter runs as well, but its budget is not the smaller bound"
@@ -151,7 +151,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
             accountant=self.name,
             kind=self.kind,
             certificate=None,
-            notes=(*(note for note in planned.notes if note in CONDITIONS), ledger.condition),
+            notes=(*(note for note in planned.notes if note in CONDITIONS), record.condition),
         )
 
     @classmethod

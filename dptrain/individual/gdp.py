@@ -13,7 +13,7 @@ import torch
 from dptrain.accounting.losses import gaussian
 from dptrain.core import Array, Kind, checks
 from dptrain.individual.filter import IndividualFilter
-from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
+from dptrain.individual.record import Indices, IndividualRecord, Mask, Staged
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -81,10 +81,10 @@ class GDPFilter(IndividualFilter):
                 "RenyiFilter(...), or full batches by scheme=Poisson(probability=1, ...)"
             )
 
-    def ledger(self, mechanism: MatrixMechanism) -> GDPLedger:
-        """See ``IndividualFilter.ledger``."""
+    def record(self, mechanism: MatrixMechanism) -> GDPRecord:
+        """See ``IndividualFilter.record``."""
         self.check(mechanism)
-        return GDPLedger(
+        return GDPRecord(
             size=mechanism.scheme.dataset_size,
             noise_multiplier=mechanism.noise_multiplier,
             budget=self.budget,
@@ -97,7 +97,7 @@ class GDPFilter(IndividualFilter):
         return math.floor((self.budget * mechanism.noise_multiplier) ** 2)
 
 
-class GDPLedger(IndividualLedger):
+class GDPRecord(IndividualRecord):
     """Σ (μ^(i))² of every example.
 
     Args:
@@ -172,12 +172,12 @@ class GDPLedger(IndividualLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``IndividualLedger.check_state``."""
+        """See ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
         if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both
             raise ValueError(
-                f"the individual ledger holds spendings outside the budget, 0 to {budget:g}: "
+                f"the individual record holds spendings outside the budget, 0 to {budget:g}: "
                 "the checkpoint was changed after it was written; go on from one that was not"
             )
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from dptrain.accounting.base import check_epsilon
 from dptrain.accounting.losses import gaussian
 from dptrain.core import checks
-from dptrain.individual.gdp import GDPFilter, GDPLedger
+from dptrain.individual.gdp import GDPFilter, GDPRecord
 from dptrain.mechanism import MatrixMechanism
 
 PUBLIC = "released outputs and public facts only"
@@ -109,10 +109,10 @@ class GDPOdometer(GDPFilter):
         """B_M, of all rounds."""
         return self.budgets[-1]
 
-    def ledger(self, mechanism: MatrixMechanism) -> OdometerLedger:
-        """See ``IndividualFilter.ledger``."""
+    def record(self, mechanism: MatrixMechanism) -> OdometerRecord:
+        """See ``IndividualFilter.record``."""
         self.check(mechanism)
-        return OdometerLedger(
+        return OdometerRecord(
             size=mechanism.scheme.dataset_size,
             noise_multiplier=mechanism.noise_multiplier,
             budgets=self.budgets,
@@ -127,12 +127,12 @@ class GDPOdometer(GDPFilter):
         return value
 
 
-class OdometerLedger(GDPLedger):
+class OdometerRecord(GDPRecord):
     """Σ (μ^(i))² of every example, and how many rounds are open.
 
     Args:
         budgets: (B_1, ..., B_M).
-        options: the others of ``GDPLedger``.
+        options: the others of ``GDPRecord``.
 
     Attributes:
         rounds: m, how many rounds are open; public.
@@ -165,11 +165,11 @@ class OdometerLedger(GDPLedger):
             )
         self._open(self.rounds + 1)
 
-    def with_all_rounds(self) -> OdometerLedger:
-        """See ``IndividualLedger.with_all_rounds``."""
-        ledger = copy.copy(self)
-        ledger._open(len(self.budgets))
-        return ledger
+    def with_all_rounds(self) -> OdometerRecord:
+        """See ``IndividualRecord.with_all_rounds``."""
+        record = copy.copy(self)
+        record._open(len(self.budgets))
+        return record
 
     def _open(self, rounds: int) -> None:
         self.rounds, self.budget = rounds, self.budgets[rounds - 1]
@@ -191,7 +191,7 @@ class OdometerLedger(GDPLedger):
         rounds = spending["rounds"]
         if not 1 <= rounds <= len(self.budgets):
             raise ValueError(
-                f"the individual ledger has {rounds} open rounds, the odometer has "
+                f"the individual record has {rounds} open rounds, the odometer has "
                 f"{len(self.budgets)}: the checkpoint was changed after it was written; go on from "
                 "one that was not"
             )

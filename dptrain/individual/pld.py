@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.accounting.per_example import IndividualPLD, NormGrid
 from dptrain.core import Kind
 from dptrain.individual import gaussian_renyi
-from dptrain.individual.pld_record import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
+from dptrain.individual.pld_record import PLDRecord, SampledPLDRecord, UnsampledPLDRecord
 from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.mechanism import MatrixMechanism
 
@@ -46,7 +46,7 @@ class PLDFilter(SampledFilter):
       outputs, Feldman & Zrnic's argument needs a budget of Rényi divergence spent at each step.
 
     Charges are those of the Rényi filter: everybody at every step, undrawn examples the full norm
-    or their personal bound (``SampledLedger``).
+    or their personal bound (``SampledRecord``).
 
     For full batches (q = 1) the rule is Σ r² ≤ B²σ², with norms rounded up by at most 1 %.
 
@@ -100,8 +100,8 @@ class PLDFilter(SampledFilter):
             return math.floor((self.budget * sigma) ** 2)
         return _dominated_steps(rate, sigma, self.budget, self._floor)
 
-    def ledger(self, mechanism: MatrixMechanism) -> PLDLedger:
-        """See ``IndividualFilter.ledger``.
+    def record(self, mechanism: MatrixMechanism) -> PLDRecord:
+        """See ``IndividualFilter.record``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.
@@ -117,8 +117,8 @@ class PLDFilter(SampledFilter):
             "noise_multiplier": sigma,
         }
         if rate == 1.0:
-            return UnsampledPLDLedger(grid=NormGrid(), **common)
-        return SampledPLDLedger(
+            return UnsampledPLDRecord(grid=NormGrid(), **common)
+        return SampledPLDRecord(
             grid=GRID,
             probability=rate,
             floor=self._floor,

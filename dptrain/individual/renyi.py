@@ -20,7 +20,7 @@ from dptrain.accounting.renyi import (
 from dptrain.core import Array, Kind
 from dptrain.individual.record import Mask
 from dptrain.individual.sampled_filter import SampledFilter
-from dptrain.individual.sampled_record import Buckets, SampledLedger, Which
+from dptrain.individual.sampled_record import Buckets, SampledRecord, Which
 from dptrain.mechanism import MatrixMechanism
 
 # Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
@@ -66,7 +66,7 @@ class RenyiFilter(SampledFilter):
     the norm min(r, C_S) and is charged ρ(min(r, C_S)), where that fits. If not, it is charged
     ρ(C_S), or all that is left where that does not fit; either is at least every ρ(min(r, C_S))
     that would have fitted. So norms that fit fall under (a), others under (c), and all under (b)
-    once the example is out. ``SampledLedger`` keeps this record.
+    once the example is out. ``SampledRecord`` keeps this record.
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
@@ -124,8 +124,8 @@ class RenyiFilter(SampledFilter):
         self.check(mechanism)
         return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
 
-    def ledger(self, mechanism: MatrixMechanism) -> RenyiLedger:
-        """See ``IndividualFilter.ledger``.
+    def record(self, mechanism: MatrixMechanism) -> RenyiRecord:
+        """See ``IndividualFilter.record``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.
@@ -133,7 +133,7 @@ class RenyiFilter(SampledFilter):
         self.check(mechanism)
         self._check_first_step(mechanism)
         order, grid = self.order_for(mechanism), NormGrid()
-        return RenyiLedger(
+        return RenyiRecord(
             size=mechanism.scheme.dataset_size,
             grid=grid,
             costs=_costs(mechanism, order, grid.values),
@@ -154,7 +154,7 @@ def _costs(mechanism: MatrixMechanism, order: float, ratios: Array | float) -> A
     )
 
 
-class RenyiLedger(SampledLedger):
+class RenyiRecord(SampledRecord):
     """Σ ρ of every example.
 
     Args:
@@ -222,19 +222,19 @@ class RenyiLedger(SampledLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse what was spent at another order; see ``IndividualLedger.check_state``."""
+        """Also refuse what was spent at another order; see ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         order, spent = state["spending"]["order"], state["spending"]["spent"]
         if order != self.order:
             raise ValueError(
-                f"the individual ledger is of Rényi order {order}, this run's is {self.order}: "
+                f"the individual record is of Rényi order {order}, this run's is {self.order}: "
                 "order=None chose otherwise there (another version or machine); resume where the "
                 f"checkpoint was written. A new run with order={order} is the same everywhere"
             )
         # Another machine's logarithms may make another last digit of B.
         if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
             raise ValueError(
-                f"the individual ledger holds spendings outside the budget, 0 to {self.budget:g}: "
+                f"the individual record holds spendings outside the budget, 0 to {self.budget:g}: "
                 "the checkpoint was changed after it was written; go on from one that was not"
             )
 

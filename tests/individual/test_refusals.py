@@ -122,7 +122,7 @@ def test_replace_one_in_the_statement():
     mechanism = MatrixMechanism(scheme=FULL, strategy=Identity(), noise_multiplier=2.0)
     planned = PoissonReplaceOne().guarantee(mechanism, delta=1e-3)
     with pytest.raises(ValueError, match=r"adjacency=replace_one: .*zero_out or add_remove"):
-        GDP.state(planned, GDP.ledger(mechanism))
+        GDP.state(planned, GDP.record(mechanism))
 
 
 def test_more_steps_than_were_bounded():
@@ -205,7 +205,7 @@ def test_a_delta_that_protects_nobody_is_warned_of():
     loose = GDPFilter(target_epsilon=2.0, target_delta=0.5, max_steps=50)
     mechanism = MatrixMechanism(scheme=FULL, strategy=Identity(), noise_multiplier=2.0)
     with pytest.warns(UserWarning, match=r"delta=0\.5 is not below 1/N"):
-        loose.ledger(mechanism)
+        loose.record(mechanism)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        GDP.ledger(mechanism)
+        GDP.record(mechanism)
