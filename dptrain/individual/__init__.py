@@ -9,8 +9,8 @@
 
 ``private.guarantee()`` states what holds for every example and may be published. What each example
 has spent is private data and comes on request only: ``IndividualReport.of(private)`` has
-``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting.individual_plots`` and
-``dptrain.reporting.individual_plots`` draw it, marked as not for release.
+``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting.individual_plots`` draws
+it, marked as not for release.
 """
 
 from dptrain.individual.filter import IndividualFilter

@@ -24,9 +24,9 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     """Every example has a privacy budget, and is left out once its own gradients have spent it.
 
     The run keeps (``target_epsilon``, ``target_delta``) for every example however many steps
-    follow, up to ``max_steps``, which the theorems want bounded beforehand (003, Alg. 1; Feldman &
-    Zrnic 2021, Alg. 3). They are about independent Gaussian noise and the example being there or
-    not: zero-out or add-remove, not replace-one.
+    follow, up to ``max_steps``, which the theorems want bounded beforehand (Koskela, Tobaben &
+    Honkela 2023, Alg. 1; Feldman & Zrnic 2021, Alg. 3). They are about independent Gaussian noise
+    and the example being there or not: zero-out or add-remove, not replace-one.
 
     Who is charged for a gradient follows from its row: the model has to see a batch in the order
     in which the loader gives its examples. A ``collate_fn`` or a model that sorts or shuffles rows
@@ -119,14 +119,9 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     def state(self, planned: Guarantee, record: IndividualRecord) -> Guarantee:
         """The run's guarantee: the plan's, or the budget's where that is smaller.
 
-        The plan's bound holds for a filtered run although the filter's state is hidden. Fix the
-        other examples' coins. Given the outputs so far, step t without the example is a Gaussian
-        Q, and with it a mixture over hidden states S of (1-q) Q + q Q_S, where Q_S is Q moved by at
-        most R: the coin of step t is independent of S, which only decides by how much. Every
-        hockey-stick divergence is jointly convex, in either direction, so the mixture's is at most
-        that of the worst S, which is at most that of a full norm, the plan's step. Steps that are
-        dominated whatever the outputs before them compose adaptively (Zhu, Dong & Wang 2022,
-        Thm. 10), and joint convexity averages over the others' coins.
+        The plan's bound holds for a filtered run although the filter's state is hidden
+        (docs/theory/individual.md#thm-filtered-plan;
+        ``test_no_adaptive_filtered_run_exceeds_the_plan``).
 
         Args:
             planned: of the same mechanism without a filter.

@@ -23,15 +23,18 @@ PUBLIC = "released outputs and public facts only"
 class GDPOdometer(GDPFilter):
     """Rounds of full batches: while m rounds are open, every example keeps to Σ μ² ≤ B_m².
 
-    B_m² = Δ_1² + ... + Δ_m² (003, App. C.5). The first round is open from the start;
-    ``private.individual.open_round()`` opens the next one, between two steps, and what an example
-    has left of earlier rounds stays its own. Rounds that are not opened cost nothing.
+    B_m² = Δ_1² + ... + Δ_m² (Koskela, Tobaben & Honkela 2023, App. C.5, arXiv 2209.15596). The
+    first round is open from the start; ``private.individual.open_round()`` opens the next one,
+    between two steps, and what an example has left of earlier rounds stays its own. Rounds that are
+    not opened cost nothing.
 
     Whether and when to open a round is the user's decision, and may depend on released outputs and
     public facts only: parameters, noisy updates, what follows from them, public data. It must not
     depend on what is computed from the training examples without noise: ``private.individual`` and
     its active counts, training losses, metrics of examples that are to be protected. The theorem
-    takes the moment at which a round is opened for a function of the outputs.
+    takes the moment at which a round is opened for a function of the outputs
+    (docs/theory/individual.md#thm-gdp-odometer;
+    ``test_an_odometer_holds_for_every_number_of_rounds``).
 
     The statement: for every m, what is released before round m + 1 opens is B_m-GDP. So δ is that
     of each m by itself. Whoever picks m by the outputs and wants one statement about whatever

@@ -36,37 +36,16 @@ class RenyiFilter(SampledFilter):
     """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
 
     ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
-    a gradient of norm rR (``step_divergence``).
+    a gradient of norm rR (``step_divergence``). The run is (α, B)-RDP in both directions for every
+    real α > 1, although the filter decides from what only the trainer sees: when an example was
+    drawn, and its norm then (docs/theory/individual.md#thm-renyi-filter;
+    ``test_adaptive_runs_keep_the_budget_in_both_directions``). Feldman & Zrnic 2021
+    (arXiv 2008.11193) want decisions from released outputs.
 
-    **Theorem H** (hidden state). A filter under sampling decides from what only the trainer sees:
-    when an example was drawn, and its norm then. Feldman & Zrnic 2021 (and 003) want decisions
-    from released outputs. Let S be the hidden history of example i (its coins, augmentation), on
-    top of the released outputs, and s_S ≥ 0 what is left of its budget, at first B. Let every
-    step do one of the following, as S and the outputs so far say:
-
-    (a) it is charged at least ρ(r) whether it is drawn or not, where rR bounds the norm that is
-        released if it is drawn; r may depend on fresh augmentation;
-    (b) it is left out, whether it would be drawn or not, and its charge is not negative;
-    (c) it is left out if it is drawn, uncharged, and charged any amount if it is not.
-
-    Then the run is (α, B)-RDP in both directions, for every real α > 1.
-
-    *Proof.* Fix all other examples' coins (joint convexity of E_Q (P/Q)^α averages over them). Let
-    Q be the law of the outputs without i, m_t(S) the mass of S relative to Q, so that the
-    likelihood ratio is Λ_t = Σ_S m_t(S), and l_t that of one Gaussian step with the gradient
-    against without. With η = (α-1)/α, F_t = (Σ_S m_t(S) e^{η s_S})^α is a supermartingale under Q.
-    For F_{t+1} = F_t (Σ_S w_S X_S)^α with weights w_S that add up to 1, and by Jensen's inequality
-    it is enough that E X_S^α ≤ 1 for each S and each augmentation: in (a) X_S ≤ e^{-ηρ}(1-q + q l),
-    whose α-th moment is at most e^{-(α-1)ρ} e^{(α-1)ρ} = 1; in (b) and (c) X_S ≤ 1. So
-    E Λ^α ≤ E F_end ≤ F_0 = e^{(α-1)B}. The other direction is the same with
-    F_t = (Σ_S m_t(S) e^{-s_S})^{-(α-1)} ≥ Λ_t^{-(α-1)} at the end: x^{-(α-1)} is convex too,
-    X_S ≥ e^{ρ}(1-q + q l) in (a), and X_S ≥ 1 in (b) and (c). ∎
-
-    Here S also holds the bound C_S (always 1 without personal clipping). If it is drawn, i releases
-    the norm min(r, C_S) and is charged ρ(min(r, C_S)), where that fits. If not, it is charged
-    ρ(C_S), or all that is left where that does not fit; either is at least every ρ(min(r, C_S))
-    that would have fitted. So norms that fit fall under (a), others under (c), and all under (b)
-    once the example is out. ``SampledRecord`` keeps this record.
+    Example i has a bound C (always 1 without personal clipping). If it is drawn, it releases the
+    norm min(r, C) and is charged ρ(min(r, C)), where that fits, and is left out where not. If it is
+    not drawn, it is charged ρ(C), or all that is left where that does not fit, and is then out for
+    good. ``SampledRecord`` keeps this record.
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.

@@ -23,8 +23,9 @@ class SampledRecord(IndividualRecord):
     """At every step each example that is still there is charged, drawn or not.
 
     That it is not drawn is hidden, but a filter that charged only for what was drawn would let
-    undrawn examples wait for free, and its bound would be wrong (Theorem H in
-    ``RenyiFilter``). Example i has a bound C_i, in units of R:
+    undrawn examples wait for free, and its bound would be wrong
+    (docs/theory/individual.md#thm-renyi-filter;
+    ``test_charging_only_draws_would_exceed_the_budget``). Example i has a bound C_i, in units of R:
 
     - drawn, it is clipped to C_i and charged its clipped norm. A gradient that does not fit is left
       out and costs nothing: a smaller one may fit the next time;

@@ -1,4 +1,7 @@
-"""The theorem behind the Rényi filter (its docstring), by brute force: right and wrong records."""
+"""The Rényi filter by brute force, with right and wrong records.
+
+The claim is docs/theory/individual.md#thm-renyi-filter.
+"""
 
 import itertools
 import math
