@@ -10,7 +10,7 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import log_ratio
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses, TruncatedMinSepMonteCarlo

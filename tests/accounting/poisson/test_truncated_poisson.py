@@ -14,7 +14,7 @@ from scipy.special import ndtr
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.dominating_pairs import ShiftedMixtures
-from dptrain.accounting.losses.public_mixture import public_mixture
+from dptrain.accounting.losses.public_coin import public_mixture
 from dptrain.accounting.poisson.poisson import PoissonPLD, SubsampledGaussianCurve
 from dptrain.accounting.poisson.truncated import (
     TruncatedPoissonAddRemove,
