@@ -44,7 +44,6 @@ STILL = {
     "dptrain/accounting/per_example/pld.py",
     "dptrain/core/guarantee.py",
     "dptrain/mechanism.py",
-    "dptrain/noise/streams/stream.py",
     "dptrain/planning/truncation.py",
     "dptrain/sampling/scheme.py",
     "dptrain/strategies/strategy.py",
