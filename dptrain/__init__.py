@@ -34,6 +34,8 @@ from dptrain.strategies import (
     TreeRestart,
 )
 
+__version__ = "0.1.0"  # pyproject.toml reads it from here
+
 __all__ = [
     "BISR",
     "BLT",
@@ -73,6 +75,7 @@ __all__ = [
     "Unit",
     "UserFixed",
     "UserMinSep",
+    "__version__",
     "account",
     "accountants_for",
     "calibrate",

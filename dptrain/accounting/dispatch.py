@@ -43,7 +43,7 @@ from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
 from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.core import Adjacency, Guarantee, Kind, checks
+from dptrain.core import Adjacency, Guarantee, Kind, checks, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 
 ACCOUNTANTS: list[Accountant] = [
@@ -113,7 +113,8 @@ def find_accountants(
     if isinstance(accountant, str):
         named = {member.name: member for member in ACCOUNTANTS}
         if accountant not in named:
-            raise ValueError(f"accountant={accountant!r} is unknown; known: {sorted(named)}")
+            hint = did_you_mean(accountant, named)
+            raise ValueError(f"accountant={accountant!r} is unknown; {hint}known: {sorted(named)}")
         accountant = named[accountant]
     if accountant is not None:
         checks.instance("accountant", accountant, Accountant, example="'gaussian', its name")

@@ -14,6 +14,7 @@ from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.simulation import MonteCarloAccountant, Simulation, check_folder
 from dptrain.accounting.simulation.weighted import WeightedAccountant
+from dptrain.core import did_you_mean
 from dptrain.mechanism import FORMAT, MatrixMechanism
 
 
@@ -75,7 +76,8 @@ def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccou
             elif any(a.name == name for a in ACCOUNTANTS):
                 why = "proves without simulation, so it needs no certificate"
             raise ValueError(
-                f"--accountant {name!r} {why}; those that simulate: {list(simulating)}"
+                f"--accountant {name!r} {why}; {did_you_mean(name, simulating)}those that "
+                f"simulate: {list(simulating)}"
             )
         return simulating[name]
     reasons = {each: member.refusal(mechanism) for each, member in simulating.items()}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dptrain.core import JsonValue
+from dptrain.core import JsonValue, did_you_mean
 
 
 def members_of(base: type[JsonValue]) -> dict[str, type]:
@@ -28,8 +27,7 @@ def named_type(group: str, settings: Mapping[str, Any], members: Mapping[str, ty
     """
     name: Any = settings.get("type")
     if name not in members:
-        near = difflib.get_close_matches(str(name), list(members), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(str(name), members)
         raise ValueError(f"{group}.type={name!r}: {hint}choose one of {', '.join(members)}")
     return members[name]
 
@@ -49,8 +47,7 @@ def stated_fields(
     name, allowed = settings.get("type"), list(allowed)
     given = {key: value for key, value in settings.items() if key != "type" and value is not None}
     if unknown := [key for key in given if key not in allowed]:
-        near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f"did you mean '{group}.{near[0]}'? " if near else ""
+        hint = did_you_mean(unknown[0], allowed, prefix=f"{group}.")
         has = f"its fields are {', '.join(allowed)}" if allowed else "it has no fields"
         raise ValueError(
             f"{group}.{unknown[0]}={given[unknown[0]]!r}: {name} has no field {unknown[0]!r}; "

@@ -12,7 +12,7 @@ from dptrain.core.randomness import (
     seeded_globals,
     split_seed,
 )
-from dptrain.core.text import aligned, duration, size
+from dptrain.core.text import aligned, did_you_mean, duration, in_words, size
 
 __all__ = [
     "Adjacency",
@@ -23,9 +23,11 @@ __all__ = [
     "Unit",
     "aligned",
     "checks",
+    "did_you_mean",
     "digest",
     "duration",
     "global_state",
+    "in_words",
     "parsed",
     "remember_globals",
     "restore_global_state",

@@ -9,6 +9,8 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from dptrain.core.text import did_you_mean
+
 
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, shortest float that reads back the same."""
@@ -93,11 +95,13 @@ class JsonValue:
         value = dict(value)
         name = value.pop("type", None)
         if not isinstance(name, str) or name not in members:
-            raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
+            hint = did_you_mean(str(name), members)
+            raise ValueError(f"unknown {cls._family} type {name!r}; {hint}known: {sorted(members)}")
         member = members[name]
         known = {field.name for field in dataclasses.fields(member)}
         if unknown := sorted(map(str, set(value) - known)):
-            raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
+            hint = did_you_mean(unknown[0], known)
+            raise ValueError(f"{name} has no field(s) {unknown}; {hint}known: {sorted(known)}")
         fields = {key: _from_json(item) for key, item in value.items()}
         try:
             return member(**fields)

@@ -114,7 +114,7 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--sigma", "-1"], "noise_multiplier=-1"),
         (["FILE", "--delta", "1e-5", "--sigma", "1e-5"], "noise_multiplier=1e-05"),
         (["FILE", "--delta", "1e-5", "--sigma", "1e300"], "noise_multiplier=1e+300"),
-        (["FILE", "--delta", "1e-5", "--accountant", "poison"], "'poison' is unknown; known:"),
+        (["FILE", "--delta", "1e-5", "--accountant", "poison"], "did you mean poisson PLD? known:"),
         (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),

@@ -235,7 +235,10 @@ def test_command_writes_what_it_says(tmp_path, capsys):
         (["--steps", "10", "--dataset-size", "0"], "dataset_size=0"),
         (["--steps", "10", "--momentum", "1"], "momentum=1"),
         (["--steps", "10", "--physical-batch-size", "0"], "physical_batch_size=0"),
-        (["--steps", "10", "--accountant", "poison"], "accountant='poison' is unknown; known:"),
+        (
+            ["--steps", "10", "--accountant", "poison"],
+            "'poison' is unknown; did you mean poisson PLD?",
+        ),
         (["--steps", "10", "--out", "FILE/x.yaml"], "file"),
         (["--steps", "10", "--plot", "x.txt"], ".png"),
     ],

@@ -83,9 +83,9 @@ def test_an_unknown_field_in_the_file_names_the_file(tmp_path):
         ("optimizer.betas=[0.9, 1]", "optimizer.betas.1=1: it should be less than 1"),
         (
             "data.name=cifra10",
-            "data.name=\"cifra10\": did you mean 'cifar10'? choose one of digits",
+            'data.name="cifra10": did you mean cifar10? choose one of digits',
         ),
-        ("optimizer.name=adan", "optimizer.name=\"adan\": did you mean 'adam'? choose one of sgd"),
+        ("optimizer.name=adan", 'optimizer.name="adan": did you mean adam? choose one of sgd'),
         ("optimizer.name=lion", 'optimizer.name="lion": choose one of sgd'),
     ],
 )
