@@ -6,6 +6,7 @@ from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
 from dptrain.core import Adjacency, Guarantee, Kind, Unit
 from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
 from dptrain.mechanism import MatrixMechanism
+from dptrain.noise import register_noise_stream
 from dptrain.sampling import (
     AttributionGraph,
     BallsInBins,
@@ -32,6 +33,7 @@ from dptrain.strategies import (
     SquareRoot,
     Tree,
     TreeRestart,
+    register_strategy,
 )
 
 __version__ = "0.1.0"  # pyproject.toml reads it from here
@@ -81,4 +83,6 @@ __all__ = [
     "calibrate",
     "profile",
     "register_layer",
+    "register_noise_stream",
+    "register_strategy",
 ]

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.planning import table
+from dptrain.planning import compare_strategies
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 _EXAMPLE = "dptrain strategies --steps 200 --epochs 4 --bands 1 4 16 --parameters 100000"
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     workload = MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS
     bands = options.bands or [count for count in (1, 4, 16, 64) if count <= options.steps]
     check_outputs(options.json, plot=options.plot)
-    found = table(
+    found = compare_strategies(
         steps=options.steps,
         epochs=options.epochs,
         max_participations=options.max_participations,

@@ -4,6 +4,7 @@ from dptrain.core import checks
 from dptrain.core.arrays import Array
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
+from dptrain.core.open_family import checked_member
 from dptrain.core.randomness import (
     global_state,
     remember_globals,
@@ -22,6 +23,7 @@ __all__ = [
     "Kind",
     "Unit",
     "aligned",
+    "checked_member",
     "checks",
     "did_you_mean",
     "digest",

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
+from dptrain.noise.streams.rows import add_weighted_rows
 from dptrain.strategies import BLT, Strategy
 
 
+@register_noise_stream(BLT)
 class BLTStream(FlatStream):
     """y_t = z_t - Σ_j ω_j s_j, then s_j ← θ_j s_j + y_t, for c_0 = 1, c_t = Σ_j ω_j θ_j^{t-1}.
 

@@ -11,10 +11,9 @@ import torch
 from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
-from dptrain.noise.streams.blocks import Block, Shard
 from dptrain.noise.streams.growth import check_growth
-from dptrain.noise.streams.layout import Layout
-from dptrain.noise.streams.rounding import round_randomly
+from dptrain.noise.streams.layout import Block, Layout, Shard
+from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
 from dptrain.strategies import Strategy
 

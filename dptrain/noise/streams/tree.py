@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
 from dptrain.strategies import Strategy
 from dptrain.strategies.trees import BinaryTrees, node_count, node_variance, top_level
 
 
+@register_noise_stream(BinaryTrees)
 class TreeStream(FlatStream):
     """Row t of W Z with the online estimator W of a tree, Z a row per node.
 

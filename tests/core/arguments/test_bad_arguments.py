@@ -20,7 +20,7 @@ from dptrain.clipping.base.styles import Automatic, PerGroup
 from dptrain.individual import GDPFilter, PLDFilter, RenyiFilter
 from dptrain.noise import noise_stream
 from dptrain.planning.question import Question
-from dptrain.planning.strategy_table import table
+from dptrain.planning.strategy_table import compare_strategies
 from dptrain.sampling.users.batch_size import probability_for_batch_size
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from tests.helpers.bad_values import (
@@ -279,7 +279,7 @@ STRATEGIES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]]
         },
     ),
     (
-        table,
+        compare_strategies,
         {
             "steps": 8,
             "epochs": 2,
