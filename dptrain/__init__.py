@@ -16,8 +16,6 @@ from dptrain.sampling import (
     PrivateLoader,
     RandomAllocation,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
 )
@@ -72,8 +70,6 @@ __all__ = [
     "SquareRoot",
     "Tree",
     "TreeRestart",
-    "TruncatedMinSep",
-    "TruncatedPoisson",
     "Unit",
     "UserFixed",
     "UserMinSep",

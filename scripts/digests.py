@@ -71,8 +71,6 @@ from dptrain import (
     SquareRoot,
     Tree,
     TreeRestart,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
     account,
@@ -171,7 +169,7 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
     cut = {"max_batch_size": 8}
     private = {
         "Poisson": Poisson(probability=0.25, nominal_size=nominal, **run),
-        "TruncatedPoisson": TruncatedPoisson(probability=0.25, nominal_size=nominal, **run, **cut),
+        "TruncatedPoisson": Poisson(probability=0.25, nominal_size=nominal, **run, **cut),
         "CyclicPoisson": CyclicPoisson(nominal_size=nominal, **cycle),
         "CyclicPoisson, max_batch_size": CyclicPoisson(nominal_size=nominal, **cycle, **cut),
         "CyclicPoisson, assignment='independent'": CyclicPoisson(
@@ -188,7 +186,7 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
         **private,
         "MinSep": MinSep(**apart, **run),
         "MinSep, cold start": MinSep(**apart, warm_start=False, **run),
-        "TruncatedMinSep": TruncatedMinSep(**apart, **run, **cut),
+        "TruncatedMinSep": MinSep(**apart, **run, **cut),
         "BallsInBins": BallsInBins(bins=BINS, **epochs),
         "RandomAllocation": RandomAllocation(steps_per_epoch=BINS, participations=1, **epochs),
         "RandomAllocation, participations > 1": RandomAllocation(

@@ -75,6 +75,7 @@ class BestOf(DeterministicAccountant):
     """
 
     kind = Kind.UPPER_BOUND
+    truncation = True  # as far as every member says so for itself
 
     def __init__(self, members: Sequence[DeterministicAccountant]) -> None:
         """For accountants of the same adjacency.
@@ -97,7 +98,7 @@ class BestOf(DeterministicAccountant):
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses what one of the members refuses."""
         for member in self._members:
-            if reason := member.refusal(mechanism):
+            if reason := member.obstacle(mechanism):
                 return f"{member.name}: {reason}"
         return None
 

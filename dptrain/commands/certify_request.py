@@ -80,7 +80,7 @@ def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccou
                 f"simulate: {list(simulating)}"
             )
         return simulating[name]
-    reasons = {each: member.refusal(mechanism) for each, member in simulating.items()}
+    reasons = {each: member.obstacle(mechanism) for each, member in simulating.items()}
     covering = [each for each, reason in reasons.items() if reason is None]
     if not covering:
         why = "; ".join(f"{each}: {reason}" for each, reason in reasons.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from dptrain.core import JsonValue, did_you_mean
@@ -19,13 +20,26 @@ def members_of(base: type[JsonValue]) -> dict[str, type]:
     }
 
 
-def named_type(group: str, settings: Mapping[str, Any], members: Mapping[str, type]) -> type:
+def named_type(
+    group: str,
+    settings: Mapping[str, Any],
+    members: Mapping[str, type],
+    former: Mapping[str, str] = MappingProxyType({}),
+) -> type:
     """The member that ``settings["type"]`` names.
+
+    Args:
+        group: name of the group.
+        settings: its entries.
+        members: the types by name.
+        former: what to use instead of types that no longer exist.
 
     Raises:
         ValueError: naming the field, the value and the nearest known type.
     """
     name: Any = settings.get("type")
+    if isinstance(name, str) and name in former:
+        raise ValueError(f"{group}.type={name} is of an earlier layout: use {former[name]}")
     if name not in members:
         hint = did_you_mean(str(name), members)
         raise ValueError(f"{group}.type={name!r}: {hint}choose one of {', '.join(members)}")

@@ -48,6 +48,8 @@ class JsonValue:
     _families: ClassVar[dict[str, dict[str, type]]] = {}
     _bases: ClassVar[dict[str, type[JsonValue]]] = {}
     _family: ClassVar[str] = ""
+    # Types that files of earlier layouts name, and what to write instead.
+    former_names: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -94,6 +96,9 @@ class JsonValue:
             raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
         value = dict(value)
         name = value.pop("type", None)
+        if isinstance(name, str) and name in cls.former_names:
+            now = cls.former_names[name]
+            raise ValueError(f"{cls._family} type {name!r} is of an earlier layout: use {now}")
         if not isinstance(name, str) or name not in members:
             hint = did_you_mean(str(name), members)
             raise ValueError(f"unknown {cls._family} type {name!r}; {hint}known: {sorted(members)}")

@@ -84,6 +84,12 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
                 "proven for full batches and Poisson sampling; use "
                 "scheme=Poisson(probability=1, ...) or Poisson.for_batch_size(...)"
             )
+        if (largest := scheme.max_batch_size) is not None:
+            raise ValueError(
+                f"individual={kind} with max_batch_size={largest}: individual filters are proven "
+                "for whole draws; where batches are cut, an example also decides which "
+                "others take part; use max_batch_size=None"
+            )
         if scheme.steps > self.max_steps:
             raise ValueError(
                 f"individual: max_steps={self.max_steps} is below the {scheme.steps} steps of the "

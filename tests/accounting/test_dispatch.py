@@ -7,7 +7,7 @@ from dptrain.accounting import Profile, account, accountants_for, calibrate, pro
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import BallsInBins, MinSep, Poisson, TruncatedPoisson
+from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, Identity
 
 POISSON = Poisson(probability=0.02, dataset_size=2000, steps=100)
@@ -42,9 +42,9 @@ def test_tightest_of_two_wins():
 
 
 def test_unknown_pair_raises_and_lists_what_is_supported():
-    scheme = TruncatedPoisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=60)
+    scheme = Poisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=60)
     pair = mechanism(scheme, BSR(bands=3))
-    with pytest.raises(ValueError, match="TruncatedPoisson with strategy BSR") as caught:
+    with pytest.raises(ValueError, match="Poisson with strategy BSR") as caught:
         account(pair, delta=1e-5)
     message = str(caught.value)
     for part in ("--support", "poisson PLD: it needs", "gaussian", "balls-in-bins Rényi: "):

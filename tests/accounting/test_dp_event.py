@@ -19,15 +19,13 @@ from dptrain.sampling import (
     MinSep,
     Poisson,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
 )
 from dptrain.strategies import BSR, Dense, Identity
 
 POISSON = Poisson(probability=0.02, dataset_size=2000, steps=100)
 CYCLIC = CyclicPoisson(probability=0.1, cycle=5, dataset_size=2000, steps=98)
-TRUNCATED = TruncatedPoisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=50)
+TRUNCATED = Poisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=50)
 SHUFFLED = Shuffled(batch_size=100, dataset_size=2000, epochs=3)
 DELTA = 1e-5
 
@@ -126,9 +124,7 @@ def test_no_noise_is_no_privacy():
         ),
         (
             mechanism(
-                TruncatedMinSep(
-                    probability=0.1, min_sep=1, dataset_size=2000, steps=20, max_batch_size=300
-                )
+                MinSep(probability=0.1, min_sep=1, dataset_size=2000, steps=20, max_batch_size=300)
             ),
             Adjacency.ZERO_OUT,
             "no event",

@@ -71,7 +71,7 @@ STRATEGIES = {
     "Dense": lambda: Dense(epochs=1),
 }
 SCHEMES = {
-    **{name: scheme for name, scheme in OTHERS.items() if not name.startswith("TruncatedC")},
+    **{name: scheme for name, scheme in OTHERS.items() if type(scheme) is not Poisson},
     "BallsInBins": BallsInBins(bins=3, epochs=2, dataset_size=N),
     "MinSep": MinSep.for_batch_size(batch_size=4, dataset_size=N, min_sep=2, steps=STEPS),
 }
@@ -86,8 +86,17 @@ def test_correlated_noise(name, individual):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_other_schemes(name):
-    message = rf"individual=GDPFilter with scheme={name}: .*use scheme=Poisson\(probability=1"
+    kind = type(SCHEMES[name]).__name__
+    message = rf"individual=GDPFilter with scheme={kind}: .*use scheme=Poisson\(probability=1"
     attempt(ValueError, message, scheme=SCHEMES[name])
+
+
+@pytest.mark.parametrize("individual", [GDP, ODOMETER])
+def test_batches_that_are_cut(individual):
+    """Who is cut depends on who else is drawn, also where everybody is drawn."""
+    scheme = Poisson(probability=1.0, dataset_size=N, steps=STEPS, max_batch_size=4)
+    message = f"{type(individual).__name__} with max_batch_size=4: .*max_batch_size=None"
+    attempt(ValueError, message, scheme=scheme, individual=individual)
 
 
 def test_sampled_batches():

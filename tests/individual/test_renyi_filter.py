@@ -12,7 +12,6 @@ from dptrain import (
     MatrixMechanism,
     MinSep,
     Poisson,
-    TruncatedPoisson,
     account,
 )
 from dptrain.accounting.renyi.sampled_step import step_divergence
@@ -139,7 +138,7 @@ def test_other_schemes_and_correlated_noise_are_refused(q):
     for scheme in (
         BallsInBins(bins=4, dataset_size=size, epochs=2),
         MinSep.for_batch_size(batch_size=2, dataset_size=size, min_sep=3, steps=steps),
-        TruncatedPoisson(probability=q, dataset_size=size, steps=steps, max_batch_size=24),
+        Poisson(probability=q, dataset_size=size, steps=steps, max_batch_size=24),
         CyclicPoisson(probability=q, dataset_size=size, steps=steps, cycle=2),
     ):
         mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0)

@@ -16,8 +16,6 @@ from dptrain import (
     MatrixMechanism,
     MinSep,
     Poisson,
-    TruncatedMinSep,
-    TruncatedPoisson,
 )
 from dptrain.accounting.base.accountant import Accountant, Profile
 from dptrain.accounting.base.curve import DeterministicAccountant
@@ -89,13 +87,13 @@ def test_sampling_with_certainty_is_balls_in_bins(strategy: Strategy) -> None:
 def test_a_large_cut_is_no_cut() -> None:
     exact = stated(mechanism(Poisson(probability=0.2, dataset_size=30, steps=9)))["poisson PLD"]
     for largest in (30, 10**6):
-        cut = TruncatedPoisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=largest)
+        cut = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=largest)
         equal(stated(mechanism(cut))["truncated Poisson PLD"], exact, 1e-9)
     # Nearly never cut: Pr[Bin(29, 0.2) ≥ 25] is 1e-13.
-    rare = TruncatedPoisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=25)
+    rare = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=25)
     equal(stated(mechanism(rare))["truncated Poisson PLD"], exact)
     member = next(m for m in ACCOUNTANTS if m.name == "truncated b-min-sep Monte Carlo")
-    law = TruncatedMinSep(probability=0.2, min_sep=1, dataset_size=30, steps=9, max_batch_size=30)
+    law = MinSep(probability=0.2, min_sep=1, dataset_size=30, steps=9, max_batch_size=30)
     uncut = mechanism(law)
     found = seeded(member, 3).profile(uncut, EPSILONS)
     assert (found.remove >= exact.remove * (1 - 1e-3)).all()
@@ -106,7 +104,7 @@ def test_a_large_cut_is_no_cut() -> None:
 def test_certain_draws_that_are_cut_are_batches_of_fixed_size(largest: int) -> None:
     """One step, N = 8, B kept: P and Q by one-dimensional integration, worst w = -x and w = x."""
     q, sigma = largest / 8, 0.9
-    scheme = TruncatedPoisson(probability=1.0, dataset_size=8, steps=1, max_batch_size=largest)
+    scheme = Poisson(probability=1.0, dataset_size=8, steps=1, max_batch_size=largest)
     found = stated(mechanism(scheme, sigma=sigma))["truncated Poisson PLD"]
     y = np.arange(-12, 14, 1e-3)
 
@@ -136,9 +134,7 @@ def test_more_noise_is_more_private(family: str) -> None:
 
 LONGER: dict[str, Callable[[int], Scheme]] = {
     "poisson": lambda n: Poisson(probability=0.3, dataset_size=20, steps=n),
-    "truncated": lambda n: TruncatedPoisson(
-        probability=0.3, dataset_size=20, steps=n, max_batch_size=7
-    ),
+    "truncated": lambda n: Poisson(probability=0.3, dataset_size=20, steps=n, max_batch_size=7),
     "cyclic": lambda n: CyclicPoisson(probability=0.3, cycle=3, dataset_size=20, steps=n),
     "min_sep": lambda n: MinSep(probability=0.3, min_sep=3, dataset_size=20, steps=n),
     "epochs": lambda n: BallsInBins(bins=3, epochs=n // 3, dataset_size=20),

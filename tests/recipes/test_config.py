@@ -283,7 +283,7 @@ def test_a_scheme_is_named_by_its_class_and_takes_its_own_fields():
 def test_a_simulated_scheme_has_smaller_batches():
     scheme = _scheme("scheme.type=Poisson", divisor=4)
     assert scheme.expected_batch_size == pytest.approx(32)
-    cut = ["scheme.type=TruncatedPoisson", "scheme.batch_size=100", "scheme.max_batch_size=130"]
+    cut = ["scheme.type=Poisson", "scheme.batch_size=100", "scheme.max_batch_size=130"]
     assert _scheme(*cut, divisor=4).physical_batch_size == 33
 
 

@@ -54,7 +54,7 @@ def test_pairs_without_a_theorem_have_no_automatic_answer():
     for pair in (
         ("Shuffled", "dense", Adjacency.ADD_REMOVE),
         ("UserFixed", "dense", Adjacency.REPLACE_ONE),
-        ("TruncatedMinSep", "bands > b", Adjacency.ZERO_OUT),
+        ("MinSep, max_batch_size", "bands > b", Adjacency.ZERO_OUT),
     ):
         assert not [a for a in rows[pair].answers if not a.by_name]
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Accountant(ABC):
         refines: whether it simulates only to better what deterministic accountants prove, which
             it asks itself: it answers instead of them.
         failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
+        truncation: whether its statements hold where a scheme cuts batches: it reads
+            ``max_batch_size`` itself. By default it answers for no scheme that has one, whatever
+            ``refusal`` says.
     """
 
     name: str
@@ -63,17 +67,20 @@ class Accountant(ABC):
     adjacency: Adjacency = Adjacency.ZERO_OUT
     refines: bool = False
     failure_probability: float = 0.0
+    truncation: bool = False
 
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
     def obstacle(self, mechanism: MatrixMechanism) -> str | None:
-        """Why it states nothing about the mechanism: ``refusal``, or whether N is public.
+        """Why it states nothing about the mechanism, or ``None`` if it does state something.
 
-        ``None`` if it does state something.
+        Apart from ``refusal``: whether N is public, and whether batches are cut.
         """
-        return size_refusal(self.adjacency, mechanism) or self.refusal(mechanism)
+        if reason := size_refusal(self.adjacency, mechanism) or self.refusal(mechanism):
+            return reason
+        return None if self.truncation else truncation_refusal(mechanism.scheme)
 
     def check_covers(self, mechanism: MatrixMechanism) -> None:
         """Raise where ``obstacle`` gives a reason.
@@ -175,8 +182,23 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
     name = type(scheme).__name__
     return (
         f"the number of examples is private under add_remove, but a run with this {name} divides by"
-        f" its expected batch size N·p and prints N; use Poisson, TruncatedPoisson or CyclicPoisson"
-        " with nominal_size=, a public number that is not set from N"
+        f" its expected batch size N·p and prints N; use Poisson or CyclicPoisson with"
+        " nominal_size=, a public number that is not set from N"
+    )
+
+
+def truncation_refusal(scheme: Scheme) -> str | None:
+    """Why a theorem about every drawn example says nothing about the scheme, or ``None``.
+
+    Where batches are cut, whether one example is kept depends on which others are drawn, and it may
+    displace one of them: the coins are no longer independent.
+    """
+    if scheme.max_batch_size is None:
+        return None
+    return (
+        f"max_batch_size={scheme.max_batch_size} cuts batches, so that examples' coins are not "
+        "independent, and its theorem is about whole draws; use max_batch_size=None, or an "
+        "accountant for truncated sampling"
     )
 
 

@@ -90,6 +90,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
 
     name = "cyclic Poisson PLD"
     kind = Kind.UPPER_BOUND
+    truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes and bands beyond the cycle."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeGuard
 
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
@@ -10,7 +11,7 @@ from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, Subsamp
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import MinSep, Poisson
+from dptrain.sampling import MinSep, Poisson, Scheme
 
 SETTINGS_ARE_PUBLIC = (
     "Added or removed is an example while every setting stays as it is (nominal size, which "
@@ -18,6 +19,12 @@ SETTINGS_ARE_PUBLIC = (
     "exact number of examples, nor may that number be published"
 )
 """Belongs to every statement of add-remove: what the theorems take for granted."""
+
+
+def tosses_coins(scheme: Scheme) -> TypeGuard[Poisson | MinSep]:
+    """Whether every example tosses a coin of its own at every step, and who is drawn is kept."""
+    coins = isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
+    return coins and scheme.max_batch_size is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +70,9 @@ class PoissonPLD(DeterministicAccountant):
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, correlated noise and noise that varies from step to step."""
         scheme = mechanism.scheme
-        if not (
-            isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
-        ):
-            return "it needs Poisson sampling (or MinSep with min_sep=1)"
+        if not tosses_coins(scheme):
+            needed = "it needs Poisson sampling (or MinSep with min_sep=1)"
+            return f"{needed}, and batches that are not cut (max_batch_size=None)"
         if mechanism.strategy.bands != 1:
             return (
                 f"it needs independent noise (bands=1), the strategy has "
@@ -77,7 +83,7 @@ class PoissonPLD(DeterministicAccountant):
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve; a diagonal C only scales the sensitivity."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, Poisson | MinSep)
+        assert tosses_coins(scheme)
         return poisson_curve(
             self.adjacency,
             probability=scheme.probability,

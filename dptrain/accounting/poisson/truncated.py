@@ -1,4 +1,4 @@
-"""Truncated Poisson sampling with independent noise, under three adjacencies."""
+"""Poisson sampling with ``max_batch_size`` and independent noise, under three adjacencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC, RemarkedCurv
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import TruncatedPoisson
+from dptrain.sampling import Poisson
 from dptrain.sampling.schemes import AnySizeScheme
 
 
@@ -90,12 +90,13 @@ class TruncatedPoissonPLD(DeterministicAccountant):
 
     name = "truncated Poisson PLD"
     kind = Kind.UPPER_BOUND
+    truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, correlated noise and noise that varies from step to step."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
-        if not isinstance(scheme, TruncatedPoisson):
-            return "it needs TruncatedPoisson sampling"
+        if not isinstance(scheme, Poisson) or scheme.max_batch_size is None:
+            return "it needs Poisson sampling with max_batch_size"
         if strategy.bands != 1:
             return (
                 f"it needs independent noise, the strategy has bands={strategy.bands}; use bands=1 "
@@ -107,7 +108,8 @@ class TruncatedPoissonPLD(DeterministicAccountant):
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if no batch can be cut."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, TruncatedPoisson)
+        assert isinstance(scheme, Poisson)
+        assert scheme.max_batch_size is not None
         return Kind.EXACT if scheme.max_batch_size >= scheme.dataset_size else Kind.UPPER_BOUND
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
@@ -116,7 +118,8 @@ class TruncatedPoissonPLD(DeterministicAccountant):
 
     def _of_size(self, mechanism: MatrixMechanism, size: int) -> ComposedCurve:
         scheme = mechanism.scheme
-        assert isinstance(scheme, TruncatedPoisson)
+        assert isinstance(scheme, Poisson)
+        assert scheme.max_batch_size is not None
         return truncated_curve(
             self.adjacency,
             dataset_size=size,
@@ -150,13 +153,15 @@ class TruncatedPoissonAddRemove(TruncatedPoissonPLD):
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if no batch can be cut, even with one example more than the nominal size."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, TruncatedPoisson)
+        assert isinstance(scheme, Poisson)
+        assert scheme.max_batch_size is not None
         return Kind.EXACT if scheme.max_batch_size > scheme.population else Kind.UPPER_BOUND
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve of all sizes up to one more than the nominal one."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, TruncatedPoisson)
+        assert isinstance(scheme, Poisson)
+        assert scheme.max_batch_size is not None
         found = curve_up_to(
             scheme.population + 1,
             probability=scheme.probability,

@@ -25,7 +25,6 @@ from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.schemes.poisson import Poisson
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BSR, Dense, Identity
 from dptrain.strategies.trees.tree import TreeRestart
 from dptrain.testing import AccountantContract
@@ -240,7 +239,7 @@ def turns(adjacency, size, largest, count, norm=1.0, p=0.3):
     ],
 )
 def test_one_truncated_part_is_truncated_poisson(cyclic, plain):
-    same = TruncatedPoisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
+    same = Poisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
     one_part = cut(1, 40, 15)
     if cyclic is CyclicPoissonAddRemove:
         same, one_part = (dataclasses.replace(each, nominal_size=45) for each in (same, one_part))

@@ -22,7 +22,6 @@ from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, Identity
@@ -83,7 +82,7 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
         (poisson, Identity(), 0.8),
         (poisson, BSR(bands=3), 2.0),
         (
-            TruncatedPoisson(
+            Poisson(
                 probability=0.05, dataset_size=1000, steps=60, max_batch_size=70, nominal_size=size
             ),
             Identity(),
@@ -276,10 +275,7 @@ def test_far_below_the_cut_tails_the_bound_without_sampling_holds(adjacency, lar
     options: dict[str, Any] = {
         "probability": 0.01, "dataset_size": size, "steps": steps, "nominal_size": public,
     }  # fmt: skip
-    if largest is None:
-        scheme: Poisson | TruncatedPoisson = Poisson(**options)
-    else:
-        scheme = TruncatedPoisson(**options, max_batch_size=largest)
+    scheme = Poisson(**options, max_batch_size=largest)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
     replaced = adjacency is Adjacency.REPLACE_ONE
     displaced = adjacency is Adjacency.ADD_REMOVE and largest is not None

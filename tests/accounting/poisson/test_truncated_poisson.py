@@ -26,7 +26,6 @@ from dptrain.accounting.poisson.truncated_step import Branches, full_pair
 from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Poisson
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 
@@ -46,7 +45,7 @@ def curve(size, p, largest, steps=1, sensitivity=1.0, adjacency=ZERO_OUT):
 
 
 def mechanism(size, p, largest, steps, sigma, strategy=None, nominal=None):
-    scheme = TruncatedPoisson(
+    scheme = Poisson(
         probability=p, dataset_size=size, steps=steps, max_batch_size=largest, nominal_size=nominal
     )
     return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
@@ -416,7 +415,7 @@ def test_sensitivity_scales_the_noise():
 def test_refuses_by_reason_with_a_remedy():
     bins = BallsInBins(bins=10, epochs=2, dataset_size=100)
     other = MatrixMechanism(scheme=bins, strategy=Identity(), noise_multiplier=1.0)
-    assert "TruncatedPoisson" in (TruncatedPoissonPLD().refusal(other) or "")
+    assert "max_batch_size" in (TruncatedPoissonPLD().refusal(other) or "")
     banded = mechanism(100, 0.1, 15, 20, 1.0, BandMF(bands=2))
     assert "use bands=1" in (TruncatedPoissonPLD().refusal(banded) or "")
     for diagonal, refused in ((np.diag([1.0, 0.5]), True), (np.diag([0.5, 0.5]), False)):
