@@ -861,8 +861,7 @@ def _succeed(command: Sequence[str], what: str) -> None:
         raise ValueError(f"{what}: {done.stderr.strip()}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Record digests of this tree, and compare them with a file's or another revision's."""
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="keep the digests here")
     with_what = parser.add_mutually_exclusive_group()
@@ -873,7 +872,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS)
     )
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Record digests of this tree, and compare them with a file's or another revision's."""
+    options = _options(argv)
     sections = options.only or list(SECTIONS)
     home = pathlib.Path(dptrain.__file__).resolve().parents[1]
     if home != ROOT:
@@ -906,6 +910,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if not ONE_THREAD.items() <= os.environ.items():
+        _options(None)  # what is refused needs no second start
         # Libraries read these when they are loaded.
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **ONE_THREAD}
