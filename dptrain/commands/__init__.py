@@ -2,6 +2,5 @@
 
 from dptrain.commands import cli
 from dptrain.commands.cli import main
-from dptrain.commands.parser import CommandParser
 
-__all__ = ["CommandParser", "cli", "main"]
+__all__ = ["cli", "main"]

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
-import importlib
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from typing import Any
 
 import torch
 
+import dptrain.engine.optimizer
 from scripts.bench.step_models import CASES, ON_CPU, call
 from scripts.bench.step_sides import ORDINARY, SIDES, Side, open_side, quiet, reason
 
@@ -133,15 +133,14 @@ def profile(
         clocks[name] = Clock(device, processor=processor)
         if name != ORDINARY:
             instrument(sides[name], clocks[name])
-    inside = importlib.import_module("dptrain.engine.optimizer")  # to time a part of a step
-    checksum = inside.checksum
+    checksum = dptrain.engine.optimizer.checksum
     for turn in range(rounds + 2):
         for name in sides if turn % 2 else reversed(sides):
             clock = clocks[name]
-            inside.checksum = clock.wrap("checksum", checksum)
+            dptrain.engine.optimizer.checksum = clock.wrap("checksum", checksum)
             run_step(sides[name], clock, keep=False)  # brings back its memory that others used
             run_step(sides[name], clock, keep=turn >= 2)
-    inside.checksum = checksum
+    dptrain.engine.optimizer.checksum = checksum
     return {name: clock.summary(choose) for name, clock in clocks.items()}
 
 

@@ -1,7 +1,4 @@
-"""The Rényi filter by brute force, with right and wrong records.
-
-The claim is docs/theory/individual.md#thm-renyi-filter.
-"""
+"""The theorem behind the Rényi filter (its docstring), by brute force: right and wrong ledgers."""
 
 import itertools
 import math
@@ -9,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.individual import RenyiRecord
-from tests.helpers.hidden_coins import HiddenRun, cost, record_of
+from dptrain.individual import RenyiLedger
+from tests.helpers.hidden_coins import HiddenRun, cost, ledger_of
 
 
 def tightness(run, order, full_steps, **options):
     """Both directions' Rényi divergences of the filtered run as shares of the budget."""
-    record = record_of(full_steps, order=order, q=run.probability, sigma=run.sigma, **options)
-    there, back, mass = run.moments(record, order)
+    ledger = ledger_of(full_steps, order=order, q=run.probability, sigma=run.sigma, **options)
+    there, back, mass = run.moments(ledger, order)
     assert mass == pytest.approx(1.0, abs=1e-7)  # of the quadrature
-    return [math.log(m) / ((order - 1.0) * record.budget) for m in (there, back)]
+    return [math.log(m) / ((order - 1.0) * ledger.budget) for m in (there, back)]
 
 
 def always(*ratios):
@@ -84,7 +81,7 @@ def test_a_budget_of_full_norms_is_used_up_exactly(personal, q, order):
         assert add <= remove + 1e-9
 
 
-class ChargesOnlyDrawn(RenyiRecord):
+class ChargesOnlyDrawn(RenyiLedger):
     """Wrong: waiting is free."""
 
     def _book(self, step):
@@ -93,7 +90,7 @@ class ChargesOnlyDrawn(RenyiRecord):
         return 1
 
 
-class WaitsForSmallNorms(RenyiRecord):
+class WaitsForSmallNorms(RenyiLedger):
     """Wrong: stays although the full norm does not fit when it is not drawn."""
 
     def _exhaust(self, which):
@@ -106,7 +103,7 @@ class WaitsForSmallNorms(RenyiRecord):
         return count
 
 
-class ReleasesMoreThanItsBound(RenyiRecord):
+class ReleasesMoreThanItsBound(RenyiLedger):
     """Wrong: charged the personal bound, but not clipped to it."""
 
     def _shares(self, indices, ratios):
