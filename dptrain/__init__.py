@@ -1,17 +1,12 @@
 """Differentially private training for PyTorch: schemes, correlated noise and their accountant."""
 
-from dptrain.accounting import (
-    account,
-    accountants_for,
-    calibrate,
-    profile,
-    register_accountant,
-)
+from dptrain.accounting import account, accountants_for, calibrate, profile
 from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
 from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
 from dptrain.core import Adjacency, Guarantee, Kind, Unit
 from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
 from dptrain.mechanism import MatrixMechanism
+from dptrain.noise import register_noise_stream
 from dptrain.sampling import (
     AttributionGraph,
     BallsInBins,
@@ -21,8 +16,6 @@ from dptrain.sampling import (
     PrivateLoader,
     RandomAllocation,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
 )
@@ -38,7 +31,10 @@ from dptrain.strategies import (
     SquareRoot,
     Tree,
     TreeRestart,
+    register_strategy,
 )
+
+__version__ = "0.1.0"  # pyproject.toml reads it from here
 
 __all__ = [
     "BISR",
@@ -74,15 +70,15 @@ __all__ = [
     "SquareRoot",
     "Tree",
     "TreeRestart",
-    "TruncatedMinSep",
-    "TruncatedPoisson",
     "Unit",
     "UserFixed",
     "UserMinSep",
+    "__version__",
     "account",
     "accountants_for",
     "calibrate",
     "profile",
-    "register_accountant",
     "register_layer",
+    "register_noise_stream",
+    "register_strategy",
 ]

@@ -228,6 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Fine-tune a small BERT on arXiv abstracts, private for every author.",
         ArxivSettings,
         build_task,
+        "python -m recipes.arxiv --config configs/arxiv_minsep.yaml \\\n"
+        "    data.path=arxiv-metadata-oai-snapshot.json data.tokenizer=bert-tiny \\\n"
+        "    model.source=bert-tiny privacy.epsilon=8",
         argv,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import linecache
 import sys
 import traceback
@@ -11,7 +10,9 @@ from typing import TypeVar
 
 import torch
 
-from recipes.config import load_config
+from dptrain.commands import CommandParser
+from dptrain.core import in_words
+from recipes.config import leaves, load_config
 from recipes.report import summary
 from recipes.run import Run, finish, prepare
 from recipes.runfolder import SUMMARY
@@ -28,10 +29,16 @@ def run_recipe(
     description: str,
     schema: type[S],
     build_task: Callable[[S], Task],
+    example: str,
     argv: Sequence[str] | None = None,
 ) -> int:
     """The command line of a recipe; returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m recipes.{name}", description=description)
+    parser = CommandParser(
+        prog=f"python -m recipes.{name}",
+        description=description,
+        example=example,
+        fields=leaves(schema),
+    )
     parser.add_argument("--config", required=True, help="YAML file, e.g. configs/*.yaml")
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
     parser.add_argument(
@@ -61,7 +68,7 @@ def run_recipe(
             accept_lost_ledger=arguments.accept_lost_ledger,
         )
     except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped before the first step", file=sys.stderr)
@@ -79,7 +86,8 @@ def run_recipe(
         return _stopped(current)
     except OSError as error:  # a full disk, say
         print(
-            f"error: {error}; when that is mended, continue with the same command and --resume",
+            f"error: {in_words(error)}; when that is mended, continue with the same command and "
+            "--resume",
             file=sys.stderr,
         )
         return 2

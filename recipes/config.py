@@ -13,6 +13,7 @@ import yaml
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from dptrain.configuration import Loader, one_line, read_yaml
+from dptrain.core import did_you_mean
 
 T = TypeVar("T")
 
@@ -27,9 +28,7 @@ def one_of(choices: Iterable[str]) -> AfterValidator:
 
     def check(value: str) -> str:
         if value not in known:
-            near = difflib.get_close_matches(value, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"{hint}choose one of {', '.join(known)}")
+            raise ValueError(f"{did_you_mean(value, known)}choose one of {', '.join(known)}")
         return value
 
     return AfterValidator(check)
@@ -91,6 +90,11 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
+def leaves(schema: type) -> list[str]:
+    """The dotted names of all fields of a schema."""
+    return sorted(flatten(dataclasses.asdict(schema())))
+
+
 def to_yaml(config: Any, *, without: Collection[str] = ()) -> str:
     """YAML text of a configuration that ``load_config`` reads back.
 
@@ -136,14 +140,13 @@ class _Known:
 
     @classmethod
     def of(cls, schema: type) -> _Known:
-        leaves = sorted(flatten(dataclasses.asdict(schema())))
         types = get_type_hints(schema)
         groups = {
             field.name: tuple(field.metadata.get("common", ()))
             for field in dataclasses.fields(schema)
             if get_origin(types[field.name]) is dict
         }
-        return cls(leaves, groups)
+        return cls(leaves(schema), groups)
 
 
 def _merge(

@@ -6,27 +6,27 @@ import numpy as np
 
 from dptrain.accounting import Profile
 from dptrain.core import Guarantee
-from dptrain.individual import IndividualLedger
+from dptrain.individual import IndividualRecord
 
 _POINTS = 81
 _LEAST_DELTA, _LARGEST_DELTA = 1e-30, 1 - 1e-9
 
 
-def filter_profile(ledger: IndividualLedger, guarantee: Guarantee) -> Profile:
+def filter_profile(record: IndividualRecord, guarantee: Guarantee) -> Profile:
     """What the budget keeps at other δ, up to twice the guarantee's ε.
 
     The curve of the planned noise is not it: the noise alone promises more steps less. The bound
     holds for both directions.
 
     Args:
-        ledger: of the run; only its budget is asked, nothing of the examples.
+        record: of the run; only its budget is asked, nothing of the examples.
         guarantee: of the run, by its filter.
     """
     least = guarantee.delta
-    while least > _LEAST_DELTA and ledger.epsilon_bound(least) < 2 * guarantee.epsilon:
+    while least > _LEAST_DELTA and record.epsilon_bound(least) < 2 * guarantee.epsilon:
         least /= 10
-    deltas = np.geomspace(_enough_at_zero(ledger), least, _POINTS)
-    epsilons = np.array([ledger.epsilon_bound(float(delta)) for delta in deltas])
+    deltas = np.geomspace(_enough_at_zero(record), least, _POINTS)
+    epsilons = np.array([record.epsilon_bound(float(delta)) for delta in deltas])
     kept = np.isfinite(epsilons)
     return Profile(
         epsilon=epsilons[kept],
@@ -37,12 +37,12 @@ def filter_profile(ledger: IndividualLedger, guarantee: Guarantee) -> Profile:
     )
 
 
-def _enough_at_zero(ledger: IndividualLedger) -> float:
+def _enough_at_zero(record: IndividualRecord) -> float:
     """Least δ, rounded up, at which ε = 0; the largest where a bound is above 0 at all of them."""
     low, high = 0.0, _LARGEST_DELTA
-    if ledger.epsilon_bound(high) > 0:
+    if record.epsilon_bound(high) > 0:
         return high
     while high - low > 1e-6 * high:
         middle = 0.5 * (low + high)
-        low, high = (low, middle) if ledger.epsilon_bound(middle) <= 0 else (middle, high)
+        low, high = (low, middle) if record.epsilon_bound(middle) <= 0 else (middle, high)
     return high

@@ -243,6 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Train a multi-label classifier with full-batch private gradient descent.",
         IndividualSettings,
         build_task,
+        "python -m recipes.individual --config configs/digits_individual.yaml \\\n"
+        "    individual.epsilon=1",
         argv,
     )
 

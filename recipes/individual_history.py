@@ -29,7 +29,7 @@ class Moment:
 
 
 class IndividualHistory:
-    """Looks at a run's ledger and at its groups each time the run is evaluated.
+    """Looks at a run's record and at its groups each time the run is evaluated.
 
     It is kept in the checkpoint, so that a resumed run's has no gap. Nothing of it is logged.
 

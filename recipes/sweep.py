@@ -13,7 +13,6 @@ Attributes:
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -24,7 +23,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dptrain.commands import CommandParser
 from dptrain.configuration import read_yaml
+from dptrain.core import did_you_mean, in_words
 from recipes import arxiv, individual, vision
 from recipes.command import INTERRUPTED
 from recipes.config import load_config
@@ -78,10 +79,13 @@ def members(grid: Mapping[str, Any], output: pathlib.Path) -> list[Member]:
     Raises:
         ValueError: if the grid has unknown or missing entries, or two runs would be the same.
     """
-    if unknown := sorted(set(grid) - {"recipe", "output", "common", "runs"}):
-        raise ValueError(f"unknown entries {unknown}; a grid has recipe, output, common and runs")
+    entries = ("recipe", "output", "common", "runs")
+    if unknown := sorted(set(grid) - set(entries)):
+        hint = did_you_mean(unknown[0], entries)
+        raise ValueError(f"unknown entries {unknown}; {hint}a grid has {', '.join(entries)}")
     if grid.get("recipe") not in RECIPES:
-        raise ValueError(f"recipe={grid.get('recipe')!r}: choose one of {', '.join(RECIPES)}")
+        hint = did_you_mean(str(grid.get("recipe")), RECIPES)
+        raise ValueError(f"recipe={grid.get('recipe')!r}: {hint}choose one of {', '.join(RECIPES)}")
     if not grid.get("runs"):
         raise ValueError("runs: name at least one configuration")
     if not isinstance(grid["runs"], list):
@@ -143,8 +147,10 @@ def summarise(found: Sequence[Member], output: pathlib.Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recipes.sweep", description=__doc__.splitlines()[0]
+    parser = CommandParser(
+        prog="python -m recipes.sweep",
+        description=__doc__.splitlines()[0],
+        example="python -m recipes.sweep --grid configs/grids/cinic10.yaml --list",
     )
     parser.add_argument("--grid", required=True, help="YAML file, e.g. configs/grids/*.yaml")
     parser.add_argument("--output", help="folder of the runs (the entry output)")
@@ -163,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         output.mkdir(parents=True, exist_ok=True)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_words(error)}", file=sys.stderr)
         return 2
     failed, interrupted = [], False
     for member in tqdm(found, desc="runs", unit="run"):

@@ -174,7 +174,13 @@ def classification_task(split: Split, model: nn.Module, *, views: int = 1) -> Ta
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
     return run_recipe(
-        "vision", "Train an image classifier privately.", VisionSettings, build_task, argv
+        "vision",
+        "Train an image classifier privately.",
+        VisionSettings,
+        build_task,
+        "python -m recipes.vision --config configs/digits_vgg_minsep.yaml privacy.epsilon=2 \\\n"
+        "    --output runs/tighter",
+        argv,
     )
 
 

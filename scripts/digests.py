@@ -71,8 +71,6 @@ from dptrain import (
     SquareRoot,
     Tree,
     TreeRestart,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
     account,
@@ -171,7 +169,7 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
     cut = {"max_batch_size": 8}
     private = {
         "Poisson": Poisson(probability=0.25, nominal_size=nominal, **run),
-        "TruncatedPoisson": TruncatedPoisson(probability=0.25, nominal_size=nominal, **run, **cut),
+        "TruncatedPoisson": Poisson(probability=0.25, nominal_size=nominal, **run, **cut),
         "CyclicPoisson": CyclicPoisson(nominal_size=nominal, **cycle),
         "CyclicPoisson, max_batch_size": CyclicPoisson(nominal_size=nominal, **cycle, **cut),
         "CyclicPoisson, assignment='independent'": CyclicPoisson(
@@ -188,7 +186,7 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
         **private,
         "MinSep": MinSep(**apart, **run),
         "MinSep, cold start": MinSep(**apart, warm_start=False, **run),
-        "TruncatedMinSep": TruncatedMinSep(**apart, **run, **cut),
+        "TruncatedMinSep": MinSep(**apart, **run, **cut),
         "BallsInBins": BallsInBins(bins=BINS, **epochs),
         "RandomAllocation": RandomAllocation(steps_per_epoch=BINS, participations=1, **epochs),
         "RandomAllocation, participations > 1": RandomAllocation(
@@ -353,7 +351,7 @@ def epsilon_cases() -> dict[str, Case]:
 def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> dict[str, Case]:
     found = accountants_for(mechanism, adjacency=adjacency)
 
-    def answered(accountant: Accountant) -> str:
+    def named(accountant: Accountant) -> str:
         settled = seeded(accountant)
         return settled.guarantee(mechanism, delta=DELTA).epsilon.hex()
 
@@ -371,7 +369,7 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
         return answer.mechanism.noise_multiplier.hex()
 
     cases: dict[str, Case] = {
-        f"{start}: {case_name(each.name, adjacency)}": functools.partial(answered, each.accountant)
+        f"{start}: {each.name}": functools.partial(named, each.accountant)
         for each in found
         if each.refusal is None
     }
@@ -380,36 +378,6 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
         cases[f"{start}: by itself"] = chosen
         cases[f"{start}: least noise"] = calibrated
     return cases
-
-
-# Names of accountants in the names of cases, which are those that they had at first.
-_NAMES = {
-    "poisson-pld": "poisson PLD",
-    "truncated-poisson-pld": "truncated Poisson PLD",
-    "cyclic-poisson-pld": "cyclic Poisson PLD",
-    "allocation-pld": "allocation PLD",
-    "balls-in-bins-renyi": "balls-in-bins Rényi",
-    "conditional-composition": "conditional composition",
-    "random-allocation-renyi": "random allocation Rényi",
-    "mmcc": "MMCC",
-    "revealed-draws": "revealed draws",
-    "revealed-draws-any-blocking": "revealed draws, any blocking",
-    "min-sep-renyi": "b-min-sep Rényi",
-    "balls-in-bins-importance": "balls-in-bins importance sampling",
-    "min-sep-importance": "b-min-sep importance sampling",
-    "min-sep-monte-carlo": "b-min-sep Monte Carlo",
-    "min-sep-any-matrix": "r-min-sep Monte Carlo",
-    "balls-in-bins-monte-carlo": "balls-in-bins Monte Carlo",
-    "truncated-min-sep-monte-carlo": "truncated b-min-sep Monte Carlo",
-    "user-min-sep-monte-carlo": "user b-min-sep Monte Carlo",
-    "exposed-steps": "exposed steps",
-}
-
-
-def case_name(name: str, adjacency: Adjacency = Adjacency.ZERO_OUT) -> str:
-    """An accountant's name in the names of cases."""
-    relation = "" if adjacency is Adjacency.ZERO_OUT else f", {adjacency.value.replace('_', '-')}"
-    return _NAMES.get(name, name) + relation
 
 
 def seeded(accountant: Any, **options: Any) -> Any:
@@ -773,8 +741,7 @@ def _ledger(how: Callable[[Any], Any]) -> str:
 def certificate_file(name: str) -> tuple[str, Any]:
     """Name and content of the file in which a simulating accountant keeps its verdicts."""
     mechanism = separated()
-    members = [each.accountant for each in accountants_for(mechanism)]
-    (accountant,) = (member for member in members if case_name(member.name) == name)
+    (accountant,) = (each.accountant for each in accountants_for(mechanism) if each.name == name)
     with tempfile.TemporaryDirectory() as folder:
         seeded(accountant, cache=folder).calibrate(mechanism, epsilon=2.0, delta=DELTA)
         (path,) = pathlib.Path(folder).glob("*.json")
@@ -894,8 +861,7 @@ def _succeed(command: Sequence[str], what: str) -> None:
         raise ValueError(f"{what}: {done.stderr.strip()}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Record digests of this tree, and compare them with a file's or another revision's."""
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="keep the digests here")
     with_what = parser.add_mutually_exclusive_group()
@@ -906,7 +872,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", action="append", choices=SECTIONS, metavar="SECTION", help=", ".join(SECTIONS)
     )
-    options = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Record digests of this tree, and compare them with a file's or another revision's."""
+    options = _options(argv)
     sections = options.only or list(SECTIONS)
     home = pathlib.Path(dptrain.__file__).resolve().parents[1]
     if home != ROOT:
@@ -939,6 +910,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     if not ONE_THREAD.items() <= os.environ.items():
+        _options(None)  # what is refused needs no second start
         # Libraries read these when they are loaded.
         os.execve(
             sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **ONE_THREAD}

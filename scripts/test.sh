@@ -11,6 +11,7 @@ source scripts/setup.sh
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
 "$PYTHON" -m mypy
+"$(dirname "$PYTHON")/lint-imports" --no-cache | tail -n 12
 
 # One thread a process: the tests' tensors are small, and two workers share the cores better.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"

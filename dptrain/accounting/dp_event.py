@@ -6,10 +6,11 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dptrain.accounting.base.accountant import size_refusal
+from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core import Adjacency, checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Shuffled, TruncatedPoisson, UserFixed
+from dptrain.sampling import CyclicPoisson, Poisson, Shuffled, UserFixed
 
 _RELATIONS = {
     Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
@@ -36,10 +37,9 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
       ``CyclicPoissonPLD``; under replace-one the same
       blocks have the shifts Bern(p)·v and Bern(p)·v'). Adding an example changes equal parts, so
       add-remove needs ``assignment="independent"`` (or one part).
-    * ``TruncatedPoisson`` with independent noise: n truncated subsampled Gaussians, all three
-      adjacencies (add-remove only where nothing can be cut: the event is about one N, which is
-      private there). dp_accounting bounds them looser than
-      ``TruncatedPoissonPLD`` does.
+    * ``Poisson`` with ``max_batch_size`` and independent noise: n truncated subsampled Gaussians,
+      all three adjacencies (add-remove only where nothing can be cut: the event is about one N,
+      which is private there). dp_accounting bounds them looser than ``TruncatedPoissonPLD`` does.
     * ``Shuffled`` and ``UserFixed``: one Gaussian of noise σ/sens; zero-out only (without an
       example, or with another's users, the batches would be other batches).
 
@@ -80,14 +80,14 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
             )
         event = _sampled(scheme.probability, noise)
         count = scheme.max_participations
-    elif isinstance(scheme, Poisson | TruncatedPoisson) or (isinstance(scheme, MinSep) and b == 1):
+    elif isinstance(scheme, Poisson) or tosses_coins(scheme):
         if bands > 1:
             reason = f"bands={bands} let noise of one step depend on others; use Identity()"
             raise _none(mechanism, adjacency, reason)
         event = _sampled(scheme.probability, noise)
         one_more = scheme.nominal_size is not None
         largest = scheme.population + one_more
-        if isinstance(scheme, TruncatedPoisson) and scheme.max_batch_size < largest:
+        if scheme.max_batch_size is not None and scheme.max_batch_size < largest:
             if one_more:
                 reason = "the event is about one number of examples, which is private"
                 raise _none(mechanism, adjacency, f"{reason}; leave max_batch_size out")

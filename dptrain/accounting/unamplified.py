@@ -83,8 +83,8 @@ class UnsampledGaussian(DeterministicAccountant):
     """
 
     name = "gaussian"
-    display = "unamplified Gaussian"
     kind = Kind.UPPER_BOUND
+    truncation = True  # no use is made of the draws
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Nothing is refused."""
@@ -96,9 +96,7 @@ class UnsampledGaussian(DeterministicAccountant):
         if isinstance(scheme, _AUTOMATIC):
             return None
         # MMCC covers these, and is the looser one where there is little noise.
-        plain = isinstance(scheme, Poisson) or (
-            isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is None
-        )
+        plain = isinstance(scheme, Poisson | CyclicPoisson) and scheme.max_batch_size is None
         if plain and bands > scheme.min_sep:
             return None
         return (

@@ -2,5 +2,6 @@
 
 from dptrain.commands import cli
 from dptrain.commands.cli import main
+from dptrain.commands.parser import CommandParser
 
-__all__ = ["cli", "main"]
+__all__ = ["CommandParser", "cli", "main"]

@@ -20,10 +20,17 @@ from dptrain.core import Adjacency, aligned
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import as_markdown, as_shown, rows_of
 
+_EXAMPLE = r"""
+dptrain account --scheme Poisson batch_size=500 --strategy Identity --dataset-size 50000 \
+    --epochs 10 --noise-multiplier 1 --delta 1e-6
+dptrain account --support"""
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("account", help=run.__doc__, description=run.__doc__)
+    parser = commands.add_parser(
+        "account", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
+    )
     add_mechanism_arguments(parser)
     parser.add_argument("--noise-multiplier", "--sigma", type=float, help="σ, if no file says it")
     parser.add_argument("--delta", type=float, help="δ: find the least ε")

@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from dptrain.configuration import build_scheme, build_strategy, expected_batch_size, stated_size
+from dptrain.core import did_you_mean
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 
 Settings = dict[str, Any]
+
+# What the commands read of a configuration, and the fields that the group privacy has.
+_READ = ("scheme", "strategy", "privacy", "steps", "epochs")
+_PRIVACY = (
+    *("epsilon", "delta", "noise_multiplier", "max_grad_norm", "accountant", "certificates"),
+    *("secure", "noise_dtype", "regenerate_noise"),
+)
 
 
 def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,7 +158,24 @@ def _stated(options: argparse.Namespace) -> Settings:
         return {}
     from dptrain.configuration import read_yaml
 
-    return read_yaml(options.config)
+    found = read_yaml(options.config)
+    _check_names(options.config, found, _READ, "", near_only=True)
+    if isinstance(privacy := found.get("privacy"), dict):
+        _check_names(options.config, privacy, _PRIVACY, "privacy.")
+    return found
+
+
+def _check_names(
+    path: pathlib.Path, stated: Settings, known: Sequence[str], group: str, near_only: bool = False
+) -> None:
+    """Refuse fields that nobody reads; ``near_only`` those that one of the known was meant by.
+
+    A configuration of a recipe has fields of that recipe's own beside the known ones.
+    """
+    for name in stated:
+        hint = did_you_mean(str(name), [each for each in known if each not in stated], prefix=group)
+        if name not in known and (hint or not near_only):
+            raise ValueError(f"{path}: unknown field {f'{group}{name}'!r}; {hint}".strip("; "))
 
 
 def _settings(group: str, words: list[str] | None, stated: Settings) -> Settings:

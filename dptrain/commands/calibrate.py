@@ -23,10 +23,16 @@ from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
 
+_EXAMPLE = r"""
+dptrain calibrate --scheme CyclicPoisson batch_size=500 cycle=4 --strategy BSR bands=4 \
+    --dataset-size 50000 --epochs 10 --epsilon 8 --delta 1e-6 --out mechanism.json"""
+
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("calibrate", help=run.__doc__, description=run.__doc__)
+    parser = commands.add_parser(
+        "calibrate", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
+    )
     add_mechanism_arguments(parser)
     parser.add_argument("--epsilon", type=float, help="target ε, if no configuration says it")
     parser.add_argument("--delta", type=float, help="target δ, if no configuration says it")

@@ -40,6 +40,8 @@ from dptrain.accounting.simulation import (
 )
 from dptrain.commands.certify_ranks import Group
 from dptrain.commands.certify_request import requested_simulation
+from dptrain.commands.parser import CommandParser
+from dptrain.core import in_words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             report = _certify(options)
     except (ValueError, ModuleNotFoundError, OSError, ArithmeticError) as error:
-        print(f"certify: {error}", file=sys.stderr)
+        print(f"certify: {in_words(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         kept = f"what was verified is kept in {options.out}; the same command continues"
@@ -69,9 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="dptrain.commands.certify",
         description=__doc__,
+        example="python -m dptrain.commands.certify mechanism.json --epsilon 8 --delta 1e-6 "
+        "--out kept",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("mechanism", type=Path, nargs="?", help="JSON or YAML: scheme, strategy")

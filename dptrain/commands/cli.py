@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+from dptrain import __version__
 from dptrain.commands import account, calibrate, plan, strategies
+from dptrain.commands.parser import CommandParser
+from dptrain.core import in_words
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,7 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 2 for a mistake in the arguments, 130 if interrupted.
     """
-    parser = argparse.ArgumentParser(prog="dptrain", description="Differentially private training.")
+    parser = CommandParser(
+        prog="dptrain",
+        description="Differentially private training.",
+        example="dptrain plan --help",
+    )
+    parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for member in (account, calibrate, plan, strategies):
         member.add(commands)
@@ -43,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             options.run(options)
         except (ValueError, ModuleNotFoundError, OSError) as error:
-            print(f"{name}: {error}", file=sys.stderr)
+            print(f"{name}: {in_words(error)}", file=sys.stderr)
             return 2
         except KeyboardInterrupt as error:
             # A certificate under way says in its message where its samples are kept.

@@ -14,9 +14,16 @@ from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
+_EXAMPLE = r"""
+dptrain plan --epsilon 8 --dataset-size 1500 --batch-size 150 --epochs 10 --max-bands 4 \
+    --out run.yaml"""
+
+
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("plan", help=run.__doc__, description=run.__doc__)
+    parser = commands.add_parser(
+        "plan", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
+    )
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument("--delta", type=float, help="target δ (default 1/(2N))")
     parser.add_argument("--dataset-size", type=int, required=True, help="N, number of examples")

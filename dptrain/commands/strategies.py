@@ -7,13 +7,17 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.planning import table
+from dptrain.planning import compare_strategies
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD
+
+_EXAMPLE = "dptrain strategies --steps 200 --epochs 4 --bands 1 4 16 --parameters 100000"
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("strategies", help=run.__doc__, description=run.__doc__)
+    parser = commands.add_parser(
+        "strategies", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
+    )
     parser.add_argument("--steps", type=int, required=True, help="n, optimiser steps of the run")
     parser.add_argument("--epochs", type=int, help="times that an example takes part (default 1)")
     parser.add_argument("--max-participations", type=int, help="instead of --epochs")
@@ -37,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     workload = MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS
     bands = options.bands or [count for count in (1, 4, 16, 64) if count <= options.steps]
     check_outputs(options.json, plot=options.plot)
-    found = table(
+    found = compare_strategies(
         steps=options.steps,
         epochs=options.epochs,
         max_participations=options.max_participations,

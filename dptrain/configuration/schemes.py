@@ -61,7 +61,7 @@ def check_scheme(settings: Mapping[str, Any]) -> None:
 
 def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Parameter], dict]:
     """What makes the scheme, its parameters, and the stated ones (without the batch size)."""
-    member = named_type("scheme", settings, members_of(Scheme))
+    member = named_type("scheme", settings, members_of(Scheme), Scheme.former_names)
     make: Any = getattr(member, "for_batch_size", member)
     parameters = inspect.signature(make).parameters
     own = [name for name in parameters if name not in (*SIZES, *_FROM_RUN)]

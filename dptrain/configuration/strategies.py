@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dptrain.configuration.typed import members_of, named_type, stated_fields
-from dptrain.strategies import Strategy
+from dptrain.configuration.typed import named_type, stated_fields
+from dptrain.strategies import Strategy, strategy_types
 
 
 def build_strategy(settings: Mapping[str, Any]) -> Strategy:
@@ -18,7 +18,7 @@ def build_strategy(settings: Mapping[str, Any]) -> Strategy:
     Raises:
         ValueError: naming the field of the configuration, the value, and what is known instead.
     """
-    member: Any = named_type("strategy", settings, members_of(Strategy))
+    member: Any = named_type("strategy", settings, strategy_types())
     fields = [field for field in dataclasses.fields(member) if field.init]
     given = stated_fields(
         "strategy",

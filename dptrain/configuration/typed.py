@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from dptrain.core import JsonValue
+from dptrain.core import JsonValue, did_you_mean
 
 
 def members_of(base: type[JsonValue]) -> dict[str, type]:
@@ -20,16 +20,28 @@ def members_of(base: type[JsonValue]) -> dict[str, type]:
     }
 
 
-def named_type(group: str, settings: Mapping[str, Any], members: Mapping[str, type]) -> type:
+def named_type(
+    group: str,
+    settings: Mapping[str, Any],
+    members: Mapping[str, type],
+    former: Mapping[str, str] = MappingProxyType({}),
+) -> type:
     """The member that ``settings["type"]`` names.
+
+    Args:
+        group: name of the group.
+        settings: its entries.
+        members: the types by name.
+        former: what to use instead of types that no longer exist.
 
     Raises:
         ValueError: naming the field, the value and the nearest known type.
     """
     name: Any = settings.get("type")
+    if isinstance(name, str) and name in former:
+        raise ValueError(f"{group}.type={name} is of an earlier layout: use {former[name]}")
     if name not in members:
-        near = difflib.get_close_matches(str(name), list(members), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(str(name), members)
         raise ValueError(f"{group}.type={name!r}: {hint}choose one of {', '.join(members)}")
     return members[name]
 
@@ -49,8 +61,7 @@ def stated_fields(
     name, allowed = settings.get("type"), list(allowed)
     given = {key: value for key, value in settings.items() if key != "type" and value is not None}
     if unknown := [key for key in given if key not in allowed]:
-        near = difflib.get_close_matches(unknown[0], allowed, n=1)
-        hint = f"did you mean '{group}.{near[0]}'? " if near else ""
+        hint = did_you_mean(unknown[0], allowed, prefix=f"{group}.")
         has = f"its fields are {', '.join(allowed)}" if allowed else "it has no fields"
         raise ValueError(
             f"{group}.{unknown[0]}={given[unknown[0]]!r}: {name} has no field {unknown[0]!r}; "

@@ -4,6 +4,7 @@ from dptrain.core import checks
 from dptrain.core.arrays import Array
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
+from dptrain.core.open_family import checked_member
 from dptrain.core.randomness import (
     global_state,
     remember_globals,
@@ -12,7 +13,7 @@ from dptrain.core.randomness import (
     seeded_globals,
     split_seed,
 )
-from dptrain.core.text import aligned, duration, size
+from dptrain.core.text import aligned, did_you_mean, duration, in_words, size
 
 __all__ = [
     "Adjacency",
@@ -22,10 +23,13 @@ __all__ = [
     "Kind",
     "Unit",
     "aligned",
+    "checked_member",
     "checks",
+    "did_you_mean",
     "digest",
     "duration",
     "global_state",
+    "in_words",
     "parsed",
     "remember_globals",
     "restore_global_state",

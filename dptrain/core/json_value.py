@@ -9,6 +9,8 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from dptrain.core.text import did_you_mean
+
 
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, shortest float that reads back the same."""
@@ -46,6 +48,8 @@ class JsonValue:
     _families: ClassVar[dict[str, dict[str, type]]] = {}
     _bases: ClassVar[dict[str, type[JsonValue]]] = {}
     _family: ClassVar[str] = ""
+    # Types that files of earlier layouts name, and what to write instead.
+    former_names: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -92,12 +96,17 @@ class JsonValue:
             raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
         value = dict(value)
         name = value.pop("type", None)
+        if isinstance(name, str) and name in cls.former_names:
+            now = cls.former_names[name]
+            raise ValueError(f"{cls._family} type {name!r} is of an earlier layout: use {now}")
         if not isinstance(name, str) or name not in members:
-            raise ValueError(f"unknown {cls._family} type {name!r}; known: {sorted(members)}")
+            hint = did_you_mean(str(name), members)
+            raise ValueError(f"unknown {cls._family} type {name!r}; {hint}known: {sorted(members)}")
         member = members[name]
         known = {field.name for field in dataclasses.fields(member)}
         if unknown := sorted(map(str, set(value) - known)):
-            raise ValueError(f"{name} has no field(s) {unknown}; known: {sorted(known)}")
+            hint = did_you_mean(unknown[0], known)
+            raise ValueError(f"{name} has no field(s) {unknown}; {hint}known: {sorted(known)}")
         fields = {key: _from_json(item) for key, item in value.items()}
         try:
             return member(**fields)

@@ -1,6 +1,30 @@
-"""Figures and tables as a terminal shows them."""
+"""Figures, tables and mistakes as a terminal shows them."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """``"did you mean NAME? "`` for the nearest of the known words; empty if none is near.
+
+    Args:
+        word: what was written.
+        known: what could have been meant.
+        prefix: put before the nearest: the group that the words are fields of, say.
+    """
+    alike = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(word.lower(), list(alike), n=1)
+    return f"did you mean {prefix}{alike[near[0]]}? " if near else ""
+
+
+def in_words(error: BaseException) -> str:
+    """An error's message; of an operating system's the file and what is wrong, not its number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    what = error.strerror[:1].lower() + error.strerror[1:]
+    return what if error.filename is None else f"{error.filename}: {what}"
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.engine.scaled_adam import scales_of
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
-from dptrain.individual import IndividualLedger
+from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
@@ -80,7 +80,7 @@ class PrivateOptimizer(DPOptimizer):
         clipper: Clipper,
         loader: PrivateLoader,
         ledger: StepLedger,
-        individual: IndividualLedger | None = None,
+        individual: IndividualRecord | None = None,
         ranks: Ranks | None = None,
         watch: StateWatch | None = None,
     ) -> None:

@@ -245,7 +245,7 @@ class PrivacyEngine:
         find_accountants(mechanism, accountant)
         spending = None
         if individual is not None:
-            spending = individual.ledger(mechanism)
+            spending = individual.record(mechanism)
             target_delta = target_delta or individual.target_delta
 
         sampling_seed, noise_seed = ranks.from_first(lambda: split_seed(seed))

@@ -29,7 +29,7 @@ from dptrain.engine.checkpoint import (
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.unfinished import Progress, progress_of
 from dptrain.engine.validation import check_scheduled
-from dptrain.individual import IndividualFilter, IndividualLedger
+from dptrain.individual import IndividualFilter, IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
 
@@ -137,7 +137,7 @@ class PrivateTraining:
         return self.optimizer.clipper.norms
 
     @property
-    def individual(self) -> IndividualLedger:
+    def individual(self) -> IndividualRecord:
         """What every example has spent, where an individual filter runs; not for release.
 
         Raises:
@@ -151,7 +151,7 @@ class PrivateTraining:
         return self.optimizer.individual
 
     @property
-    def stated_individual(self) -> IndividualLedger:
+    def stated_individual(self) -> IndividualRecord:
         """``individual`` as the guarantee states it: all rounds of an odometer may be open.
 
         Raises:

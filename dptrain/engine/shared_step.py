@@ -12,7 +12,7 @@ import torch
 from dptrain.core import Array
 from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
-from dptrain.individual import IndividualLedger
+from dptrain.individual import IndividualRecord
 from dptrain.sampling import MicroBatch
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SharedStep:
         self._nonfinite = nonfinite_examples
         self._origin = None
 
-    def admit(self, record: IndividualLedger, batch: MicroBatch, ratios: Array) -> Array:
+    def admit(self, record: IndividualRecord, batch: MicroBatch, ratios: Array) -> Array:
         """Shares of this rank's examples; the record of every rank charges the examples of all.
 
         Args:

@@ -9,31 +9,31 @@
 
 ``private.guarantee()`` states what holds for every example and may be published. What each example
 has spent is private data and comes on request only: ``IndividualReport.of(private)`` has
-``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting.individual_plots`` and
-``dptrain.reporting.individual_plots`` draw it, marked as not for release.
+``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting.individual_plots`` draws
+it, marked as not for release.
 """
 
 from dptrain.individual.filter import IndividualFilter
-from dptrain.individual.gdp import GDPFilter, GDPLedger
-from dptrain.individual.odometer import GDPOdometer, OdometerLedger
+from dptrain.individual.gdp import GDPFilter, GDPRecord
+from dptrain.individual.odometer import GDPOdometer, OdometerRecord
 from dptrain.individual.pld import PLDFilter
-from dptrain.individual.pld_record import PLDLedger
-from dptrain.individual.record import Indices, IndividualLedger, Mask
-from dptrain.individual.renyi import RenyiFilter, RenyiLedger
-from dptrain.individual.sampled_record import SampledLedger
+from dptrain.individual.pld_record import PLDRecord
+from dptrain.individual.record import Indices, IndividualRecord, Mask
+from dptrain.individual.renyi import RenyiFilter, RenyiRecord
+from dptrain.individual.sampled_record import SampledRecord
 
 __all__ = [
     "GDPFilter",
-    "GDPLedger",
     "GDPOdometer",
+    "GDPRecord",
     "Indices",
     "IndividualFilter",
-    "IndividualLedger",
+    "IndividualRecord",
     "Mask",
-    "OdometerLedger",
+    "OdometerRecord",
     "PLDFilter",
-    "PLDLedger",
+    "PLDRecord",
     "RenyiFilter",
-    "RenyiLedger",
-    "SampledLedger",
+    "RenyiRecord",
+    "SampledRecord",
 ]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.poisson import SETTINGS_ARE_PUBLIC
 from dptrain.core import Adjacency, Guarantee, JsonValue, Kind, checks
-from dptrain.individual.record import IndividualLedger
+from dptrain.individual.record import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson, Scheme
 from dptrain.strategies import Identity, Strategy
@@ -24,9 +24,9 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     """Every example has a privacy budget, and is left out once its own gradients have spent it.
 
     The run keeps (``target_epsilon``, ``target_delta``) for every example however many steps
-    follow, up to ``max_steps``, which the theorems want bounded beforehand (003, Alg. 1; Feldman &
-    Zrnic 2021, Alg. 3). They are about independent Gaussian noise and the example being there or
-    not: zero-out or add-remove, not replace-one.
+    follow, up to ``max_steps``, which the theorems want bounded beforehand (Koskela, Tobaben &
+    Honkela 2023, Alg. 1; Feldman & Zrnic 2021, Alg. 3). They are about independent Gaussian noise
+    and the example being there or not: zero-out or add-remove, not replace-one.
 
     Who is charged for a gradient follows from its row: the model has to see a batch in the order
     in which the loader gives its examples. A ``collate_fn`` or a model that sorts or shuffles rows
@@ -84,6 +84,12 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
                 "proven for full batches and Poisson sampling; use "
                 "scheme=Poisson(probability=1, ...) or Poisson.for_batch_size(...)"
             )
+        if (largest := scheme.max_batch_size) is not None:
+            raise ValueError(
+                f"individual={kind} with max_batch_size={largest}: individual filters are proven "
+                "for whole draws; where batches are cut, an example also decides which "
+                "others take part; use max_batch_size=None"
+            )
         if scheme.steps > self.max_steps:
             raise ValueError(
                 f"individual: max_steps={self.max_steps} is below the {scheme.steps} steps of the "
@@ -105,7 +111,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
         check_delta(self.target_delta, mechanism.scheme)
 
     @abstractmethod
-    def ledger(self, mechanism: MatrixMechanism) -> IndividualLedger:
+    def record(self, mechanism: MatrixMechanism) -> IndividualRecord:
         """A fresh record for a run of this mechanism.
 
         Raises:
@@ -116,21 +122,16 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
     def full_norm_steps(self, mechanism: MatrixMechanism) -> int:
         """How many steps an example with gradients of the full norm R may take part in."""
 
-    def state(self, planned: Guarantee, ledger: IndividualLedger) -> Guarantee:
+    def state(self, planned: Guarantee, record: IndividualRecord) -> Guarantee:
         """The run's guarantee: the plan's, or the budget's where that is smaller.
 
-        The plan's bound holds for a filtered run although the filter's state is hidden. Fix the
-        other examples' coins. Given the outputs so far, step t without the example is a Gaussian
-        Q, and with it a mixture over hidden states S of (1-q) Q + q Q_S, where Q_S is Q moved by at
-        most R: the coin of step t is independent of S, which only decides by how much. Every
-        hockey-stick divergence is jointly convex, in either direction, so the mixture's is at most
-        that of the worst S, which is at most that of a full norm, the plan's step. Steps that are
-        dominated whatever the outputs before them compose adaptively (Zhu, Dong & Wang 2022,
-        Thm. 10), and joint convexity averages over the others' coins.
+        The plan's bound holds for a filtered run although the filter's state is hidden
+        (docs/theory/individual.md#thm-filtered-plan;
+        ``test_no_adaptive_filtered_run_exceeds_the_plan``).
 
         Args:
             planned: of the same mechanism without a filter.
-            ledger: of the run.
+            record: of the run.
 
         Raises:
             ValueError: if the plan is about a relation that no filter's theorem covers.
@@ -140,7 +141,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
                 f"adjacency={planned.adjacency.value}: an individual filter protects an example's "
                 "being there or not; ask for zero_out or add_remove"
             )
-        bound = ledger.epsilon_bound(planned.delta)
+        bound = record.epsilon_bound(planned.delta)
         if planned.epsilon <= bound:
             return planned.with_notes(
                 "An individual filter runs as well, but its budget is not the smaller bound"
@@ -151,7 +152,7 @@ class IndividualFilter(JsonValue, ABC, family="individual filter"):
             accountant=self.name,
             kind=self.kind,
             certificate=None,
-            notes=(*(note for note in planned.notes if note in CONDITIONS), ledger.condition),
+            notes=(*(note for note in planned.notes if note in CONDITIONS), record.condition),
         )
 
     @classmethod

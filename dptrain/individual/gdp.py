@@ -13,7 +13,7 @@ import torch
 from dptrain.accounting.losses import gaussian
 from dptrain.core import Array, Kind, checks
 from dptrain.individual.filter import IndividualFilter
-from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
+from dptrain.individual.record import Indices, IndividualRecord, Mask, Staged
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -24,19 +24,11 @@ class GDPFilter(IndividualFilter):
     """Full batches: example i takes part in step j while Σ_{l≤j} (μ_l^(i))² ≤ B².
 
     μ_l^(i) = min(‖g_i‖, R)/(σR) of the step's own gradient, the current step included; what is
-    left out costs nothing, and a later, smaller gradient may fit again. The released sums are B-GDP
-    (003, Alg. 1 and Thm. 4.1), with B the largest μ that is (ε, δ)-DP.
-
-    The paper's norms are functions of past outputs. Here they may also depend on hidden randomness
-    S (augmentation, dropout), and the run is B-GDP all the same, since Σ μ² ≤ B² for every outcome
-    of S. *Proof.* Let m_t(S) be the mass of S relative to the outputs' law without the example, so
-    that the likelihood ratio is Λ_t = Σ_S m_t(S); s_S² what is left of B²; W a standard normal that
-    all S share; f convex. U_t = E f(Σ_S m_t(S) exp(s_S W - s_S²/2)) is a supermartingale without
-    the example: fresh randomness only splits masses, and a release turns the covariance s_S s_S' of
-    two exponents into ⟨g_S, g_S'⟩/(σR)² + r_S r_S' with r_S² ≤ s_S² - ‖g_S‖²/(σR)². By
-    Cauchy-Schwarz that is no more, so by Kahane's inequality E f is no more. At first
-    U_0 = E f(e^{BW - B²/2}), and at the end E f(Λ) ≤ U (Jensen). Every hockey-stick divergence, in
-    either direction, is E f(Λ) of a convex f. ∎
+    left out costs nothing, and a later, smaller gradient may fit again. The released sums are
+    B-GDP, with B the largest μ that is (ε, δ)-DP, also where norms depend on hidden randomness
+    (augmentation, dropout) besides past outputs (docs/theory/individual.md#thm-gdp-filter;
+    ``test_hidden_coins_never_exceed_the_budget``; Koskela, Tobaben & Honkela 2023, Alg. 1 and
+    Thm. 4.1, arXiv 2209.15596).
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
@@ -81,10 +73,10 @@ class GDPFilter(IndividualFilter):
                 "RenyiFilter(...), or full batches by scheme=Poisson(probability=1, ...)"
             )
 
-    def ledger(self, mechanism: MatrixMechanism) -> GDPLedger:
-        """See ``IndividualFilter.ledger``."""
+    def record(self, mechanism: MatrixMechanism) -> GDPRecord:
+        """See ``IndividualFilter.record``."""
         self.check(mechanism)
-        return GDPLedger(
+        return GDPRecord(
             size=mechanism.scheme.dataset_size,
             noise_multiplier=mechanism.noise_multiplier,
             budget=self.budget,
@@ -97,7 +89,7 @@ class GDPFilter(IndividualFilter):
         return math.floor((self.budget * mechanism.noise_multiplier) ** 2)
 
 
-class GDPLedger(IndividualLedger):
+class GDPRecord(IndividualRecord):
     """Σ (μ^(i))² of every example.
 
     Args:
@@ -172,12 +164,12 @@ class GDPLedger(IndividualLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``IndividualLedger.check_state``."""
+        """See ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
         if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both
             raise ValueError(
-                f"the individual ledger holds spendings outside the budget, 0 to {budget:g}: "
+                f"the individual record holds spendings outside the budget, 0 to {budget:g}: "
                 "the checkpoint was changed after it was written; go on from one that was not"
             )
 

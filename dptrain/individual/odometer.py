@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from dptrain.accounting.base import check_epsilon
 from dptrain.accounting.losses import gaussian
 from dptrain.core import checks
-from dptrain.individual.gdp import GDPFilter, GDPLedger
+from dptrain.individual.gdp import GDPFilter, GDPRecord
 from dptrain.mechanism import MatrixMechanism
 
 PUBLIC = "released outputs and public facts only"
@@ -23,15 +23,18 @@ PUBLIC = "released outputs and public facts only"
 class GDPOdometer(GDPFilter):
     """Rounds of full batches: while m rounds are open, every example keeps to Σ μ² ≤ B_m².
 
-    B_m² = Δ_1² + ... + Δ_m² (003, App. C.5). The first round is open from the start;
-    ``private.individual.open_round()`` opens the next one, between two steps, and what an example
-    has left of earlier rounds stays its own. Rounds that are not opened cost nothing.
+    B_m² = Δ_1² + ... + Δ_m² (Koskela, Tobaben & Honkela 2023, App. C.5, arXiv 2209.15596). The
+    first round is open from the start; ``private.individual.open_round()`` opens the next one,
+    between two steps, and what an example has left of earlier rounds stays its own. Rounds that are
+    not opened cost nothing.
 
     Whether and when to open a round is the user's decision, and may depend on released outputs and
     public facts only: parameters, noisy updates, what follows from them, public data. It must not
     depend on what is computed from the training examples without noise: ``private.individual`` and
     its active counts, training losses, metrics of examples that are to be protected. The theorem
-    takes the moment at which a round is opened for a function of the outputs.
+    takes the moment at which a round is opened for a function of the outputs
+    (docs/theory/individual.md#thm-gdp-odometer;
+    ``test_an_odometer_holds_for_every_number_of_rounds``).
 
     The statement: for every m, what is released before round m + 1 opens is B_m-GDP. So δ is that
     of each m by itself. Whoever picks m by the outputs and wants one statement about whatever
@@ -109,10 +112,10 @@ class GDPOdometer(GDPFilter):
         """B_M, of all rounds."""
         return self.budgets[-1]
 
-    def ledger(self, mechanism: MatrixMechanism) -> OdometerLedger:
-        """See ``IndividualFilter.ledger``."""
+    def record(self, mechanism: MatrixMechanism) -> OdometerRecord:
+        """See ``IndividualFilter.record``."""
         self.check(mechanism)
-        return OdometerLedger(
+        return OdometerRecord(
             size=mechanism.scheme.dataset_size,
             noise_multiplier=mechanism.noise_multiplier,
             budgets=self.budgets,
@@ -127,12 +130,12 @@ class GDPOdometer(GDPFilter):
         return value
 
 
-class OdometerLedger(GDPLedger):
+class OdometerRecord(GDPRecord):
     """Σ (μ^(i))² of every example, and how many rounds are open.
 
     Args:
         budgets: (B_1, ..., B_M).
-        options: the others of ``GDPLedger``.
+        options: the others of ``GDPRecord``.
 
     Attributes:
         rounds: m, how many rounds are open; public.
@@ -165,11 +168,11 @@ class OdometerLedger(GDPLedger):
             )
         self._open(self.rounds + 1)
 
-    def with_all_rounds(self) -> OdometerLedger:
-        """See ``IndividualLedger.with_all_rounds``."""
-        ledger = copy.copy(self)
-        ledger._open(len(self.budgets))
-        return ledger
+    def with_all_rounds(self) -> OdometerRecord:
+        """See ``IndividualRecord.with_all_rounds``."""
+        record = copy.copy(self)
+        record._open(len(self.budgets))
+        return record
 
     def _open(self, rounds: int) -> None:
         self.rounds, self.budget = rounds, self.budgets[rounds - 1]
@@ -191,7 +194,7 @@ class OdometerLedger(GDPLedger):
         rounds = spending["rounds"]
         if not 1 <= rounds <= len(self.budgets):
             raise ValueError(
-                f"the individual ledger has {rounds} open rounds, the odometer has "
+                f"the individual record has {rounds} open rounds, the odometer has "
                 f"{len(self.budgets)}: the checkpoint was changed after it was written; go on from "
                 "one that was not"
             )

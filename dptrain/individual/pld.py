@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.accounting.per_example import IndividualPLD, NormGrid
 from dptrain.core import Kind
 from dptrain.individual import gaussian_renyi
-from dptrain.individual.pld_record import PLDLedger, SampledPLDLedger, UnsampledPLDLedger
+from dptrain.individual.pld_record import PLDRecord, SampledPLDRecord, UnsampledPLDRecord
 from dptrain.individual.sampled_filter import SampledFilter
 from dptrain.mechanism import MatrixMechanism
 
@@ -27,15 +27,17 @@ _MOST_STEPS = 1 << 40
 class PLDFilter(SampledFilter):
     """Every example takes part while its loss stays below that of one Gaussian; an estimate.
 
-    003, section 5: example x may take part in a step if its steps so far and this one, composed as
-    independent Poisson-sampled Gaussians, have δ_x(ε) ≤ δ_B(ε), the curve of B-GDP. By Blackwell's
-    theorem they are then post-processing of that Gaussian, so their Rényi divergences are at most
-    αB²/2 at every order, and (ε, δ) is stated by converting those: B is the largest μ for which the
-    best order gives the target. δ_B(ε) itself is never stated: it needs more than the filter has.
+    Example x may take part in a step if its steps so far and this one, composed as independent
+    Poisson-sampled Gaussians, have δ_x(ε) ≤ δ_B(ε), the curve of B-GDP (Koskela, Tobaben & Honkela
+    2023, section 5, arXiv 2209.15596). If they had it for all ε, they would be post-processing of
+    that Gaussian, and their Rényi divergences at most αB²/2 at every order. (ε, δ) is stated by
+    converting those: B is the largest μ for which the best order gives the target. δ_B(ε) itself is
+    never stated: it needs more than the filter has.
 
-    ``RenyiFilter`` is the rigorous choice. Domination for *all* ε
-    implies R_α ≤ αB²/2, which is the Rényi filter's budget at the order of the conversion; so this
-    filter can admit more steps only by not looking below ``floor``. It is an estimate because
+    ``RenyiFilter`` is the rigorous choice. Domination for *all* ε implies its budget, so this
+    filter can admit more steps only by not looking below ``floor``. It is an estimate
+    (docs/theory/individual.md#thm-pld-filter; ``test_the_guarantee_says_that_it_is_an_estimate``)
+    because
 
     - δ_x ≤ δ_B for all ε would need the μ of no sampling, √(Σ r²)/σ: far out, the loss is that of
       having been drawn always. So curves are compared, in both directions, only at ε ≥ 0 down to
@@ -46,7 +48,7 @@ class PLDFilter(SampledFilter):
       outputs, Feldman & Zrnic's argument needs a budget of Rényi divergence spent at each step.
 
     Charges are those of the Rényi filter: everybody at every step, undrawn examples the full norm
-    or their personal bound (``SampledLedger``).
+    or their personal bound (``SampledRecord``).
 
     For full batches (q = 1) the rule is Σ r² ≤ B²σ², with norms rounded up by at most 1 %.
 
@@ -100,8 +102,8 @@ class PLDFilter(SampledFilter):
             return math.floor((self.budget * sigma) ** 2)
         return _dominated_steps(rate, sigma, self.budget, self._floor)
 
-    def ledger(self, mechanism: MatrixMechanism) -> PLDLedger:
-        """See ``IndividualFilter.ledger``.
+    def record(self, mechanism: MatrixMechanism) -> PLDRecord:
+        """See ``IndividualFilter.record``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.
@@ -117,8 +119,8 @@ class PLDFilter(SampledFilter):
             "noise_multiplier": sigma,
         }
         if rate == 1.0:
-            return UnsampledPLDLedger(grid=NormGrid(), **common)
-        return SampledPLDLedger(
+            return UnsampledPLDRecord(grid=NormGrid(), **common)
+        return SampledPLDRecord(
             grid=GRID,
             probability=rate,
             floor=self._floor,

@@ -17,7 +17,7 @@ from dptrain.core import Array
 from dptrain.individual import gaussian_renyi
 from dptrain.individual.gaussian_dominance import GaussianDominance
 from dptrain.individual.record import Mask, Staged
-from dptrain.individual.sampled_record import EVERYBODY, Buckets, SampledLedger, Which
+from dptrain.individual.sampled_record import EVERYBODY, Buckets, SampledRecord, Which
 
 Single = npt.NDArray[np.float32]
 Counts = npt.NDArray[np.integer]
@@ -106,7 +106,7 @@ _HEADROOM = 1.5
 _SHORT = 0.02  # share of the steps so far below which a credit for the bound itself is looked for
 
 
-class PLDLedger(SampledLedger):
+class PLDRecord(SampledRecord):
     """What every example has spent, as the μ of a Gaussian; budget B.
 
     Args:
@@ -158,20 +158,20 @@ class PLDLedger(SampledLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse another budget; see ``IndividualLedger.check_state``."""
+        """Also refuse another budget; see ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         budget = state["spending"]["budget"]
         # Another machine's logarithms may make another last digit of B.
         if not abs(budget - self.budget) <= 1e-9 * self.budget:
             raise ValueError(
-                f"the individual ledger has the budget {budget:g}-GDP, this run has "
+                f"the individual record has the budget {budget:g}-GDP, this run has "
                 f"{self.budget:g}-GDP: resume with the filter of the checkpoint"
             )
 
     def _refuse_tampered(self) -> None:
         """Raises ValueError: what is held cannot have been spent."""
         raise ValueError(
-            "the individual ledger holds spendings outside the budget: the checkpoint was changed "
+            "the individual record holds spendings outside the budget: the checkpoint was changed "
             "after it was written; go on from one that was not"
         )
 
@@ -179,7 +179,7 @@ class PLDLedger(SampledLedger):
         return {**super()._spending(), "budget": self.budget}
 
 
-class UnsampledPLDLedger(PLDLedger):
+class UnsampledPLDRecord(PLDRecord):
     """Full batches: the Gaussian composes exactly, Σ r² ≤ B²σ².
 
     Args:
@@ -194,7 +194,7 @@ class UnsampledPLDLedger(PLDLedger):
 
     @property
     def spent(self) -> Array:
-        """See ``PLDLedger.spent``."""
+        """See ``PLDRecord.spent``."""
         return np.minimum(np.sqrt(self._squares) / self._sigma, self.budget)
 
     def _affordable(self, which: Which, buckets: Buckets) -> Mask:
@@ -207,7 +207,7 @@ class UnsampledPLDLedger(PLDLedger):
         self._squares[which] = self._most
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``PLDLedger.check_state``."""
+        """See ``PLDRecord.check_state``."""
         super().check_state(state, steps)
         squares = state["spending"]["squares"]
         if not bool(((squares >= 0) & (squares <= self._most * (1.0 + 1e-9))).all()):
@@ -221,7 +221,7 @@ class UnsampledPLDLedger(PLDLedger):
         self._squares = spending["squares"].double().numpy().copy()
 
 
-class SampledPLDLedger(PLDLedger):
+class SampledPLDRecord(PLDRecord):
     """Counts of norms, shape (N, grid), in the smallest type that holds ``max_steps``.
 
     Example i also has a credit: so many more steps with norms up to a reference norm fit, which
@@ -258,7 +258,7 @@ class SampledPLDLedger(PLDLedger):
 
     @property
     def spent(self) -> Array:
-        """See ``PLDLedger.spent``; takes about 2 ms for each example whose counts differ."""
+        """See ``PLDRecord.spent``; takes about 2 ms for each example whose counts differ."""
         accountant = IndividualPLD(
             probability=self._probability, noise_multiplier=self._sigma, grid=self.grid
         )
@@ -324,7 +324,7 @@ class SampledPLDLedger(PLDLedger):
         self._reference[rows] = reference
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``PLDLedger.check_state``."""
+        """See ``PLDRecord.check_state``."""
         super().check_state(state, steps)
         spending, booked = state["spending"], len(state["active_counts"])
         counts, credit = spending["counts"], spending["credit"]

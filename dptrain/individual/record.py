@@ -34,8 +34,8 @@ class Staged:
     shares: Array
 
 
-class IndividualLedger(ABC):
-    """The private spending record of one run; made by ``IndividualFilter.ledger``.
+class IndividualRecord(ABC):
+    """The private spending record of one run; made by ``IndividualFilter.record``.
 
     A logical step may come in microbatches and may be abandoned half-way. So ``admit`` decides
     from what is *committed*, and ``commit`` books the step when it is released.
@@ -117,7 +117,7 @@ class IndividualLedger(ABC):
             "individual=GDPOdometer(increments=..., ...), whose budget grows round by round"
         )
 
-    def with_all_rounds(self) -> IndividualLedger:
+    def with_all_rounds(self) -> IndividualRecord:
         """The same record as if all rounds of an odometer were open; itself where this is none."""
         return self
 
@@ -154,22 +154,22 @@ class IndividualLedger(ABC):
             ValueError: saying what differs.
         """
         if missing := sorted({"size", "active_counts", "spending"} - set(state)):
-            raise ValueError(f"the individual ledger lacks {missing}; restore the checkpoint")
+            raise ValueError(f"the individual record lacks {missing}; restore the checkpoint")
         if state["size"] != self.size:
             raise ValueError(
-                f"the individual ledger is of {state['size']} examples, this data set has "
+                f"the individual record is of {state['size']} examples, this data set has "
                 f"{self.size}: resume with the data of the checkpoint"
             )
         booked = len(state["active_counts"])
         if steps is not None and booked != steps:
             raise ValueError(
-                f"the individual ledger has booked {booked} steps, the run had released {steps}: "
+                f"the individual record has booked {booked} steps, the run had released {steps}: "
                 "the checkpoint was changed after it was written; go on from one that was not"
             )
         here, there = _layout(self._spending()), _layout(state["spending"])
         if wrong := sorted(name for name in {*here, *there} if here.get(name) != there.get(name)):
             raise ValueError(
-                f"the individual ledger holds {[there.get(n) for n in wrong]} as {wrong}, this run "
+                f"the individual record holds {[there.get(n) for n in wrong]} as {wrong}, this run "
                 f"has {[here.get(n) for n in wrong]}: resume with the filter of the checkpoint"
             )
 

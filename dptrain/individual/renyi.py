@@ -20,7 +20,7 @@ from dptrain.accounting.renyi import (
 from dptrain.core import Array, Kind
 from dptrain.individual.record import Mask
 from dptrain.individual.sampled_filter import SampledFilter
-from dptrain.individual.sampled_record import Buckets, SampledLedger, Which
+from dptrain.individual.sampled_record import Buckets, SampledRecord, Which
 from dptrain.mechanism import MatrixMechanism
 
 # Tenths matter where ε is large and integers where it is not; each is within 1 % of the best order.
@@ -36,37 +36,16 @@ class RenyiFilter(SampledFilter):
     """Every example has a budget B of Rényi divergence at one order α; any Poisson rate q.
 
     ρ(r) below is the Rényi divergence of order α, the larger of both directions, of one step with
-    a gradient of norm rR (``step_divergence``).
+    a gradient of norm rR (``step_divergence``). The run is (α, B)-RDP in both directions for every
+    real α > 1, although the filter decides from what only the trainer sees: when an example was
+    drawn, and its norm then (docs/theory/individual.md#thm-renyi-filter;
+    ``test_adaptive_runs_keep_the_budget_in_both_directions``). Feldman & Zrnic 2021
+    (arXiv 2008.11193) want decisions from released outputs.
 
-    **Theorem H** (hidden state). A filter under sampling decides from what only the trainer sees:
-    when an example was drawn, and its norm then. Feldman & Zrnic 2021 (and 003) want decisions
-    from released outputs. Let S be the hidden history of example i (its coins, augmentation), on
-    top of the released outputs, and s_S ≥ 0 what is left of its budget, at first B. Let every
-    step do one of the following, as S and the outputs so far say:
-
-    (a) it is charged at least ρ(r) whether it is drawn or not, where rR bounds the norm that is
-        released if it is drawn; r may depend on fresh augmentation;
-    (b) it is left out, whether it would be drawn or not, and its charge is not negative;
-    (c) it is left out if it is drawn, uncharged, and charged any amount if it is not.
-
-    Then the run is (α, B)-RDP in both directions, for every real α > 1.
-
-    *Proof.* Fix all other examples' coins (joint convexity of E_Q (P/Q)^α averages over them). Let
-    Q be the law of the outputs without i, m_t(S) the mass of S relative to Q, so that the
-    likelihood ratio is Λ_t = Σ_S m_t(S), and l_t that of one Gaussian step with the gradient
-    against without. With η = (α-1)/α, F_t = (Σ_S m_t(S) e^{η s_S})^α is a supermartingale under Q.
-    For F_{t+1} = F_t (Σ_S w_S X_S)^α with weights w_S that add up to 1, and by Jensen's inequality
-    it is enough that E X_S^α ≤ 1 for each S and each augmentation: in (a) X_S ≤ e^{-ηρ}(1-q + q l),
-    whose α-th moment is at most e^{-(α-1)ρ} e^{(α-1)ρ} = 1; in (b) and (c) X_S ≤ 1. So
-    E Λ^α ≤ E F_end ≤ F_0 = e^{(α-1)B}. The other direction is the same with
-    F_t = (Σ_S m_t(S) e^{-s_S})^{-(α-1)} ≥ Λ_t^{-(α-1)} at the end: x^{-(α-1)} is convex too,
-    X_S ≥ e^{ρ}(1-q + q l) in (a), and X_S ≥ 1 in (b) and (c). ∎
-
-    Here S also holds the bound C_S (always 1 without personal clipping). If it is drawn, i releases
-    the norm min(r, C_S) and is charged ρ(min(r, C_S)), where that fits. If not, it is charged
-    ρ(C_S), or all that is left where that does not fit; either is at least every ρ(min(r, C_S))
-    that would have fitted. So norms that fit fall under (a), others under (c), and all under (b)
-    once the example is out. ``SampledLedger`` keeps this record.
+    Example i has a bound C (always 1 without personal clipping). If it is drawn, it releases the
+    norm min(r, C) and is charged ρ(min(r, C)), where that fits, and is left out where not. If it is
+    not drawn, it is charged ρ(C), or all that is left where that does not fit, and is then out for
+    good. ``SampledRecord`` keeps this record.
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.
@@ -124,8 +103,8 @@ class RenyiFilter(SampledFilter):
         self.check(mechanism)
         return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
 
-    def ledger(self, mechanism: MatrixMechanism) -> RenyiLedger:
-        """See ``IndividualFilter.ledger``.
+    def record(self, mechanism: MatrixMechanism) -> RenyiRecord:
+        """See ``IndividualFilter.record``.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.
@@ -133,7 +112,7 @@ class RenyiFilter(SampledFilter):
         self.check(mechanism)
         self._check_first_step(mechanism)
         order, grid = self.order_for(mechanism), NormGrid()
-        return RenyiLedger(
+        return RenyiRecord(
             size=mechanism.scheme.dataset_size,
             grid=grid,
             costs=_costs(mechanism, order, grid.values),
@@ -154,7 +133,7 @@ def _costs(mechanism: MatrixMechanism, order: float, ratios: Array | float) -> A
     )
 
 
-class RenyiLedger(SampledLedger):
+class RenyiRecord(SampledRecord):
     """Σ ρ of every example.
 
     Args:
@@ -222,19 +201,19 @@ class RenyiLedger(SampledLedger):
         )
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """Also refuse what was spent at another order; see ``IndividualLedger.check_state``."""
+        """Also refuse what was spent at another order; see ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         order, spent = state["spending"]["order"], state["spending"]["spent"]
         if order != self.order:
             raise ValueError(
-                f"the individual ledger is of Rényi order {order}, this run's is {self.order}: "
+                f"the individual record is of Rényi order {order}, this run's is {self.order}: "
                 "order=None chose otherwise there (another version or machine); resume where the "
                 f"checkpoint was written. A new run with order={order} is the same everywhere"
             )
         # Another machine's logarithms may make another last digit of B.
         if not bool(((spent >= 0) & (spent <= self.budget * (1.0 + 1e-9))).all()):  # NaN fails both
             raise ValueError(
-                f"the individual ledger holds spendings outside the budget, 0 to {self.budget:g}: "
+                f"the individual record holds spendings outside the budget, 0 to {self.budget:g}: "
                 "the checkpoint was changed after it was written; go on from one that was not"
             )
 

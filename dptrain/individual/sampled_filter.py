@@ -13,7 +13,7 @@ from dptrain.mechanism import MatrixMechanism
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledFilter(IndividualFilter, ABC):
-    """A filter for any Poisson rate; ``SampledLedger`` books it.
+    """A filter for any Poisson rate; ``SampledRecord`` books it.
 
     Args:
         target_epsilon, target_delta, max_steps: see ``IndividualFilter``.

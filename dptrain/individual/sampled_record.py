@@ -11,7 +11,7 @@ import torch
 
 from dptrain.accounting.per_example import NormGrid
 from dptrain.core import Array
-from dptrain.individual.record import Indices, IndividualLedger, Mask, Staged
+from dptrain.individual.record import Indices, IndividualRecord, Mask, Staged
 
 Buckets = npt.NDArray[np.intp]  # indices into a norm grid
 Which = Indices | slice  # examples
@@ -19,12 +19,13 @@ Which = Indices | slice  # examples
 EVERYBODY = slice(None)
 
 
-class SampledLedger(IndividualLedger):
+class SampledRecord(IndividualRecord):
     """At every step each example that is still there is charged, drawn or not.
 
     That it is not drawn is hidden, but a filter that charged only for what was drawn would let
-    undrawn examples wait for free, and its bound would be wrong (Theorem H in
-    ``RenyiFilter``). Example i has a bound C_i, in units of R:
+    undrawn examples wait for free, and its bound would be wrong
+    (docs/theory/individual.md#thm-renyi-filter;
+    ``test_charging_only_draws_would_exceed_the_budget``). Example i has a bound C_i, in units of R:
 
     - drawn, it is clipped to C_i and charged its clipped norm. A gradient that does not fit is left
       out and costs nothing: a smaller one may fit the next time;
@@ -115,7 +116,7 @@ class SampledLedger(IndividualLedger):
         return self._alive & self._affordable(EVERYBODY, np.minimum(self._bounds, 1))
 
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``IndividualLedger.check_state``."""
+        """See ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         self.grid.bucket(state["spending"]["bounds"].numpy())
 

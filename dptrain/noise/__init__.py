@@ -1,6 +1,11 @@
 """Streams of correlated noise for the shapes of a model."""
 
 from dptrain.noise.factory import noise_stream
-from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise.streams import (
+    Block,
+    FlatStream,
+    NoiseStream,
+    register_noise_stream,
+)
 
-__all__ = ["NoiseStream", "noise_stream"]
+__all__ = ["Block", "FlatStream", "NoiseStream", "noise_stream", "register_noise_stream"]

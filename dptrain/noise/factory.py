@@ -1,4 +1,4 @@
-"""Which stream serves which strategy."""
+"""Opening the stream of a strategy's noise."""
 
 from __future__ import annotations
 
@@ -8,26 +8,14 @@ from typing import Any
 import torch
 
 from dptrain.core import checks
-from dptrain.noise.streams.blt import BLTStream
-from dptrain.noise.streams.convolution import ConvolutionStream
-from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.regeneration import RegenerationStream
-from dptrain.noise.streams.ring_buffer import RingBufferStream
-from dptrain.noise.streams.stream import NoiseStream
-from dptrain.noise.streams.tree import TreeStream
-from dptrain.strategies import BLT, Strategy
-from dptrain.strategies.matrices import LowerTriangular
-from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
-from dptrain.strategies.trees import BinaryTrees
-
-_STREAMS: tuple[tuple[type[Strategy], type[FlatStream]], ...] = (
-    (BandedToeplitz, RingBufferStream),
-    (LowerTriangular, RingBufferStream),
-    (BinaryTrees, TreeStream),
-    (BLT, BLTStream),
-    (Toeplitz, ConvolutionStream),
+from dptrain.noise.streams import (
+    FlatStream,
+    NoiseStream,
+    RegenerationStream,
+    check_growth,
+    stream_class,
 )
-"""What a strategy is (a class or mixin) and the stream that serves it; the first match wins."""
+from dptrain.strategies import Strategy
 
 
 def noise_stream(
@@ -86,10 +74,7 @@ def noise_stream(
     }
     if regenerate:
         return RegenerationStream(strategy, **options)
-    for kind, stream in _STREAMS:
-        if isinstance(strategy, kind):
-            return stream(strategy, **options)
-    served = ", ".join(kind.__name__ for kind, _ in _STREAMS)
-    raise ValueError(
-        f"strategy={type(strategy).__name__}: no noise stream serves it; served are: {served}"
-    )
+    stream = stream_class(type(strategy))(strategy, **options)
+    if not isinstance(stream, FlatStream):  # which has looked itself
+        check_growth(strategy.bind(stream.steps), stream.steps)
+    return stream

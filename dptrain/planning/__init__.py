@@ -4,7 +4,7 @@ from dptrain.planning.candidates import Candidate
 from dptrain.planning.comparison import compare
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import DEFAULT_BANDS, Question
-from dptrain.planning.strategy_table import StrategyTable, table
+from dptrain.planning.strategy_table import StrategyTable, compare_strategies
 from dptrain.planning.training_yaml import training_yaml
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "Skipped",
     "StrategyTable",
     "compare",
-    "table",
+    "compare_strategies",
     "training_yaml",
 ]

@@ -84,7 +84,7 @@ def first_candidates(question: Question) -> list[Candidate]:
     found = [
         Candidate({"type": "Poisson", **size}, strategy_of(question, 1)),
         Candidate(
-            {"type": "TruncatedPoisson", **size, "max_batch_size": _cut(question, 1)},
+            {"type": "Poisson", **size, "max_batch_size": _cut(question, 1)},
             strategy_of(question, 1),
         ),
     ]
@@ -135,7 +135,7 @@ def further_separations(question: Question, candidate: Candidate) -> list[Candid
 
 def truncated_min_sep(question: Question, candidate: Candidate) -> Candidate:
     """A ``MinSep`` candidate with batches of constant size."""
-    scheme = {**candidate.scheme, "type": "TruncatedMinSep", "max_batch_size": _cut(question, 1)}
+    scheme = {**candidate.scheme, "max_batch_size": _cut(question, 1)}
     return Candidate(scheme, candidate.strategy)
 
 

@@ -13,7 +13,7 @@ from dptrain.accounting import Accountant, Cost, accountants_for, find_accountan
 from dptrain.accounting.base import DeterministicAccountant, told_once
 from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
 from dptrain.accounting.simulation.weighted import WeightedAccountant
-from dptrain.core import Kind
+from dptrain.core import Kind, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import (
     Candidate,
@@ -236,4 +236,5 @@ def _check_known(name: str, candidate: Candidate, question: Question) -> None:
     """Refuse an unknown accountant at once; a known one may refuse the pair."""
     known = [each.name for each in accountants_for(candidate.mechanism(question))]
     if name not in known:
-        raise ValueError(f"accountant={name!r} is unknown; known: {sorted(known)}")
+        hint = did_you_mean(name, known)
+        raise ValueError(f"accountant={name!r} is unknown; {hint}known: {sorted(known)}")

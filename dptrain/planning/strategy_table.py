@@ -9,17 +9,26 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from dptrain.core import aligned, checks, duration, size
-from dptrain.strategies import PREFIX_SUMS, Strategy, Workload, checked_workload, describe, families
+from dptrain.noise import noise_stream
+from dptrain.strategies import (
+    PREFIX_SUMS,
+    RunShape,
+    Strategy,
+    Workload,
+    checked_workload,
+    proposals,
+)
 
 _TIMED_BYTES = 1 << 29  # of buffers while a step is timed; larger ones are scaled from this size
 _TIMED_STEPS = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class StrategyRow:
     """One strategy of the table.
 
     Attributes:
@@ -58,14 +67,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyTable:
-    """What ``table`` returns: ``print`` it, or read its ``rows``."""
+    """What ``compare_strategies`` returns: ``print`` it, or read its ``rows``."""
 
     steps: int
     max_participations: int
     min_sep: int
     parameters: int
     workload: Workload
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value."""
@@ -102,7 +111,7 @@ class StrategyTable:
         return "\n".join([text, "", *notes])
 
 
-def table(
+def compare_strategies(
     strategies: Sequence[Strategy] | None = None,
     *,
     steps: int,
@@ -123,7 +132,8 @@ def table(
     σ that the accountant needs.
 
     Args:
-        strategies: values to compare; ``None`` compares ``families``.
+        strategies: values to compare; ``None`` compares what every registered family
+            proposes.
         steps: n.
         epochs: an example takes part once in each of so many equal parts of the run: at most
             ``epochs`` participations, at least ``steps // epochs`` steps apart.
@@ -132,7 +142,7 @@ def table(
         workload: which queries count; prefix sums by default.
         parameters: size of the model, for memory and time.
         timed: measure the time of a step of noise.
-        dense: include the families that are optimised entry by entry, which takes much longer.
+        dense: include the families that are optimized entry by entry, which takes much longer.
         progress: show a progress bar.
 
     Returns:
@@ -148,13 +158,15 @@ def table(
     checks.flag("dense", dense)
     checked_workload(workload).check(steps)
     if strategies is None:
-        strategies = families(
-            steps=steps,
-            bands=bands,
-            max_participations=m,
-            min_sep=b,
-            workload=workload,
-            dense=dense,
+        strategies = proposals(
+            RunShape(
+                steps=steps,
+                bands=bands,
+                max_participations=m,
+                min_sep=b,
+                workload=workload,
+                dense=dense,
+            )
         )
     for strategy in strategies:
         if not isinstance(strategy, Strategy):
@@ -162,14 +174,14 @@ def table(
     rows = []
     bar = tqdm(strategies, disable=not progress, leave=False, unit="strategy")
     for strategy in bar:
-        bar.set_description(describe(strategy))
+        bar.set_description(written(strategy))
         bound = strategy.bind(steps)
         schedule = {"steps": steps, "max_participations": m, "min_sep": b}
         buffers, seconds, timed_on = noise_cost(bound, steps, parameters, timed)
         rows.append(
-            Row(
+            StrategyRow(
                 strategy=bound,
-                name=describe(strategy),
+                name=written(strategy),
                 rmse=bound.rmse(steps, workload),
                 max_error=bound.max_error(steps, workload),
                 sensitivity=bound.sensitivity(**schedule),
@@ -221,6 +233,20 @@ def _participations(
     return m, b
 
 
+def written(strategy: Strategy) -> str:
+    """The constructor call without defaults, long values and what describes the run."""
+    shown = []
+    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+        value = getattr(strategy, field.name)
+        if field.name in ("max_participations", "min_sep", "steps"):
+            continue
+        if field.name == "buffers" or (value != field.default and isinstance(value, int | float)):
+            shown.append(f"{field.name}={value}")
+        elif value != field.default and isinstance(value, str) and len(value) < 20:
+            shown.append(f"{field.name}={value!r}")
+    return f"{type(strategy).__name__}({', '.join(shown)})"
+
+
 def noise_cost(
     strategy: Strategy, steps: int, parameters: int, timed: bool
 ) -> tuple[int, float | None, int | None]:
@@ -229,11 +255,6 @@ def noise_cost(
     The seconds are those for ``parameters``, scaled up if fewer were timed, and ``None`` unless
     ``timed``.
     """
-    # Here and not above: noise is built on strategies, and only this measurement looks back.
-    import torch
-
-    from dptrain.noise import noise_stream
-
     probe = noise_stream(strategy, steps=steps, like=[torch.empty(1024)], seed=0)
     per_parameter = probe.buffer_bytes / 1024
     total = round(per_parameter * parameters)

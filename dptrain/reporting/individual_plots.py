@@ -88,7 +88,7 @@ def plot_active(
     """Draw how many examples could take part in each step.
 
     Args:
-        counts: by name of the run, the count of each step (``ledger.active_counts``).
+        counts: by name of the run, the count of each step (``record.active_counts``).
         path: image file; its suffix chooses the format.
         size: N, drawn as a line.
         start: T0, the last step before the filter's, drawn as a line.

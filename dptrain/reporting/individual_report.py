@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, Kind
-from dptrain.individual import IndividualFilter, IndividualLedger, Mask
+from dptrain.individual import IndividualFilter, IndividualRecord, Mask
 from dptrain.reporting.individual_groups import Groups, GroupTable, group_table, plain
 from dptrain.reporting.private_file import MARK, WARNING, free_path, has_line_break, in_place
 
@@ -172,18 +172,18 @@ class IndividualReport:
     @classmethod
     def of(
         cls,
-        source: PrivateTraining | IndividualLedger,
+        source: PrivateTraining | IndividualRecord,
         delta: float | None = None,
         *,
         individual: IndividualFilter | None = None,
         names: Sequence[Any] | None = None,
     ) -> Self:
-        """Read a run's ledger: what was committed so far.
+        """Read a run's record: what was committed so far.
 
         Args:
-            source: a private run with an individual filter, or its ledger.
+            source: a private run with an individual filter, or its record.
             delta: δ of the ε; ``None`` is the filter's target.
-            individual: the filter, where ``source`` is a ledger.
+            individual: the filter, where ``source`` is a record.
             names: the user's own names or ids of the examples, in the order of the data set.
 
         Raises:
@@ -191,12 +191,12 @@ class IndividualReport:
             ValueError: if the run has no individual filter, there is no filter to speak of, or
                 δ is not in (0, 1).
         """
-        if isinstance(source, IndividualLedger):
-            ledger = stated = source
+        if isinstance(source, IndividualRecord):
+            record = stated = source
             if individual is None:
                 raise ValueError(
-                    "IndividualReport.of(ledger) without individual=: give the filter that made "
-                    "the ledger, or the private run itself"
+                    "IndividualReport.of(record) without individual=: give the filter that made "
+                    "the record, or the private run itself"
                 )
         elif not hasattr(source, "guarantee"):
             raise TypeError(
@@ -204,17 +204,17 @@ class IndividualReport:
                 "returned, or its .individual"
             )
         else:
-            ledger, stated = source.individual, source.stated_individual
+            record, stated = source.individual, source.stated_individual
             if individual is not None:
                 raise ValueError("individual= with a private run, which has its filter; drop it")
             individual = source.individual_filter
             assert individual is not None
         delta = individual.target_delta if delta is None else delta
         return cls(
-            epsilon=ledger.epsilons(delta),
+            epsilon=record.epsilons(delta),
             delta=delta,
-            active=ledger.active,
-            active_counts=tuple(ledger.active_counts),
+            active=record.active,
+            active_counts=tuple(record.active_counts),
             filter=individual.name,
             kind=individual.kind,
             condition=stated.condition,

@@ -78,7 +78,7 @@ def _curve(row: PlanRow) -> str:
     """The scheme without what grows with the bands, the strategy if dense, and how it is shown."""
     settings = row.candidate.scheme
     name = str(settings["type"])
-    if name == "CyclicPoisson" and "max_batch_size" in settings:
+    if "max_batch_size" in settings:
         name += ", truncated"
     bands = row.mechanism.strategy.bands
     if "min_sep" in settings and settings["min_sep"] != bands:

@@ -23,8 +23,6 @@ from dptrain.sampling import (
     RandomAllocation,
     Scheme,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
 )
@@ -95,14 +93,14 @@ def _schemes() -> dict[str, Scheme]:
     users: Fields = {"min_sep": SEPARATION, "steps": STEPS, "batch_size": EXAMPLES // BINS}
     return {
         "Poisson": Poisson(probability=p, **everyone),
-        "TruncatedPoisson": TruncatedPoisson(probability=p, **everyone, **cut),
+        "Poisson, max_batch_size": Poisson(probability=p, **everyone, **cut),
         "CyclicPoisson": CyclicPoisson(**cycle, **everyone),
         "CyclicPoisson, max_batch_size": CyclicPoisson(**cycle, **everyone, **cut),
         "CyclicPoisson, assignment='independent'": CyclicPoisson(
             **cycle, **everyone, assignment="independent"
         ),
         "MinSep": MinSep(**apart, **everyone),
-        "TruncatedMinSep": TruncatedMinSep(**apart, **everyone, **cut),
+        "MinSep, max_batch_size": MinSep(**apart, **everyone, **cut),
         "BallsInBins": BallsInBins(bins=BINS, **epochs),
         "RandomAllocation": RandomAllocation(steps_per_epoch=BINS, participations=1, **epochs),
         "RandomAllocation, participations > 1": RandomAllocation(

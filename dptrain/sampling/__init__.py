@@ -10,8 +10,6 @@ from dptrain.sampling.schemes.min_sep import MinSep
 from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
-from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.sampling.users.bounding import BoundedGraph
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_fixed import UserFixed
@@ -32,8 +30,6 @@ __all__ = [
     "RandomAllocation",
     "Scheme",
     "Shuffled",
-    "TruncatedMinSep",
-    "TruncatedPoisson",
     "UserFixed",
     "UserMinSep",
     "UserScheme",

@@ -34,7 +34,8 @@ def settle(
 ) -> None:
     """Check fields of a frozen dataclass and leave them in their canonical types.
 
-    ``min_sep`` may be any integer from 1; ``steps`` is limited as everywhere.
+    ``min_sep`` may be any integer from 1; ``steps`` is limited as everywhere; ``max_batch_size``
+    may be ``None``.
 
     Raises:
         TypeError, ValueError: as ``dptrain.core.checks``, naming the class and the field.
@@ -45,6 +46,8 @@ def settle(
         found = checks.probability(name, getattr(value, name), owner=owner)
         object.__setattr__(value, name, found)
     for name in integers:
+        if name == "max_batch_size" and getattr(value, name) is None:
+            continue
         most = checks.MOST_STEPS if name == "steps" else None
         whole = checks.integer(name, getattr(value, name), maximum=most, owner=owner)
         object.__setattr__(value, name, whole)

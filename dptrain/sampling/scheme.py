@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +56,23 @@ class Scheme(JsonValue, ABC, family="scheme"):
     Attributes:
         nominal_size: ``None``: N is public. A number: N is private, as add-or-remove has it, and
             this takes its place (``AnySizeScheme``).
+        max_batch_size: ``None``: everyone who is drawn takes part. A number B: of more than B
+            drawn examples, B are kept, each subset being as likely, and every batch is padded to B
+            rows of weight 0. Whether an example is kept then depends on who else was drawn, so an
+            accountant answers for such a scheme only if it says so (``Accountant.truncation``).
     """
 
     nominal_size: int | None = None
+    max_batch_size: int | None = None
+
+    former_names: ClassVar[Mapping[str, str]] = {
+        "TruncatedPoisson": "Poisson with max_batch_size, which draws the same batches",
+        "TruncatedMinSep": "MinSep with max_batch_size, which draws the same batches",
+    }
+
+    # Fields that the first files did not have: left out of ``to_dict`` while they are ``None``, so
+    # that hashes and digests of what has none are what they were.
+    _later_fields: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         for base in cls.__mro__[1:]:
@@ -113,6 +128,14 @@ class Scheme(JsonValue, ABC, family="scheme"):
         """Number of units that are protected: N, or the number of users; a public number."""
         return self.dataset_size
 
+    def to_dict(self) -> dict[str, Any]:
+        """``{"type": class name, field: value, ...}``, JSON-ready; ``from_dict`` reads it back."""
+        value = super().to_dict()
+        for name in self._later_fields:
+            if value[name] is None:
+                del value[name]
+        return value
+
     def published(self) -> dict[str, Any]:
         """What statements print of it: ``to_dict``, without N where N is private."""
         return self.to_dict()
@@ -125,7 +148,7 @@ class Scheme(JsonValue, ABC, family="scheme"):
     @property
     def physical_batch_size(self) -> int | None:
         """Constant number of rows that every batch is padded to; ``None``: no padding."""
-        return None
+        return self.max_batch_size
 
     def shortfall(self, seed: int) -> str | None:
         """What the user should know of batches that this seed cannot fill, or ``None``.

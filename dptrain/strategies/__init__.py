@@ -3,12 +3,12 @@
 from dptrain.strategies.binding import check_bands_fit
 from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.dense_workload import DenseWorkload
-from dptrain.strategies.families import describe, families
 from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies.registry import proposals, register_strategy, strategy_types
+from dptrain.strategies.strategy import RunShape, Strategy
 from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
 from dptrain.strategies.toeplitz.band_mf import BandMF
 from dptrain.strategies.toeplitz.bisr import BISR
@@ -32,6 +32,7 @@ __all__ = [
     "Identity",
     "MomentumSGD",
     "PrefixSums",
+    "RunShape",
     "SquareRoot",
     "Strategy",
     "Tree",
@@ -39,8 +40,9 @@ __all__ = [
     "Workload",
     "check_bands_fit",
     "checked_workload",
-    "describe",
-    "families",
     "fixed_epoch_sensitivity",
     "noise_autocorrelation",
+    "proposals",
+    "register_strategy",
+    "strategy_types",
 ]

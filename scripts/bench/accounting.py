@@ -216,10 +216,10 @@ def truncated_poisson() -> Row:
     import dp_accounting
     from dp_accounting.pld import PLDAccountant
 
-    from dptrain import Identity, MatrixMechanism, TruncatedPoisson
+    from dptrain import Identity, MatrixMechanism, Poisson
     from dptrain.accounting import account, to_dp_event
 
-    scheme = TruncatedPoisson(probability=0.01, dataset_size=10_000, steps=1000, max_batch_size=110)
+    scheme = Poisson(probability=0.01, dataset_size=10_000, steps=1000, max_batch_size=110)
     pair = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
     event = to_dp_event(pair)
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -41,8 +41,6 @@ from dptrain.sampling import (
     RandomAllocation,
     Scheme,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
 )
 
 BATCH = 1024
@@ -63,7 +61,7 @@ def poisson(n: int) -> Scheme:
 
 def truncated_poisson(n: int) -> Scheme:
     """Cut at the expected size, so that half of the batches are."""
-    return TruncatedPoisson.for_batch_size(
+    return Poisson.for_batch_size(
         batch_size=BATCH, dataset_size=n, steps=STEPS, max_batch_size=BATCH
     )
 
@@ -106,7 +104,7 @@ def min_sep(n: int) -> Scheme:
 
 def truncated_min_sep(n: int) -> Scheme:
     """Cut at the expected size, so that half of the batches are."""
-    return TruncatedMinSep.for_batch_size(
+    return MinSep.for_batch_size(
         batch_size=BATCH,
         dataset_size=n,
         min_sep=separation(n),
@@ -130,13 +128,13 @@ class Row:
 
 ROWS = {
     "Poisson": Row(poisson, 2.0),
-    "TruncatedPoisson": Row(truncated_poisson, 5.0),
+    "Poisson, max_batch_size": Row(truncated_poisson, 5.0),
     "CyclicPoisson": Row(cyclic_poisson),
     "BallsInBins": Row(balls_in_bins),
     "RandomAllocation": Row(random_allocation),
     "RandomAllocation, 8 picks": Row(random_allocation_8),
     "MinSep": Row(min_sep, 5.0),
-    "TruncatedMinSep": Row(truncated_min_sep, 5.0),
+    "MinSep, max_batch_size": Row(truncated_min_sep, 5.0),
     "Shuffled": Row(shuffled),
 }
 PEER = "jax_privacy b-min-sep"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -49,6 +50,13 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     for item in _with_children(page.toc):
         item.title = formulas.plain(item.title)
     return formulas.render(html, complain)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Hold the site to what it promises: everything it shows comes with it."""
+    for path in sorted(pathlib.Path(config.site_dir).rglob("*")):
+        if path.suffix in (".html", ".css") and pages.loads_from_elsewhere(path.read_text("utf-8")):
+            _log.warning("%s loads something from another server", path)
 
 
 def _with_children(items: Any) -> list[Any]:

@@ -102,6 +102,18 @@ def without_comments(text: str) -> str:
     return outside_of_code(text, lambda part: comment.sub("", part))
 
 
+_LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\ssrc=["']?(https?:)?//"""
+    r"""|<link\b(?![^>]*\brel=["']?(?:canonical|next|prev|alternate))[^>]*\shref=["']?(https?:)?//"""
+    r"""|url\(["']?(https?:)?//|@import\s*["'](https?:)?//"""
+)
+
+
+def loads_from_elsewhere(text: str) -> bool:
+    """Whether a page or a style sheet, as built, asks another server for something."""
+    return _LOADED.search(text) is not None
+
+
 def _until(
     end: str | re.Pattern[str], lines: Iterator[tuple[int, str]], opened: int
 ) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 A page says ``<!-- table: NAME -->`` where NAME is a file under ``scripts/bench/results`` or
 ``scripts/paper/results`` without its ending, and ``<!-- figure: NAME -->`` for a plot from there.
-``support`` is the table of schemes, strategies and accountants, which is asked and not measured.
+``support`` is the table of schemes, strategies and accountants, which is asked and not measured,
+and ``papers`` says in a sentence each what the redrawn figures come out as.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dptrain.commands import cli
+from scripts.docs import paper_summary
 from scripts.docs.pages import ROOT, outside_of_code
 
 FOLDERS = (ROOT / "scripts/bench/results", ROOT / "scripts/paper/results")
@@ -46,7 +48,7 @@ class Table:
 
 def names() -> list[str]:
     """Every name that a page may use for a table."""
-    return sorted({*_BENCHMARKS, *_PAPERS, "support"})
+    return sorted({*_BENCHMARKS, *_PAPERS, "papers", "support"})
 
 
 def figures() -> dict[str, pathlib.Path]:
@@ -62,12 +64,15 @@ def table(name: str) -> str:
     """
     if name == "support":
         return f"{_support()}\n\n*As `dptrain account --support` prints it.*\n"
+    if name == "papers":
+        rows = [[f"`{_script(_csv(each))}`", said] for each, said in paper_summary.summaries()]
+        return f"{Table(['made by', 'result'], rows).markdown()}\n\n*{_PAPERS_ORIGIN}*\n"
     if name in _BENCHMARKS:
         path = FOLDERS[0] / f"{name}.json"
         tree = json.loads(path.read_text(encoding="utf-8"))
         found, machine = _BENCHMARKS[name](tree), _machine(tree)
     elif name in _PAPERS:
-        path = FOLDERS[1] / f"{name}.csv"
+        path = _csv(name)
         with path.open(encoding="utf-8", newline="") as file:
             found, machine = _PAPERS[name](list(csv.DictReader(file))), None
     else:
@@ -101,6 +106,13 @@ def insert(text: str, figure_folder: str) -> str:
 def written_out(text: str) -> str:
     """A page whose tables are written below their comments, with those of today."""
     return _WRITTEN.sub(lambda match: f"{match[1]}\n{table(match[2])}\n{match[3]}", text)
+
+
+_PAPERS_ORIGIN = "From `scripts/paper/results`, made by `scripts/paper`."
+
+
+def _csv(name: str) -> pathlib.Path:
+    return FOLDERS[1] / f"{name}.csv"
 
 
 @functools.cache

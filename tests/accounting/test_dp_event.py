@@ -19,15 +19,13 @@ from dptrain.sampling import (
     MinSep,
     Poisson,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
 )
 from dptrain.strategies import BSR, Dense, Identity
 
 POISSON = Poisson(probability=0.02, dataset_size=2000, steps=100)
 CYCLIC = CyclicPoisson(probability=0.1, cycle=5, dataset_size=2000, steps=98)
-TRUNCATED = TruncatedPoisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=50)
+TRUNCATED = Poisson(probability=0.02, dataset_size=2000, steps=100, max_batch_size=50)
 SHUFFLED = Shuffled(batch_size=100, dataset_size=2000, epochs=3)
 DELTA = 1e-5
 
@@ -48,7 +46,7 @@ def theirs(item, adjacency=Adjacency.ZERO_OUT):
         (mechanism(POISSON), None),
         (mechanism(MinSep(probability=0.02, min_sep=1, dataset_size=2000, steps=100)), None),
         (mechanism(POISSON, Dense(matrix=2.0 * np.eye(100)), 2.0), None),
-        (mechanism(CYCLIC, BSR(bands=3), 1.5), "cyclic-poisson-pld"),
+        (mechanism(CYCLIC, BSR(bands=3), 1.5), "cyclic Poisson PLD"),
         (mechanism(dataclasses.replace(TRUNCATED, max_batch_size=2000)), None),
         (mechanism(dataclasses.replace(TRUNCATED, max_batch_size=90)), None),
         (mechanism(SHUFFLED, BSR(bands=3), 4.0), None),
@@ -126,9 +124,7 @@ def test_no_noise_is_no_privacy():
         ),
         (
             mechanism(
-                TruncatedMinSep(
-                    probability=0.1, min_sep=1, dataset_size=2000, steps=20, max_batch_size=300
-                )
+                MinSep(probability=0.1, min_sep=1, dataset_size=2000, steps=20, max_batch_size=300)
             ),
             Adjacency.ZERO_OUT,
             "no event",

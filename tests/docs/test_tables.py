@@ -17,8 +17,8 @@ def test_every_table_is_made_and_says_what_made_it(name: str) -> None:
     columns = head.count("|")
     for line in (rule, *rows):
         assert len(re.findall(r"(?<!\\)\|", line)) == columns, line
-    for path in re.findall(r"`(scripts/[\w/.]+)`", origin):
-        assert (ROOT / path).is_file()
+    for path in re.findall(r"`(scripts/[\w/.]+)`", f"{origin}{body}"):
+        assert (ROOT / path).exists(), path
     assert re.search(r"made by `(scripts/|dptrain strategies)|`dptrain account --support`", origin)
 
 
@@ -68,6 +68,14 @@ def test_memory_is_what_a_step_adds_over_what_an_ordinary_one_adds() -> None:
         ratio = added[allocator, "bookkeeping"] / added[allocator, "ordinary"]
         assert float(cell) == pytest.approx(ratio, abs=0.0051)
     assert len(shown) == 2
+
+
+def test_papers_numbers_where_they_are_known() -> None:
+    """Choquette-Choo et al. 2024 state .397, .189 and .0901 (Fig. 8) and .806 (App. F.5)."""
+    said = dict(_cells("papers"))
+    unamplified = re.findall(r"[\d.]+", said["`scripts/paper/matrix_fig8.py`"].partition(":")[2])
+    assert [float(each) for each in unamplified] == pytest.approx([0.397, 0.189, 0.0901], rel=2e-3)
+    assert "all steps 0.806;" in said["`scripts/paper/linear_last_iterate.py`"]
 
 
 @pytest.mark.parametrize(

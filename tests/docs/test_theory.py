@@ -15,9 +15,9 @@ PAGES = sorted(theorems.FOLDER.glob("*.md"))
 INDEX = (theorems.FOLDER / "index.md").read_text(encoding="utf-8")
 
 _ROW = re.compile(
-    r"^\| (?P<number>\d+\.\d+) \| \[(?P<name>[^]]+)\]\((?P<page>[\w-]+\.md)#(?P<id>[\w-]+)\) \|"
-    r".*?\| (?P<tests>`test_[^|]*) \|",
-    re.MULTILINE,
+    r"^\*\*(?P<number>\d+\.\d+)\*\*\s\[(?P<name>[^]]+)\]\((?P<page>[\w-]+\.md)#(?P<id>[\w-]+)\)\."
+    r"(?:.(?!\n\n))*?\*Checked\sby\*(?P<tests>(?:.(?!\n\n))*)",
+    re.MULTILINE | re.DOTALL,
 )
 _TEST = re.compile(r"`(?P<path>(?:tests|dptrain/testing)/[\w/]+\.py)::(?P<name>test_\w+)`")
 
@@ -43,13 +43,7 @@ STILL = {
     "dptrain/accounting/per_example/norm_grid.py",
     "dptrain/accounting/per_example/pld.py",
     "dptrain/core/guarantee.py",
-    "dptrain/individual/filter.py",
-    "dptrain/individual/gdp.py",
-    "dptrain/individual/odometer.py",
-    "dptrain/individual/pld.py",
-    "dptrain/individual/renyi.py",
     "dptrain/mechanism.py",
-    "dptrain/noise/streams/stream.py",
     "dptrain/planning/truncation.py",
     "dptrain/sampling/scheme.py",
     "dptrain/strategies/strategy.py",
@@ -78,18 +72,23 @@ def homes() -> dict[str, list[str]]:
     return found
 
 
-def files() -> list[Path]:
+@functools.cache
+def texts() -> dict[Path, str]:
     """All text that is written by hand."""
     found = [path for path in ROOT.iterdir() if path.suffix in KINDS]
     for place in PLACES:
         found += [
             path for path in (ROOT / place).rglob("*") if path.suffix in KINDS or not path.suffix
         ]
-    return sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
+    kept = sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
+    return {path: path.read_text(encoding="utf-8", errors="ignore") for path in kept}
 
 
 def test_the_index_lists_every_theorem_and_no_other() -> None:
-    rows = [match.group("number", "name", "page", "id") for match in _ROW.finditer(INDEX)]
+    rows = [
+        (row["number"], " ".join(row["name"].split()), row["page"], row["id"])
+        for row in _ROW.finditer(INDEX)
+    ]
     found = [(t.number, t.name, t.page, t.id) for t in theorems.theorems()]
     assert sorted(rows) == sorted(found)
 
@@ -146,8 +145,8 @@ def test_every_proof_is_there_and_comes_to_an_end() -> None:
 def test_references_in_code_and_pages_lead_somewhere() -> None:
     known = {(theorem.page, theorem.id) for theorem in theorems.theorems()}
     known |= {("PAGE.md", "thm-ID")}  # the form itself, where it is explained
-    for path in files():
-        for match in theorems.REFERENCE.finditer(path.read_text(encoding="utf-8", errors="ignore")):
+    for path, text in texts().items():
+        for match in theorems.REFERENCE.finditer(text):
             place = path.relative_to(ROOT)
             assert (match["page"], match["id"]) in known, f"{place}: {match[0]}"
 
@@ -161,11 +160,10 @@ def test_docstrings_become_links_on_the_site() -> None:
 @pytest.mark.parametrize("pattern", DANGLING)
 def test_nothing_refers_to_what_a_reader_does_not_have(pattern: str) -> None:
     offending = {}
-    for path in files():
+    for path, text in texts().items():
         if path == Path(__file__):
             continue
         place = path.relative_to(ROOT).as_posix()
-        text = path.read_text(encoding="utf-8", errors="ignore")
         if place not in STILL and (match := re.search(pattern, text)):
             line = text[: match.start()].count("\n") + 1
             offending[place] = f"line {line}: {match[0]!r}"

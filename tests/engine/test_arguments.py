@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dptrain import BandMF, MinSep, PrivacyEngine
-from dptrain.sampling import TruncatedPoisson
+from dptrain.sampling import Poisson
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
 
@@ -115,7 +115,7 @@ def test_a_class_is_told_from_its_instance():
 
 
 def test_unknown_pair_of_scheme_and_strategy_lists_what_is_supported():
-    scheme = TruncatedPoisson(probability=0.2, dataset_size=24, steps=9, max_batch_size=9)
+    scheme = Poisson(probability=0.2, dataset_size=24, steps=9, max_batch_size=9)
     refused("accountant='gaussian' covers", scheme=scheme, strategy=BandMF(bands=4))
     narrow = MinSep(probability=0.1, min_sep=3, dataset_size=24, steps=9)
     refused("min_sep", scheme=narrow, strategy=BandMF(bands=4))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import CyclicPoisson, MinSep, Poisson, TruncatedPoisson
+from dptrain import CyclicPoisson, MinSep, Poisson
 from dptrain.accounting import account, accountants_for, calibrate, profile
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.core.guarantee import Adjacency
@@ -22,7 +22,7 @@ from tests.helpers.engine import flat, images, make, train
 NOMINAL, STEPS = 60, 4
 SCHEMES = {
     "Poisson": (Poisson, {}, Identity()),
-    "TruncatedPoisson": (TruncatedPoisson, {"max_batch_size": 9}, Identity()),
+    "Poisson, cut": (Poisson, {"max_batch_size": 9}, Identity()),
     "CyclicPoisson": (CyclicPoisson, {"cycle": 2, "assignment": "independent"}, BSR(bands=2)),
     "CyclicPoisson, cut": (
         CyclicPoisson,
@@ -131,7 +131,7 @@ def test_settings_come_from_the_nominal_size():
     assert scheme_of("CyclicPoisson", 53).probability == 2 * 6 / NOMINAL
     with pytest.warns(UserWarning, match=f"N = {NOMINAL}"):
         calibrate(scheme=found, strategy=Identity(), epsilon=5.0, delta=1 / 55)
-    cut = scheme_of("TruncatedPoisson", 53)
+    cut = scheme_of("Poisson, cut", 53)
     other = dataclasses.replace(cut, dataset_size=60)
     assert cut.expected_batch_size == other.expected_batch_size
     # E[min(Bin(60, 1/10), 9)], by its definition.
@@ -162,7 +162,8 @@ def test_nothing_is_stated_where_the_run_reads_the_number_of_examples():
                 adjacency=Adjacency.ADD_REMOVE,
             ),
             lambda m: account(
-                m, delta=1e-3, adjacency=Adjacency.ADD_REMOVE, accountant="poisson-pld"
+                m, delta=1e-3, adjacency=Adjacency.ADD_REMOVE,
+                accountant="poisson PLD, add-remove",
             ),
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"divides by its expected batch.*nominal_size="):
@@ -172,6 +173,8 @@ def test_nothing_is_stated_where_the_run_reads_the_number_of_examples():
 class Careless(PoissonPLD):
     """An accountant from elsewhere that does not ask."""
 
+    adjacency = Adjacency.ADD_REMOVE
+
     def check_covers(self, mechanism):
         pass
 
@@ -179,13 +182,8 @@ class Careless(PoissonPLD):
 def test_accountants_that_do_not_ask_state_nothing_either():
     public = mechanism(Poisson(probability=0.1, dataset_size=50, steps=4))
     with pytest.raises(ValueError, match=r"states nothing: .*nominal_size="):
-        Careless(adjacency=Adjacency.ADD_REMOVE).guarantee(public, delta=1e-3)
-    assert (
-        Careless(adjacency=Adjacency.ADD_REMOVE)
-        .guarantee(mechanism(scheme_of("Poisson", 53)), delta=1e-3)
-        .epsilon
-        > 0
-    )
+        Careless().guarantee(public, delta=1e-3)
+    assert Careless().guarantee(mechanism(scheme_of("Poisson", 53)), delta=1e-3).epsilon > 0
 
 
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE])
@@ -222,7 +220,7 @@ def test_where_batches_are_cut_the_statement_says_how_many_examples_it_covers(ki
 
 def test_batches_that_are_cut_need_an_upper_bound():
     with pytest.raises(ValueError, match=r"nominal_size=60 .*dataset_size=61.*upper bound"):
-        scheme_of("TruncatedPoisson", 61)
+        scheme_of("Poisson, cut", 61)
     assert scheme_of("Poisson", 61).expected_batch_size == pytest.approx(6.0)
     for wrong in (0, 2.5, True, "60"):
         with pytest.raises(ValueError if wrong == 0 else TypeError, match="nominal_size"):
@@ -233,7 +231,7 @@ def test_without_one_nothing_changes():
     """What was written before there were nominal sizes is read, and has the same hash."""
     written = {"type": "Poisson", "probability": 0.1, "dataset_size": 50, "steps": 4}
     assert Poisson.from_dict(written).to_dict() == written
-    hidden = scheme_of("TruncatedPoisson", 53)
+    hidden = scheme_of("Poisson, cut", 53)
     assert type(hidden).from_dict(hidden.to_dict()) == hidden
 
 

@@ -11,10 +11,10 @@ from torch.utils.data import TensorDataset
 from dptrain.sampling import (
     AttributionGraph,
     CyclicPoisson,
+    MinSep,
+    Poisson,
     RandomAllocation,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
 )
@@ -24,26 +24,22 @@ N = 24
 GRAPH = AttributionGraph.from_lists([[e % 9, 9 + e % 7] for e in range(N)])
 
 SCHEMES = {
-    "TruncatedPoisson": TruncatedPoisson(
-        probability=0.4, dataset_size=N, steps=6, max_batch_size=9
-    ),
+    "Poisson, cut": Poisson(probability=0.4, dataset_size=N, steps=6, max_batch_size=9),
     "CyclicPoisson": CyclicPoisson(probability=0.5, cycle=2, dataset_size=N, steps=6),
-    "TruncatedCyclic": CyclicPoisson(
+    "CyclicPoisson, cut": CyclicPoisson(
         probability=0.7, cycle=2, dataset_size=N, steps=6, max_batch_size=7
     ),
     "RandomAllocation": RandomAllocation(
         steps_per_epoch=3, participations=1, epochs=2, dataset_size=N
     ),
-    "TruncatedMinSep": TruncatedMinSep(
-        probability=0.6, min_sep=2, dataset_size=N, steps=6, max_batch_size=6
-    ),
+    "MinSep, cut": MinSep(probability=0.6, min_sep=2, dataset_size=N, steps=6, max_batch_size=6),
     "Shuffled": Shuffled(batch_size=10, dataset_size=N, epochs=2),
     "UserMinSep": UserMinSep(
         graph=GRAPH, probability=0.2, min_sep=2, steps=6, burn_in=1, batch_size=2.0
     ),
     "UserFixed": UserFixed(graph=GRAPH, batch_size=5, min_sep=1, max_participations=9, steps=6),
 }
-TRUNCATED = ("TruncatedPoisson", "TruncatedCyclic", "TruncatedMinSep")
+TRUNCATED = ("Poisson, cut", "CyclicPoisson, cut", "MinSep, cut")
 
 
 def _options(name):
@@ -106,7 +102,7 @@ def test_padding_rows_that_are_nan_change_nothing(mode):
         noise_multiplier=0.0,
         max_grad_norm=0.5,
         lr=0.0,
-        **_options("TruncatedPoisson"),
+        **_options("Poisson, cut"),
     )
 
     def check():
@@ -155,10 +151,10 @@ def test_resume_in_the_middle_of_an_epoch_is_exact(name, workers):
 
 def test_other_data_is_refused_on_resume():
     data = images(N)
-    private = make(small_net(), data, **_options("TruncatedPoisson"))
+    private = make(small_net(), data, **_options("Poisson, cut"))
     train(private, steps=2)
     state = private.state_dict()
     x, y = data.tensors
-    other = make(small_net(), TensorDataset(-x, y), **_options("TruncatedPoisson"))
+    other = make(small_net(), TensorDataset(-x, y), **_options("Poisson, cut"))
     with pytest.raises(ValueError, match="dataset has changed"):
         other.load_state_dict(state)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine, ScaledAdam, TruncatedPoisson
+from dptrain import Poisson, PrivacyEngine, ScaledAdam
 from dptrain.distributed.ranks import Ranks
 from dptrain.individual import GDPFilter, RenyiFilter
 from tests.helpers.distributed_refusals import error_of, refusals
@@ -32,7 +32,7 @@ CASES = {
     "few rows": {"scheme": Poisson(probability=0.06, dataset_size=24, steps=STEPS)},
     "sum": {"scheme": FULL, "loss_reduction": "sum", "lr": 0.01},
     "padded": {
-        "scheme": TruncatedPoisson(probability=0.4, max_batch_size=7, dataset_size=24, steps=STEPS),
+        "scheme": Poisson(probability=0.4, max_batch_size=7, dataset_size=24, steps=STEPS),
         "max_physical_batch_size": 3,
     },
     "not finite": {"scheme": FULL, "data": "broken"},

@@ -10,7 +10,7 @@ import numpy as np
 
 from dptrain.accounting.per_example.norm_grid import NormGrid
 from dptrain.accounting.renyi.sampled_step import step_divergence
-from dptrain.individual import RenyiLedger
+from dptrain.individual import RenyiRecord
 
 GRID = NormGrid()
 NOBODY = np.empty(0, dtype=np.int64)
@@ -21,10 +21,10 @@ def costs_of(order, probability, sigma):
     return step_divergence(GRID.values, order=order, probability=probability, sigma=sigma)
 
 
-def ledger_of(
-    full_steps, *, size=1, order=2.0, q=0.5, sigma=1.0, personal=None, kind=RenyiLedger, scale=1.0
+def record_of(
+    full_steps, *, size=1, order=2.0, q=0.5, sigma=1.0, personal=None, kind=RenyiRecord, scale=1.0
 ):
-    """A ledger whose budget is so many charges of the full norm."""
+    """A record whose budget is so many charges of the full norm."""
     costs = costs_of(order, q, sigma)
     return kind(
         size=size,
@@ -62,17 +62,17 @@ class HiddenRun:
     edges: tuple[float, ...] = (0.5,)
     nodes: int = 24
 
-    def moments(self, ledger, order):
+    def moments(self, record, order):
         """E_Q[(P/Q)^α] and E_P[(Q/P)^α], P with the example and Q without, and P's total mass.
 
         Args:
-            ledger: fresh, of one example; it is driven through every path.
+            record: fresh, of one example; it is driven through every path.
             order: α.
         """
         bins = self._bins(order)
         totals = np.zeros(3)
         for last in itertools.product(range(len(bins)), repeat=self.steps):
-            mass = sum(self._paths(ledger, (), last, bins))
+            mass = sum(self._paths(record, (), last, bins))
             weights = np.ones(())
             for k in last:
                 weights = np.multiply.outer(weights, bins[k][1])
@@ -80,12 +80,12 @@ class HiddenRun:
                 totals[i] += float((weights * mass**power).sum())
         return totals
 
-    def hockey_sticks(self, ledger, epsilon):
+    def hockey_sticks(self, record, epsilon):
         """δ(ε) of P against Q and of Q against P; the kink costs some 1e-3 of them."""
         bins = self._bins(1.0)
         totals = np.zeros(2)
         for last in itertools.product(range(len(bins)), repeat=self.steps):
-            mass = sum(self._paths(ledger, (), last, bins))
+            mass = sum(self._paths(record, (), last, bins))
             weights = np.ones(())
             for k in last:
                 weights = np.multiply.outer(weights, bins[k][1])
@@ -105,7 +105,7 @@ class HiddenRun:
             bins.append((y, 0.5 * (high - low) * weight * density))
         return bins
 
-    def _paths(self, ledger, history, last, bins):
+    def _paths(self, record, history, last, bins):
         """The likelihood ratios of all continuations of a path, each over the nodes of its bins."""
         step = len(history)
         if step == self.steps:
@@ -118,7 +118,7 @@ class HiddenRun:
         for probability, ratio in coins:
             if probability == 0:
                 continue
-            after = copy.deepcopy(ledger)
+            after = copy.deepcopy(record)
             indices = NOBODY if ratio is None else np.array([0])
             ratios = np.full(len(indices), ratio, dtype=float)
             shares = after.admit(step=step, part=0, indices=indices, ratios=ratios)

@@ -1,4 +1,4 @@
-"""PLD filters, and histories for their ledgers."""
+"""PLD filters, and histories for their records."""
 
 import numpy as np
 
@@ -18,19 +18,19 @@ def poisson(q=0.3, size=24, steps=10, sigma=2.0):
     return MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
 
 
-def play(ledger, rng, q, steps, norms, reference=None):
+def play(record, rng, q, steps, norms, reference=None):
     """Random draws; returns how often an example took part and did not."""
     seen = np.zeros(2, dtype=int)
     for step in range(steps):
-        indices = np.flatnonzero(rng.random(ledger.size) < q)
+        indices = np.flatnonzero(rng.random(record.size) < q)
         ratios = norms(rng, indices)
-        shares = ledger.admit(step=step, part=0, indices=indices, ratios=ratios)
-        ledger.commit(step, 1)
+        shares = record.admit(step=step, part=0, indices=indices, ratios=ratios)
+        record.commit(step, 1)
         seen += np.bincount((shares > 0).astype(int), minlength=2)
         if reference is not None:
             wanted = reference.step(dict(zip(indices.tolist(), ratios.tolist(), strict=True)))
             assert {i: float(s > 0) for i, s in zip(indices, shares, strict=True)} == wanted
-            assert ledger._counts.tolist() == reference.counts.tolist()
+            assert record._counts.tolist() == reference.counts.tolist()
     return seen
 
 

@@ -1,7 +1,7 @@
 """A run with an individual filter discloses nothing about single examples unasked.
 
-Two kinds of oracle. Noninterference: whatever the ledger holds, everything that is written, logged
-or shown is the same to the byte. Markers: values put into the ledger are searched for in it.
+Two kinds of oracle. Noninterference: whatever the record holds, everything that is written, logged
+or shown is the same to the byte. Markers: values put into the record are searched for in it.
 """
 
 import io
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.individual import GDPFilter, GDPLedger, GDPOdometer, PLDFilter, PLDLedger
+from dptrain.individual import GDPFilter, GDPOdometer, GDPRecord, PLDFilter, PLDRecord
 from dptrain.reporting.individual_report import IndividualReport
 from dptrain.reporting.report import conditions, privacy_report
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
@@ -47,19 +47,19 @@ def private(request, tmp_path):
 
 
 def put(private, seed):
-    """Another content of the ledger; returns the markers."""
-    ledger = private.individual
+    """Another content of the record; returns the markers."""
+    record = private.individual
     shares = np.random.default_rng(seed).uniform(0.9, 0.99, size=N)
-    state = ledger.state_dict()
-    name, budget = "spent", ledger.budget
-    if isinstance(ledger, GDPLedger):
+    state = record.state_dict()
+    name, budget = "spent", record.budget
+    if isinstance(record, GDPRecord):
         name, budget = "squares", budget**2
-    if isinstance(ledger, PLDLedger):
+    if isinstance(record, PLDRecord):
         name, budget = "squares", (budget * private.mechanism.noise_multiplier) ** 2
     spent = state["spending"][name] = torch.from_numpy(shares * budget)
-    ledger.load_state_dict(state)
-    ledger.active_counts[:] = [count + seed for count in COUNTS]
-    return np.concatenate([spent, ledger.spent, ledger.epsilons(DELTA)])
+    record.load_state_dict(state)
+    record.active_counts[:] = [count + seed for count in COUNTS]
+    return np.concatenate([spent, record.spent, record.epsilons(DELTA)])
 
 
 def serialised(state):
@@ -89,7 +89,7 @@ def outputs(private, folder):
     return shown(private), reported(private, folder), serialised(public_part(private))
 
 
-def test_no_output_depends_on_the_ledger(private, tmp_path):
+def test_no_output_depends_on_the_record(private, tmp_path):
     put(private, seed=0)
     first, report = outputs(private, tmp_path), IndividualReport.of(private)
     put(private, seed=1)
@@ -97,7 +97,7 @@ def test_no_output_depends_on_the_ledger(private, tmp_path):
     assert outputs(private, tmp_path) == first
 
 
-def test_no_log_depends_on_the_ledger(private, caplog, capsys, tmp_path):
+def test_no_log_depends_on_the_record(private, caplog, capsys, tmp_path):
     state, logs = private.state_dict(), []
     caplog.set_level(logging.DEBUG)
     for seed in (0, 1):

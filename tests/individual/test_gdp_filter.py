@@ -41,27 +41,27 @@ def test_budgets_are_the_known_ones(epsilon, budget):
     assert gdp(epsilon).budget == pytest.approx(budget, abs=1e-6)
 
 
-def drive(ledger, ratios):
+def drive(record, ratios):
     """One step in which every example has the norm ratio given; returns the shares."""
-    size = ledger.size
+    size = record.size
     ratios = np.broadcast_to(np.asarray(ratios, float), (size,)).copy()
-    shares = ledger.admit(step=ledger.steps, part=0, indices=np.arange(size), ratios=ratios)
-    ledger.commit(ledger.steps, 1)
+    shares = record.admit(step=record.steps, part=0, indices=np.arange(size), ratios=ratios)
+    record.commit(record.steps, 1)
     return shares
 
 
 def test_478_full_norm_steps_are_admitted_and_not_one_more():
     mechanism = full_batches(3, 600, 100.0)
     individual = gdp(0.8)
-    ledger = individual.ledger(mechanism)
-    admitted = [float(drive(ledger, 1.0)[0]) for _ in range(600)]
+    record = individual.record(mechanism)
+    admitted = [float(drive(record, 1.0)[0]) for _ in range(600)]
     assert admitted == [1.0] * 478 + [0.0] * 122
     assert individual.full_norm_steps(mechanism) == 478
-    assert ledger.active_counts == [3] * 478 + [0] * 122
+    assert record.active_counts == [3] * 478 + [0] * 122
     # Only 0.3 of a full-norm step is left: a gradient that is small enough still fits.
     left = math.sqrt(individual.budget**2 * 100.0**2 - 478)
-    assert drive(ledger, left * 1.0001)[0] == 0
-    assert drive(ledger, left * 0.9999)[0] == 1
+    assert drive(record, left * 1.0001)[0] == 0
+    assert drive(record, left * 0.9999)[0] == 1
 
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 477, 100_000])
@@ -69,9 +69,9 @@ def test_calibrated_noise_admits_the_steps_it_was_asked_for(steps):
     individual = gdp(3.0, max_steps=200_000)
     mechanism = full_batches(1, steps, individual.noise_multiplier(steps))
     assert individual.full_norm_steps(mechanism) == steps
-    ledger = individual.ledger(mechanism)
-    assert all(drive(ledger, 1.0)[0] == 1 for _ in range(steps))
-    assert drive(ledger, 1.0)[0] == 0
+    record = individual.record(mechanism)
+    assert all(drive(record, 1.0)[0] == 1 for _ in range(steps))
+    assert drive(record, 1.0)[0] == 0
     with pytest.raises(ValueError, match="full_norm_steps=0"):
         individual.noise_multiplier(0)
 
@@ -82,64 +82,64 @@ def test_random_histories_are_those_of_algorithm_1(full_consumption):
     rng = np.random.default_rng(0)
     size, steps, sigma = 40, 60, 3.0
     individual = gdp(2.0, full_consumption=full_consumption)
-    ledger = individual.ledger(full_batches(size, steps, sigma))
+    record = individual.record(full_batches(size, steps, sigma))
     squares = np.zeros(size)
     returned = 0
     out = np.zeros(size, bool)
     for _ in range(steps):
         ratios = np.minimum(rng.lognormal(-0.5, 1.0, size), 1.0)
-        shares = drive(ledger, ratios)
+        shares = drive(record, ratios)
         expected_shares = np.zeros(size)
         for i, ratio in enumerate(ratios):
-            cost, left = (ratio / sigma) ** 2, ledger.budget**2 - squares[i]
+            cost, left = (ratio / sigma) ** 2, record.budget**2 - squares[i]
             expected = 1.0 if cost <= left else 0.0
             if cost > left and full_consumption:
                 expected = math.sqrt(max(left, 0.0) / cost)
             expected_shares[i] = expected
             squares[i] += shares[i] ** 2 * cost
             if 0 < shares[i] < 1:
-                squares[i] = ledger.budget**2
+                squares[i] = record.budget**2
             returned += bool(out[i] and shares[i])
             out[i] = shares[i] == 0
         np.testing.assert_allclose(shares, expected_shares, rtol=2e-6)
         assert (shares <= expected_shares).all()
-        np.testing.assert_allclose(ledger.spent**2, squares, rtol=1e-12)
-        assert (ledger.spent**2 <= ledger.budget**2 * (1 + 1e-15)).all()
+        np.testing.assert_allclose(record.spent**2, squares, rtol=1e-12)
+        assert (record.spent**2 <= record.budget**2 * (1 + 1e-15)).all()
     if full_consumption:
-        assert (ledger.spent == ledger.budget).sum() > size / 2
-        assert not ledger.active[ledger.spent == ledger.budget].any()
+        assert (record.spent == record.budget).sum() > size / 2
+        assert not record.active[record.spent == record.budget].any()
     else:
         assert returned > 0  # an example that was left out came back with a smaller gradient
 
 
 def test_what_was_not_released_costs_nothing():
-    ledger = gdp(2.0).ledger(full_batches(4, 10, 3.0))
-    drive(ledger, 0.5)
-    before = ledger.spent
+    record = gdp(2.0).record(full_batches(4, 10, 3.0))
+    drive(record, 0.5)
+    before = record.spent
     for _ in range(3):  # a step that is begun again and again
         for part in range(2):
-            ledger.admit(step=1, part=part, indices=np.arange(2) + 2 * part, ratios=np.ones(2))
-    np.testing.assert_array_equal(ledger.spent, before)
-    assert ledger.steps == 1
-    ledger.commit(1, 2)
-    np.testing.assert_allclose(ledger.spent**2, before**2 + 1 / 9)
+            record.admit(step=1, part=part, indices=np.arange(2) + 2 * part, ratios=np.ones(2))
+    np.testing.assert_array_equal(record.spent, before)
+    assert record.steps == 1
+    record.commit(1, 2)
+    np.testing.assert_allclose(record.spent**2, before**2 + 1 / 9)
 
 
 def test_parts_of_a_step_that_are_missing_are_noticed():
-    ledger = gdp(2.0).ledger(full_batches(4, 10, 3.0))
-    ledger.admit(step=0, part=0, indices=np.arange(2), ratios=np.ones(2))
+    record = gdp(2.0).record(full_batches(4, 10, 3.0))
+    record.admit(step=0, part=0, indices=np.arange(2), ratios=np.ones(2))
     with pytest.raises(AssertionError, match="not admitted"):
-        ledger.commit(0, 2)
+        record.commit(0, 2)
     with pytest.raises(AssertionError, match="in order"):
-        ledger.admit(step=1, part=0, indices=np.arange(2), ratios=np.ones(2))
+        record.admit(step=1, part=0, indices=np.arange(2), ratios=np.ones(2))
 
 
 def test_individual_epsilons_never_exceed_the_budget_and_meet_it_at_full_norm():
     individual = gdp(0.8)
-    ledger = individual.ledger(full_batches(2, 478, 100.0))
+    record = individual.record(full_batches(2, 478, 100.0))
     for _ in range(478):
-        drive(ledger, [1.0, 0.3])
-    found = ledger.epsilons(DELTA)
+        drive(record, [1.0, 0.3])
+    found = record.epsilons(DELTA)
     assert found[0] == pytest.approx(gaussian.epsilon(DELTA, math.sqrt(478) / 100), rel=1e-9)
     assert found[1] == pytest.approx(gaussian.epsilon(DELTA, 0.3 * math.sqrt(478) / 100), rel=1e-9)
     assert found[1] < found[0] <= 0.8 * (1 + 1e-9)

@@ -2,8 +2,8 @@
 
 The example's data are norms that the adversary chooses as functions of past outputs; without the
 example, every output is standard normal (noise of deviation 1, so that a step with norm ratio r
-has mean r/σ). The decisions are the ledger's own: every point of the grid of past outputs is one
-example of a ledger.
+has mean r/σ). The decisions are the record's own: every point of the grid of past outputs is one
+example of a record.
 """
 
 import itertools
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dptrain.individual.gdp import GDPLedger
-from dptrain.individual.odometer import OdometerLedger
+from dptrain.individual.gdp import GDPRecord
+from dptrain.individual.odometer import OdometerRecord
 
 BUDGET, SIGMA = 1.0, 0.9
 EPSILONS = np.array([-3.0, -1.5, -0.7, -0.2, 0.0, 0.2, 0.7, 1.5, 3.0, 4.5])
@@ -43,21 +43,21 @@ def last_step(evidence, mean, epsilon):
     return np.where(mean == 0, nothing, value)
 
 
-class Late(GDPLedger):
+class Late(GDPRecord):
     """Decides from what was spent before: the step itself may exceed the budget."""
 
     def _shares(self, indices, ratios):
         return (self._spent[indices] < self.budget**2).astype(float)
 
 
-class Half(GDPLedger):
+class Half(GDPRecord):
     """Charges μ/2."""
 
     def admit(self, *, ratios, **where):
         return super().admit(ratios=ratios / 2, **where)
 
 
-def ledger(size, kind=GDPLedger, full_consumption=False, budget=BUDGET):
+def record(size, kind=GDPRecord, full_consumption=False, budget=BUDGET):
     return kind(
         size=size,
         noise_multiplier=SIGMA,
@@ -68,7 +68,7 @@ def ledger(size, kind=GDPLedger, full_consumption=False, budget=BUDGET):
 
 
 def means(book, ratios):
-    """One step of all of the ledger's examples: what each really adds to the mean of the output."""
+    """One step of all of the record's examples: what each really adds to the mean of the output."""
     ratios = np.ascontiguousarray(np.broadcast_to(ratios, (book.size,)))
     where = {"step": book.steps, "part": 0, "indices": np.arange(book.size)}
     shares = book.admit(ratios=ratios, **where)
@@ -100,13 +100,13 @@ ADVERSARIES = {
 }
 
 
-def hockey_sticks(name, kind=GDPLedger, full_consumption=False, count=320):
+def hockey_sticks(name, kind=GDPRecord, full_consumption=False, count=320):
     """H_{e^ε}(with || without) of three steps; and the most that was really contributed, Σ μ²."""
     first, adversary = ADVERSARIES[name]
     rng = np.random.default_rng(sum(map(ord, name)))
     y, weight = cells(count)
     size = count * count
-    book = ledger(size, kind, full_consumption)
+    book = record(size, kind, full_consumption)
     y1, y2 = np.repeat(y, count), np.tile(y, count)
     evidence, squares = np.zeros(size), np.zeros(size)
     for ratios, output in ((first, y1), (adversary(rng, y1), y2)):
@@ -157,7 +157,7 @@ HIDDEN = {
 }
 
 
-def mixture(name, kind=GDPLedger, full_consumption=False, steps=2, count=320):
+def mixture(name, kind=GDPRecord, full_consumption=False, steps=2, count=320):
     """H_{e^ε}(with || without) for hidden coins, and the largest Σ μ² of all paths."""
     y, weight = cells(count)
     paths = list(itertools.product((0, 1), repeat=steps))
@@ -166,7 +166,7 @@ def mixture(name, kind=GDPLedger, full_consumption=False, steps=2, count=320):
     ratio = np.zeros(len(grids[0]))
     most = 0.0
     for coins in paths:
-        book = ledger(len(grids[0]), kind, full_consumption)
+        book = record(len(grids[0]), kind, full_consumption)
         evidence, squares = np.zeros_like(ratio), np.zeros_like(ratio)
         for t in range(steps):
             past = [np.zeros_like(ratio), *grids[:t]]
@@ -208,7 +208,7 @@ def odometer(opens, count=320):
     size = count * count
     y1, y2 = np.repeat(y, count), np.tile(y, count)
     books = [
-        OdometerLedger(
+        OdometerRecord(
             size=size, noise_multiplier=SIGMA, budgets=budgets, max_steps=9, full_consumption=True
         )
         for _ in range(2)

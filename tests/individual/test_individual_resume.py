@@ -1,4 +1,4 @@
-"""Interrupted and resumed runs with an individual filter, and ledgers that are refused."""
+"""Interrupted and resumed runs with an individual filter, and records that are refused."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dptrain.engine.checkpoint import seal
-from dptrain.individual import GDPFilter, GDPOdometer, OdometerLedger
+from dptrain.individual import GDPFilter, GDPOdometer, OdometerRecord
 from tests.engine.test_resume import through_disk
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
 
@@ -38,11 +38,11 @@ def finish(private, batches=None):
     optimizer = private.optimizer
 
     def after_step():
-        ledger = private.individual
-        if isinstance(ledger, OdometerLedger) and ledger.rounds == 1 and ledger.steps >= 4:
+        record = private.individual
+        if isinstance(record, OdometerRecord) and record.rounds == 1 and record.steps >= 4:
             if not optimizer.at_step_boundary:
                 return
-            ledger.open_round()
+            record.open_round()
 
     train(private, batches=batches, after_step=after_step)
     return private
@@ -137,10 +137,10 @@ REFUSED = {
     "full consumption": (lambda: saved(FULL), "full_consumption"),
     "changed steps": (lambda: tampered(active_counts=[SIZE]), "booked 1 steps"),
     "changed size": (lambda: tampered(size=SIZE + 1), f"{SIZE + 1} examples"),
-    "a shorter ledger": (lambda: spending(torch.zeros(3)), r"float32\[3\]"),
+    "a shorter record": (lambda: spending(torch.zeros(3)), r"float32\[3\]"),
     "negative spendings": (lambda: spending(-torch.ones(SIZE).double()), "outside the budget"),
     "broken spendings": (lambda: spending(torch.full((SIZE,), torch.nan).double()), "outside"),
-    "lost ledger": (lambda: without_ledger(), "lacks"),
+    "lost record": (lambda: without_record(), "lacks"),
 }
 
 
@@ -154,14 +154,14 @@ def spending(squares):
     return tampered(spending={"squares": squares})
 
 
-def without_ledger():
+def without_record():
     state = saved()
     del state["private"]["individual"]
     return seal(state)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_another_ledger_is_refused_and_nothing_changed(name, tmp_path):
+def test_another_record_is_refused_and_nothing_changed(name, tmp_path):
     make_state, message = REFUSED[name]
     state = make_state()
     torch.manual_seed(99)
@@ -188,7 +188,7 @@ def test_a_state_with_a_filter_is_refused_by_a_run_without():
         private.individual  # noqa: B018
 
 
-def test_a_repeated_step_with_another_ledger_is_stopped(tmp_path):
+def test_a_repeated_step_with_another_record_is_stopped(tmp_path):
     """The file of released steps notices what an emptied record would let pass."""
     path = tmp_path / "ledger.jsonl"
     torch.manual_seed(99)

@@ -65,32 +65,32 @@ def test_random_histories_keep_to_the_rounds_that_are_open(full_consumption):
     """What is left of a round is not lost: in all B_m, and nothing of rounds that are closed."""
     rng = np.random.default_rng(1)
     size, sigma = 30, 2.0
-    ledger = odometer(full_consumption=full_consumption).ledger(full_batches(size, 45, sigma))
+    record = odometer(full_consumption=full_consumption).record(full_batches(size, 45, sigma))
     squares = np.zeros(size)
     for step in range(45):
         if step in (15, 30):
-            ledger.open_round()
+            record.open_round()
         budget = TOTALS[step // 15]
-        assert ledger.rounds == step // 15 + 1
+        assert record.rounds == step // 15 + 1
         ratios = np.minimum(rng.lognormal(-0.7, 1.0, size), 1.0)
-        shares = drive(ledger, ratios)
+        shares = drive(record, ratios)
         cost, left = (ratios / sigma) ** 2, budget**2 - squares
         scaled = np.sqrt(np.maximum(left, 0) / cost) if full_consumption else 0.0
         expected = np.where(cost <= left, 1.0, scaled)
         np.testing.assert_allclose(shares, expected, rtol=2e-6, atol=1e-12)
         used_up = (cost > left) & (shares > 0)
         squares = np.where(used_up, budget**2, squares + shares**2 * cost)
-        np.testing.assert_allclose(ledger.spent**2, squares, rtol=1e-9)
-        assert (ledger.spent <= budget * (1 + 1e-15)).all()
-    assert (ledger.spent > 0.95 * TOTALS[-1]).sum() > size / 2
+        np.testing.assert_allclose(record.spent**2, squares, rtol=1e-9)
+        assert (record.spent <= budget * (1 + 1e-15)).all()
+    assert (record.spent > 0.95 * TOTALS[-1]).sum() > size / 2
 
 
 def test_one_round_is_a_filter():
     rng = np.random.default_rng(2)
     budget = GDPFilter(target_epsilon=2.0, target_delta=1e-3, max_steps=50).budget
     mechanism = full_batches(9, 30, 1.5)
-    one = odometer((budget, 5.0)).ledger(mechanism)
-    other = GDPFilter(target_epsilon=2.0, target_delta=1e-3, max_steps=50).ledger(mechanism)
+    one = odometer((budget, 5.0)).record(mechanism)
+    other = GDPFilter(target_epsilon=2.0, target_delta=1e-3, max_steps=50).record(mechanism)
     for _ in range(30):
         ratios = rng.uniform(0, 1, 9)
         np.testing.assert_array_equal(drive(one, ratios), drive(other, ratios))

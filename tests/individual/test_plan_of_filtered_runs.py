@@ -8,7 +8,7 @@ import pytest
 from dptrain import MatrixMechanism, Poisson
 from dptrain.accounting import Profile, profile
 from dptrain.strategies import Identity
-from tests.helpers.hidden_coins import HiddenRun, ledger_of
+from tests.helpers.hidden_coins import HiddenRun, record_of
 
 STEPS, EPSILONS = 2, (0.2, 0.6, 1.2)
 
@@ -36,7 +36,7 @@ def test_full_norms_without_a_filter_are_the_plan(q, sigma):
     plan = plan_of(q, sigma)
     found = [
         run_of(lambda history: (1.0,), q, sigma).hockey_sticks(
-            ledger_of(1e9, q=q, sigma=sigma), epsilon
+            record_of(1e9, q=q, sigma=sigma), epsilon
         )
         for epsilon in EPSILONS
     ]
@@ -58,7 +58,7 @@ def test_no_adaptive_filtered_run_exceeds_the_plan(q, sigma, personal):
         run = run_of(table.__getitem__, q, sigma)
         budget = float(rng.uniform(0.3, 2.5))
         for k, epsilon in enumerate(EPSILONS):
-            ledger = ledger_of(budget, q=q, sigma=sigma, personal=personal)
-            remove, add = run.hockey_sticks(ledger, epsilon)
+            record = record_of(budget, q=q, sigma=sigma, personal=personal)
+            remove, add = run.hockey_sticks(record, epsilon)
             assert remove <= plan.remove[k] * 1.005 + 2e-5
             assert add <= plan.add[k] * 1.005 + 2e-5

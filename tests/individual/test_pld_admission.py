@@ -73,8 +73,8 @@ def test_credits_decide_as_a_look_at_every_step(q, sigma, epsilon, steps, person
     rng = np.random.default_rng(3)
     individual = pld(epsilon, personal_clipping=personal)
     mechanism = poisson(q=q, sigma=sigma, size=10, steps=steps)
-    ledger = individual.ledger(mechanism)
-    seen = play(ledger, rng, q, steps, norms, EveryStep(individual, mechanism))
+    record = individual.record(mechanism)
+    seen = play(record, rng, q, steps, norms, EveryStep(individual, mechanism))
     assert seen.min() > 0
 
 
@@ -84,17 +84,17 @@ def test_every_admitted_history_is_dominated(personal, norms):
     """By the accountant, whose transforms are chosen for each example; and it is nearly used up."""
     q, sigma, steps = 0.2, 1.5, 80
     individual = pld(3.0, personal_clipping=personal)
-    ledger = individual.ledger(poisson(q=q, sigma=sigma, size=12, steps=steps))
-    play(ledger, np.random.default_rng(8), q, steps, norms)
+    record = individual.record(poisson(q=q, sigma=sigma, size=12, steps=steps))
+    play(record, np.random.default_rng(8), q, steps, norms)
     accountant = IndividualPLD(probability=q, noise_multiplier=sigma, grid=GRID)
-    found = accountant.gaussian_mu(ledger._counts, floor=1e-8)
+    found = accountant.gaussian_mu(record._counts, floor=1e-8)
     assert (found <= individual.budget * (1 + 1e-6)).all()
     if personal is None:
         assert found.max() > 0.97 * individual.budget
-    spent = ledger.spent
+    spent = record.spent
     assert (spent >= np.minimum(found, individual.budget)).all()
-    assert (ledger.epsilons(DELTA) <= ledger.epsilon_bound(DELTA)).all()
-    assert ledger.epsilon_bound(DELTA) <= 3.0
+    assert (record.epsilons(DELTA) <= record.epsilon_bound(DELTA)).all()
+    assert record.epsilon_bound(DELTA) <= 3.0
 
 
 @pytest.mark.slow

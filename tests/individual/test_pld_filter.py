@@ -65,7 +65,7 @@ def test_full_batches_add_up_squares_as_the_gdp_filter_does():
     )
     assert theirs.budget == pytest.approx(mine.budget, rel=1e-9)
     assert mine.full_norm_steps(mechanism) == math.floor((mine.budget * 3.0) ** 2)
-    one, other = mine.ledger(mechanism), theirs.ledger(mechanism)
+    one, other = mine.record(mechanism), theirs.record(mechanism)
     rng, everybody = np.random.default_rng(0), np.arange(40)
     for step in range(60):
         ratios = one.grid.values[one.grid.bucket(rng.random(40))]
@@ -127,8 +127,8 @@ def test_fewer_steps_than_the_renyi_filter_unless_the_floor_is_high():
 def test_the_guarantee_says_that_it_is_an_estimate():
     mechanism = poisson(steps=200)
     individual = pld(2.0, delta=1e-3, max_steps=200)
-    ledger = individual.ledger(mechanism)
-    stated = individual.state(account(mechanism, delta=1e-3), ledger)
+    record = individual.record(mechanism)
+    stated = individual.state(account(mechanism, delta=1e-3), record)
     assert stated.kind is Kind.ESTIMATE
     assert 1.999 < stated.epsilon <= 2.0
     assert stated.accountant == "individual PLD filter"
@@ -161,16 +161,16 @@ def test_bad_settings_are_refused(options, error, match):
 def test_other_schemes_noise_and_budgets_below_one_step_are_refused():
     scheme = MinSep.for_batch_size(batch_size=2, dataset_size=24, min_sep=3, steps=8)
     with pytest.raises(ValueError, match="scheme=MinSep"):
-        pld().ledger(MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0))
+        pld().record(MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0))
     banded = MatrixMechanism(
         scheme=poisson().scheme, strategy=BandMF(bands=2), noise_multiplier=2.0
     )
     with pytest.raises(ValueError, match="strategy=BandMF"):
-        pld().ledger(banded)
+        pld().record(banded)
     with pytest.raises(ValueError, match="max_steps=9"):
-        pld(max_steps=9).ledger(poisson(steps=10))
+        pld(max_steps=9).record(poisson(steps=10))
     with pytest.raises(ValueError, match="not one step of the full norm"):
-        pld(0.5).ledger(poisson(sigma=0.5))
+        pld(0.5).record(poisson(sigma=0.5))
 
 
 def test_is_written_and_read():
@@ -182,7 +182,7 @@ def test_is_written_and_read():
 @pytest.mark.parametrize("personal", [None, 1.5])
 def test_the_record_goes_through_a_checkpoint_unchanged(personal):
     individual, mechanism = pld(3.0, personal_clipping=personal), poisson(size=30, steps=40)
-    one, other = individual.ledger(mechanism), individual.ledger(mechanism)
+    one, other = individual.record(mechanism), individual.record(mechanism)
     rng = np.random.default_rng(2)
     play(one, rng, 0.3, 12, lognormal)
     other.load_state_dict(one.state_dict())
@@ -190,9 +190,9 @@ def test_the_record_goes_through_a_checkpoint_unchanged(personal):
         indices = np.flatnonzero(rng.random(30) < 0.3)
         ratios = lognormal(rng, indices)
         shares = []
-        for ledger in (one, other):
-            shares.append(ledger.admit(step=step, part=0, indices=indices, ratios=ratios).tolist())
-            ledger.commit(step, 1)
+        for record in (one, other):
+            shares.append(record.admit(step=step, part=0, indices=indices, ratios=ratios).tolist())
+            record.commit(step, 1)
         assert shares[0] == shares[1]
     for name, value in one.state_dict()["spending"].items():
         assert np.array_equal(value, other.state_dict()["spending"][name])
@@ -202,12 +202,12 @@ def test_the_record_goes_through_a_checkpoint_unchanged(personal):
 
 def test_another_record_is_refused():
     mechanism = poisson(size=3)
-    ledger = pld().ledger(mechanism)
-    play(ledger, np.random.default_rng(0), 0.3, 3, lognormal)
+    record = pld().record(mechanism)
+    play(record, np.random.default_rng(0), 0.3, 3, lognormal)
     with pytest.raises(ValueError, match="budget"):
-        pld(5.0).ledger(mechanism).load_state_dict(ledger.state_dict())
+        pld(5.0).record(mechanism).load_state_dict(record.state_dict())
     for name, value in itertools.product(("counts", "credit"), (-2, 1001)):
-        state = ledger.state_dict()
+        state = record.state_dict()
         state["spending"][name].view(-1)[0] = value
         with pytest.raises(ValueError, match="outside the budget"):
-            pld().ledger(mechanism).load_state_dict(state)
+            pld().record(mechanism).load_state_dict(state)

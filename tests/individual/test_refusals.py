@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain import Adjacency, MatrixMechanism, Poisson, PrivacyEngine
-from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain import MatrixMechanism, Poisson, PrivacyEngine
+from dptrain.accounting.poisson.poisson import PoissonReplaceOne
 from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BISR, BLT, BSR, BandInvMF, BandMF, Dense, Identity, Tree
@@ -71,7 +71,7 @@ STRATEGIES = {
     "Dense": lambda: Dense(epochs=1),
 }
 SCHEMES = {
-    **{name: scheme for name, scheme in OTHERS.items() if not name.startswith("TruncatedC")},
+    **{name: scheme for name, scheme in OTHERS.items() if type(scheme) is not Poisson},
     "BallsInBins": BallsInBins(bins=3, epochs=2, dataset_size=N),
     "MinSep": MinSep.for_batch_size(batch_size=4, dataset_size=N, min_sep=2, steps=STEPS),
 }
@@ -86,8 +86,17 @@ def test_correlated_noise(name, individual):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_other_schemes(name):
-    message = rf"individual=GDPFilter with scheme={name}: .*use scheme=Poisson\(probability=1"
+    kind = type(SCHEMES[name]).__name__
+    message = rf"individual=GDPFilter with scheme={kind}: .*use scheme=Poisson\(probability=1"
     attempt(ValueError, message, scheme=SCHEMES[name])
+
+
+@pytest.mark.parametrize("individual", [GDP, ODOMETER])
+def test_batches_that_are_cut(individual):
+    """Who is cut depends on who else is drawn, also where everybody is drawn."""
+    scheme = Poisson(probability=1.0, dataset_size=N, steps=STEPS, max_batch_size=4)
+    message = f"{type(individual).__name__} with max_batch_size=4: .*max_batch_size=None"
+    attempt(ValueError, message, scheme=scheme, individual=individual)
 
 
 def test_sampled_batches():
@@ -112,17 +121,17 @@ def test_no_noise():
     attempt(ValueError, message, noise_multiplier=0.0)
 
 
-def test_replace_one():
-    other = PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
-    attempt(ValueError, "replace_one", accountant=other)
+@pytest.mark.parametrize("accountant", [PoissonReplaceOne.name, PoissonReplaceOne()])
+def test_replace_one(accountant):
+    attempt(ValueError, "replace_one", accountant=accountant)
 
 
 def test_replace_one_in_the_statement():
     """Also where an accountant of another relation finds its way to the filter."""
     mechanism = MatrixMechanism(scheme=FULL, strategy=Identity(), noise_multiplier=2.0)
-    planned = PoissonPLD(adjacency=Adjacency.REPLACE_ONE).guarantee(mechanism, delta=1e-3)
+    planned = PoissonReplaceOne().guarantee(mechanism, delta=1e-3)
     with pytest.raises(ValueError, match=r"adjacency=replace_one: .*zero_out or add_remove"):
-        GDP.state(planned, GDP.ledger(mechanism))
+        GDP.state(planned, GDP.record(mechanism))
 
 
 def test_more_steps_than_were_bounded():
@@ -205,7 +214,7 @@ def test_a_delta_that_protects_nobody_is_warned_of():
     loose = GDPFilter(target_epsilon=2.0, target_delta=0.5, max_steps=50)
     mechanism = MatrixMechanism(scheme=FULL, strategy=Identity(), noise_multiplier=2.0)
     with pytest.warns(UserWarning, match=r"delta=0\.5 is not below 1/N"):
-        loose.ledger(mechanism)
+        loose.record(mechanism)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        GDP.ledger(mechanism)
+        GDP.record(mechanism)

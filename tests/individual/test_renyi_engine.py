@@ -27,7 +27,7 @@ def sampled(module, data, individual, mode="hooks", *, q=RATE, steps=STEPS, **op
 
 
 class Reference:
-    """Charges and clipped sums, example by example; wraps the run's ledger to see who is drawn.
+    """Charges and clipped sums, example by example; wraps the run's record to see who is drawn.
 
     Attributes:
         found: the gradients of all examples at the step under way.
@@ -37,11 +37,11 @@ class Reference:
     """
 
     def __init__(self, private, factor):
-        self.private, self.ledger, self.factor = private, private.individual, factor
-        self.spent, self.bounds, self.alive = ([v] * self.ledger.size for v in (0.0, 1.0, True))
+        self.private, self.record, self.factor = private, private.individual, factor
+        self.spent, self.bounds, self.alive = ([v] * self.record.size for v in (0.0, 1.0, True))
         self.left_out = self.cut = 0
         self.found, self.sums, self.drawn = [], [], []
-        admit, commit = self.ledger.admit, self.ledger.commit
+        admit, commit = self.record.admit, self.record.commit
 
         def admitting(*, step, part, indices, ratios):
             self.drawn = [*(self.drawn if part else ()), *indices.tolist()]
@@ -51,15 +51,15 @@ class Reference:
             self.sums.append(self.step())
             commit(step, parts)
 
-        self.ledger.admit, self.ledger.commit = admitting, committing
+        self.record.admit, self.record.commit = admitting, committing
 
     def up(self, ratio):
-        return float(min(v for v in self.ledger.grid.values if v >= ratio))
+        return float(min(v for v in self.record.grid.values if v >= ratio))
 
     def cost(self, ratio):
         mechanism = self.private.mechanism
         q, sigma = mechanism.scheme.rate, mechanism.noise_multiplier
-        return float(step_divergence(ratio, order=self.ledger.order, probability=q, sigma=sigma))
+        return float(step_divergence(ratio, order=self.record.order, probability=q, sigma=sigma))
 
     def step(self):
         """The clipped sum of the step; charges everybody."""
@@ -67,7 +67,7 @@ class Reference:
         for i, g in enumerate(self.found):
             if not self.alive[i]:
                 continue
-            left = self.ledger.budget - self.spent[i]
+            left = self.record.budget - self.spent[i]
             if i not in self.drawn:
                 price = self.cost(self.bounds[i])
                 self.alive[i] = price <= left
@@ -103,10 +103,10 @@ def test_release_and_charges_are_those_of_a_plain_loop(mode, micro, personal):
     assert len(sums) == len(reference.sums) == STEPS
     for found, wanted in zip(sums, reference.sums, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
-    ledger = private.individual
-    np.testing.assert_allclose(ledger.spent, reference.spent, rtol=1e-9)
+    record = private.individual
+    np.testing.assert_allclose(record.spent, reference.spent, rtol=1e-9)
     np.testing.assert_allclose(
-        ledger.bounds[reference.alive], np.array(reference.bounds)[reference.alive]
+        record.bounds[reference.alive], np.array(reference.bounds)[reference.alive]
     )
     assert reference.left_out > 0
     assert not all(reference.alive)
@@ -120,14 +120,14 @@ def test_gradients_that_stay_at_the_clip_never_exceed_the_budget(mode, personal)
     individual = renyi(personal_clipping=personal)
     private = sampled(small_net(), images(), individual, mode, max_grad_norm=1e-4, steps=40)
     train(private)
-    ledger = private.individual
+    record = private.individual
     planned = individual.full_norm_steps(private.mechanism)
     assert 0 < planned < 40
-    assert (ledger.spent <= ledger.budget).all()
-    assert ledger.active_counts == [SIZE] * planned + [0] * (40 - planned)
-    assert (ledger.epsilons(1e-3) <= private.guarantee(1e-3).epsilon).all()
+    assert (record.spent <= record.budget).all()
+    assert record.active_counts == [SIZE] * planned + [0] * (40 - planned)
+    assert (record.epsilons(1e-3) <= private.guarantee(1e-3).epsilon).all()
     assert private.guarantee(1e-3).epsilon <= 6.0
-    assert not ledger.active.all()
+    assert not record.active.all()
 
 
 @pytest.mark.parametrize("personal", [None, 1.3])
@@ -135,33 +135,33 @@ def test_larger_gradients_never_cost_less_than_the_worst_case_allows(personal):
     """Individual ε is at most the budget's and that of the plan at the same order."""
     private = sampled(small_net(), images(), renyi(60.0, personal_clipping=personal), steps=30)
     train(private)
-    ledger = private.individual
-    full = float(step_divergence(1.0, order=ledger.order, probability=RATE, sigma=1.0))
-    assert (ledger.spent <= 30 * full * (1 + 1e-12)).all()
-    assert ledger.spent.min() < 29 * full
-    assert ledger.active_counts == [SIZE] * 30
+    record = private.individual
+    full = float(step_divergence(1.0, order=record.order, probability=RATE, sigma=1.0))
+    assert (record.spent <= 30 * full * (1 + 1e-12)).all()
+    assert record.spent.min() < 29 * full
+    assert record.active_counts == [SIZE] * 30
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.5])
 def test_empty_batches_charge_everybody(mode, personal):
     private = sampled(small_net(), images(4), renyi(30.0, personal_clipping=personal), mode, q=0.1)
-    ledger, before, empty = private.individual, np.zeros(4), 0
+    record, before, empty = private.individual, np.zeros(4), 0
     model, optimizer, loader = private
     criterion = torch.nn.CrossEntropyLoss()
     for x, y in loader:
         drawn = loader.current.indices
-        bounds, active = ledger.bounds, ledger.active
+        bounds, active = record.bounds, record.active
         optimizer.zero_grad()
         criterion(model(x), y).backward()
         optimizer.step()
-        paid, before = ledger.spent - before, ledger.spent
+        paid, before = record.spent - before, record.spent
         if len(drawn) == 0:
             empty += 1
-            due = step_divergence(bounds, order=ledger.order, probability=0.1, sigma=1.0)
+            due = step_divergence(bounds, order=record.order, probability=0.1, sigma=1.0)
             np.testing.assert_allclose(paid[active], due[active], rtol=1e-9)
     assert empty > 2
-    assert ledger.steps == STEPS
+    assert record.steps == STEPS
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,7 +12,6 @@ from dptrain import (
     MatrixMechanism,
     MinSep,
     Poisson,
-    TruncatedPoisson,
     account,
 )
 from dptrain.accounting.renyi.sampled_step import step_divergence
@@ -52,13 +51,13 @@ def test_405_full_norm_steps_are_admitted_and_not_one_more(personal):
     individual = renyi(0.8, personal_clipping=personal)
     assert best_at_integer_orders(0.8, DELTA, 100.0, range(2, 33)) == 405
     assert individual.full_norm_steps(mechanism) == 405
-    ledger = individual.ledger(mechanism)
+    record = individual.record(mechanism)
     for step in range(500):
-        shares = ledger.admit(step=step, part=0, indices=np.arange(2), ratios=np.ones(2))
-        ledger.commit(step, 1)
+        shares = record.admit(step=step, part=0, indices=np.arange(2), ratios=np.ones(2))
+        record.commit(step, 1)
         assert shares.tolist() == ([1.0, 1.0] if step < 405 else [0.0, 0.0])
-    assert ledger.active_counts == [2] * 405 + [0] * 95
-    assert ledger.epsilons(DELTA).max() <= ledger.epsilon_bound(DELTA) <= 0.8
+    assert record.active_counts == [2] * 405 + [0] * 95
+    assert record.epsilons(DELTA).max() <= record.epsilon_bound(DELTA) <= 0.8
 
 
 def test_finer_orders_admit_no_406th_step():
@@ -91,17 +90,17 @@ def test_the_chosen_order_is_nearly_the_best(epsilon, q, sigma):
 def test_guarantee_is_the_budgets_where_the_plan_is_larger():
     mechanism = poisson(steps=200)
     individual = renyi(2.0, delta=1e-3, max_steps=200)
-    ledger = individual.ledger(mechanism)
+    record = individual.record(mechanism)
     planned = account(mechanism, delta=1e-3)
-    stated = individual.state(planned, ledger)
+    stated = individual.state(planned, record)
     assert planned.epsilon > 2.0 >= stated.epsilon > 1.999999
     assert stated.kind is Kind.UPPER_BOUND
     assert stated.accountant == "individual Rényi filter"
     assert "not drawn" in stated.notes[0]
     # At another δ, the same (α, B).
-    assert ledger.epsilon_bound(1e-6) > 2.0
+    assert record.epsilon_bound(1e-6) > 2.0
     loose = renyi(90.0, delta=1e-3, max_steps=200)
-    assert loose.state(planned, loose.ledger(mechanism)).epsilon == planned.epsilon
+    assert loose.state(planned, loose.record(mechanism)).epsilon == planned.epsilon
 
 
 # Refusals -----------------------------------------------------------------------------------------
@@ -139,31 +138,31 @@ def test_other_schemes_and_correlated_noise_are_refused(q):
     for scheme in (
         BallsInBins(bins=4, dataset_size=size, epochs=2),
         MinSep.for_batch_size(batch_size=2, dataset_size=size, min_sep=3, steps=steps),
-        TruncatedPoisson(probability=q, dataset_size=size, steps=steps, max_batch_size=24),
+        Poisson(probability=q, dataset_size=size, steps=steps, max_batch_size=24),
         CyclicPoisson(probability=q, dataset_size=size, steps=steps, cycle=2),
     ):
         mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0)
         with pytest.raises(ValueError, match=f"scheme={type(scheme).__name__}"):
-            renyi().ledger(mechanism)
+            renyi().record(mechanism)
     scheme = Poisson(probability=q, dataset_size=size, steps=steps)
     banded = MatrixMechanism(scheme=scheme, strategy=BandMF(bands=2), noise_multiplier=2.0)
     with pytest.raises(ValueError, match="strategy=BandMF"):
-        renyi().ledger(banded)
+        renyi().record(banded)
 
 
 def test_more_steps_no_noise_and_a_budget_below_one_step_are_refused():
     with pytest.raises(ValueError, match="max_steps=9"):
-        renyi(max_steps=9).ledger(poisson(steps=10))
+        renyi(max_steps=9).record(poisson(steps=10))
     with pytest.raises(ValueError, match="noise_multiplier=0"):
-        renyi().ledger(poisson(sigma=0.0))
+        renyi().record(poisson(sigma=0.0))
     with pytest.raises(ValueError, match="noise_multiplier"):
         renyi().full_norm_steps(poisson(sigma=1e-9))
     for individual, q in ((renyi(0.5), 0.3), (renyi(0.5, personal_clipping=1.0), 1.0)):
         with pytest.raises(ValueError, match="not one step of the full norm"):
-            individual.ledger(poisson(q=q, sigma=0.5))
+            individual.record(poisson(q=q, sigma=0.5))
     # Full batches: norms are known before the decision, and small ones may fit.
-    ledger = renyi(0.5).ledger(poisson(q=1.0, sigma=0.5, size=2))
-    shares = ledger.admit(step=0, part=0, indices=np.arange(2), ratios=np.array([1.0, 0.01]))
+    record = renyi(0.5).record(poisson(q=1.0, sigma=0.5, size=2))
+    shares = record.admit(step=0, part=0, indices=np.arange(2), ratios=np.array([1.0, 0.01]))
     assert shares.tolist() == [0.0, 1.0]
 
 

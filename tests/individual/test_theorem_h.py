@@ -1,4 +1,7 @@
-"""The theorem behind the Rényi filter (its docstring), by brute force: right and wrong ledgers."""
+"""The Rényi filter by brute force, with right and wrong records.
+
+The claim is docs/theory/individual.md#thm-renyi-filter.
+"""
 
 import itertools
 import math
@@ -6,16 +9,16 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.individual import RenyiLedger
-from tests.helpers.hidden_coins import HiddenRun, cost, ledger_of
+from dptrain.individual import RenyiRecord
+from tests.helpers.hidden_coins import HiddenRun, cost, record_of
 
 
 def tightness(run, order, full_steps, **options):
     """Both directions' Rényi divergences of the filtered run as shares of the budget."""
-    ledger = ledger_of(full_steps, order=order, q=run.probability, sigma=run.sigma, **options)
-    there, back, mass = run.moments(ledger, order)
+    record = record_of(full_steps, order=order, q=run.probability, sigma=run.sigma, **options)
+    there, back, mass = run.moments(record, order)
     assert mass == pytest.approx(1.0, abs=1e-7)  # of the quadrature
-    return [math.log(m) / ((order - 1.0) * ledger.budget) for m in (there, back)]
+    return [math.log(m) / ((order - 1.0) * record.budget) for m in (there, back)]
 
 
 def always(*ratios):
@@ -81,7 +84,7 @@ def test_a_budget_of_full_norms_is_used_up_exactly(personal, q, order):
         assert add <= remove + 1e-9
 
 
-class ChargesOnlyDrawn(RenyiLedger):
+class ChargesOnlyDrawn(RenyiRecord):
     """Wrong: waiting is free."""
 
     def _book(self, step):
@@ -90,7 +93,7 @@ class ChargesOnlyDrawn(RenyiLedger):
         return 1
 
 
-class WaitsForSmallNorms(RenyiLedger):
+class WaitsForSmallNorms(RenyiRecord):
     """Wrong: stays although the full norm does not fit when it is not drawn."""
 
     def _exhaust(self, which):
@@ -103,7 +106,7 @@ class WaitsForSmallNorms(RenyiLedger):
         return count
 
 
-class ReleasesMoreThanItsBound(RenyiLedger):
+class ReleasesMoreThanItsBound(RenyiRecord):
     """Wrong: charged the personal bound, but not clipped to it."""
 
     def _shares(self, indices, ratios):

@@ -23,8 +23,6 @@ from dptrain import (
     RandomAllocation,
     SquareRoot,
     Tree,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserMinSep,
 )
 from dptrain.core.guarantee import Adjacency
@@ -239,7 +237,7 @@ def truncated_poisson(rng: np.random.Generator) -> Subject:
     """Truncated Poisson sampling of a few examples, under any adjacency."""
     n, size, p = int(rng.integers(1, 4)), int(rng.integers(2, 5)), _probability(rng)
     largest = int(rng.integers(1, size + 1))
-    scheme = TruncatedPoisson(probability=p, dataset_size=size, steps=n, max_batch_size=largest)
+    scheme = Poisson(probability=p, dataset_size=size, steps=n, max_batch_size=largest)
     strategy = Identity() if rng.random() < 0.8 else random_strategy(rng, n)
     return _of_runs(
         "truncated Poisson", rng, scheme, strategy.bind(n), _adjacency(rng),
@@ -285,7 +283,7 @@ def truncated_min_sep(rng: np.random.Generator) -> Subject:
     n, b, p = int(rng.integers(1, 4)), int(rng.integers(1, 4)), _probability(rng)
     size, warm = int(rng.integers(2, 4)), bool(rng.random() < 0.5)
     largest = int(rng.integers(1, size + 1))
-    scheme = TruncatedMinSep(
+    scheme = MinSep(
         probability=p, min_sep=b, dataset_size=size, steps=n, max_batch_size=largest,
         warm_start=warm,
     )  # fmt: skip

@@ -9,11 +9,11 @@ import pytest
 
 from dptrain.sampling import (
     CyclicPoisson,
+    MinSep,
+    Poisson,
     RandomAllocation,
     Scheme,
     Shuffled,
-    TruncatedMinSep,
-    TruncatedPoisson,
     UserFixed,
     UserMinSep,
 )
@@ -33,7 +33,7 @@ def patterns(scheme: Scheme) -> list[tuple[int, ...]]:
         if not kept:
             chosen = list(itertools.product(picks, repeat=scheme.epochs))
         return [tuple(e * length + i for e, c in enumerate(one) for i in c) for one in chosen]
-    b = {"CyclicPoisson": "cycle", "TruncatedPoisson": ""}.get(type(scheme).__name__, "min_sep")
+    b = {"CyclicPoisson": "cycle", "Poisson": ""}.get(type(scheme).__name__, "min_sep")
     gap = getattr(scheme, b) if b else 1
     exactly = isinstance(scheme, CyclicPoisson)
     most = scheme.max_participations if isinstance(scheme, UserFixed) else scheme.steps
@@ -47,8 +47,8 @@ def patterns(scheme: Scheme) -> list[tuple[int, ...]]:
 
 GRAPH = AttributionGraph.from_lists(CHAIN)
 UNAMPLIFIED: list[Scheme] = [
-    TruncatedPoisson(probability=0.3, dataset_size=9, steps=4, max_batch_size=2),
-    TruncatedMinSep(probability=0.3, min_sep=2, dataset_size=9, steps=5, max_batch_size=2),
+    Poisson(probability=0.3, dataset_size=9, steps=4, max_batch_size=2),
+    MinSep(probability=0.3, min_sep=2, dataset_size=9, steps=5, max_batch_size=2),
     RandomAllocation(steps_per_epoch=3, participations=2, epochs=2, dataset_size=9),
     CyclicPoisson(probability=0.3, cycle=2, dataset_size=9, steps=5, max_batch_size=2),
     UserFixed(graph=GRAPH, batch_size=2, min_sep=2, steps=6, max_participations=2),

@@ -5,23 +5,30 @@ import json
 import numpy as np
 import pytest
 
-from dptrain.planning.strategy_table import table
-from dptrain.strategies import BSR, BandMF, Identity, Strategy
-from dptrain.strategies.families import describe, families
-from dptrain.strategies.momentum import MomentumSGD
+from dptrain.planning.strategy_table import compare_strategies, written
+from dptrain.strategies import (
+    BSR,
+    BandMF,
+    Identity,
+    MomentumSGD,
+    RunShape,
+    proposals,
+    strategy_types,
+)
 
 SMALL = {"steps": 24, "bands": (1, 4), "parameters": 5000, "progress": False}
 
 
 def test_every_family_is_in_it():
-    found = table(**SMALL, epochs=2, dense=True)
-    missing = set(Strategy._families["strategy"]) - {type(r.strategy).__name__ for r in found.rows}
+    found = compare_strategies(**SMALL, epochs=2, dense=True)
+    missing = set(strategy_types()) - {type(r.strategy).__name__ for r in found.rows}
     assert missing == set()
     assert len({row.name for row in found.rows}) == len(found.rows)
 
 
 def test_figures_are_those_of_dense_matrices():
-    found = table([Identity(), BSR(bands=4), BandMF(bands=4)], **SMALL, epochs=2, timed=False)
+    three = [Identity(), BSR(bands=4), BandMF(bands=4)]
+    found = compare_strategies(three, **SMALL, epochs=2, timed=False)
     sums = np.tril(np.ones((24, 24)))
     for row in found.rows:
         dense = row.strategy.columns(24, np.arange(24))
@@ -38,15 +45,15 @@ def test_figures_are_those_of_dense_matrices():
 
 def test_identity_by_hand():
     # Errors of prefix sums under independent noise: sqrt(1), …, sqrt(n).
-    (row,) = table([Identity()], **SMALL, timed=False).rows
+    (row,) = compare_strategies([Identity()], **SMALL, timed=False).rows
     assert row.rmse == pytest.approx(np.sqrt(25 / 2))
     assert row.max_error == pytest.approx(np.sqrt(24))
     assert row.sensitivity == 1
-    assert table([Identity()], **SMALL, epochs=4, timed=False).rows[0].sensitivity == 2
+    assert compare_strategies([Identity()], **SMALL, epochs=4, timed=False).rows[0].sensitivity == 2
 
 
 def test_large_buffers_are_timed_on_fewer_parameters():
-    found = table([BSR(bands=20)], steps=30, parameters=10**11, progress=False)
+    found = compare_strategies([BSR(bands=20)], steps=30, parameters=10**11, progress=False)
     (row,) = found.rows
     assert row.bytes == 19 * 10**11 * 4
     assert row.timed_parameters < 10**8
@@ -57,13 +64,13 @@ def test_large_buffers_are_timed_on_fewer_parameters():
 
 def test_workload_reaches_the_optimiser():
     momentum = MomentumSGD(momentum=0.9)
-    for strategy in families(steps=24, bands=(4,), workload=momentum):
+    for strategy in proposals(RunShape(steps=24, bands=(4,), workload=momentum)):
         if hasattr(strategy, "workload"):
             assert strategy.workload == momentum
 
 
 def test_json_and_markdown():
-    found = table([Identity(), BSR(bands=4)], **SMALL)
+    found = compare_strategies([Identity(), BSR(bands=4)], **SMALL)
     value = json.loads(json.dumps(found.to_dict()))
     assert [row["name"] for row in value["rows"]] == [row.name for row in found.rows]
     assert "| BSR(bands=4) |" in found.to_markdown()
@@ -71,15 +78,15 @@ def test_json_and_markdown():
 
 
 def test_names_are_constructor_calls():
-    assert describe(Identity()) == "Identity()"
-    assert describe(BandMF(bands=3, objective="max")) == "BandMF(bands=3, objective='max')"
-    for strategy in families(steps=24, bands=(4,)):
-        assert describe(strategy).startswith(type(strategy).__name__ + "(")
+    assert written(Identity()) == "Identity()"
+    assert written(BandMF(bands=3, objective="max")) == "BandMF(bands=3, objective='max')"
+    for strategy in proposals(RunShape(steps=24, bands=(4,))):
+        assert written(strategy).startswith(type(strategy).__name__ + "(")
 
 
 def test_refuses_what_is_no_strategy():
     with pytest.raises(ValueError, match="strategies has 1"):
-        table([1], steps=10)
+        compare_strategies([1], steps=10)
 
 
 @pytest.mark.parametrize(
@@ -98,4 +105,4 @@ def test_refuses_what_is_no_strategy():
 )
 def test_refuses(options, match):
     with pytest.raises((TypeError, ValueError), match=match):
-        table(**{**SMALL, **options})
+        compare_strategies(**{**SMALL, **options})

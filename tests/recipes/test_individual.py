@@ -158,7 +158,7 @@ def test_groups_are_the_data_sets_own_unless_stated():
         (["data.name=mimic"], 'data.name="mimic": choose one of digits, phenotyping'),
         (["data.name=phenotyping"], "data.root=null: name the folder"),
         (["data.name=phenotyping", "data.root=nowhere"], "no folder nowhere"),
-        (["model.activation=gelu"], "model.activation=\"gelu\": did you mean 'relu'"),
+        (["model.activation=gelu"], 'model.activation="gelu": did you mean relu'),
         (["groups.conditions=[eight]"], "'eight' is no label"),
         (["groups.size=0"], "size=0"),
     ],

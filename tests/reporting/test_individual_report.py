@@ -22,15 +22,15 @@ FILTER = GDPFilter(target_epsilon=0.8, target_delta=DELTA, max_steps=1000)
 
 
 def spent_ledger(ratios, steps, sigma=10.0):
-    """A ledger after ``steps`` steps in which example i had the norm ratio ``ratios[i]``."""
+    """A record after ``steps`` steps in which example i had the norm ratio ``ratios[i]``."""
     ratios = np.asarray(ratios, dtype=float)
     scheme = Poisson(probability=1.0, dataset_size=len(ratios), steps=steps)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
-    ledger = FILTER.ledger(mechanism)
+    record = FILTER.record(mechanism)
     for step in range(steps):
-        ledger.admit(step=step, part=0, indices=np.arange(len(ratios)), ratios=ratios)
-        ledger.commit(step, 1)
-    return ledger
+        record.admit(step=step, part=0, indices=np.arange(len(ratios)), ratios=ratios)
+        record.commit(step, 1)
+    return record
 
 
 def gaussian_delta(epsilon, mu):
@@ -68,7 +68,7 @@ def test_a_report_of_a_run_is_that_of_its_ledger():
     assert found.size == len(data)
     before = found.epsilon.copy()
     train(private)
-    assert np.array_equal(found.epsilon, before)  # a value, not a view of the ledger
+    assert np.array_equal(found.epsilon, before)  # a value, not a view of the record
     with pytest.raises(ValueError, match="drop it"):
         IndividualReport.of(private, individual=individual)
     with pytest.raises(ValueError, match="give the filter"):

@@ -23,7 +23,7 @@ MODULES = {
 BY_NAME = {"package", "import_module", "importorskip", "find_spec"}
 # Declared and not imported here: programs, stubs, plugins, what torch.utils.tensorboard imports.
 USED_OTHERWISE = {
-    *("ruff", "mypy", "types_pyyaml", "pytest_xdist", "tensorboard"),
+    *("ruff", "mypy", "import_linter", "types_pyyaml", "pytest_xdist", "tensorboard"),
     *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
     *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
 }

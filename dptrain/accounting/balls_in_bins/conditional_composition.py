@@ -226,8 +226,7 @@ class ConditionalComposition(DeterministicAccountant):
     level need none, and more variational weights are tried.
     """
 
-    name = "conditional-composition"
-    display = "conditional composition"
+    name = "conditional composition"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

@@ -12,7 +12,7 @@ from scipy.special import logsumexp
 
 from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, UNIT, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.renyi import log_delta_add
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
 from dptrain.core import Array
 

@@ -14,7 +14,7 @@ from dptrain.accounting.balls_in_bins.lognormal_means import (
     mean_of_lognormals,
 )
 from dptrain.accounting.balls_in_bins.renyi import is_periodic
-from dptrain.accounting.base.accountant import Cost, varying_noise
+from dptrain.accounting.base.accountant import Cost, truncation_refusal, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import HeterogeneousComposition
@@ -153,8 +153,7 @@ class AllocationPLD(DeterministicAccountant):
     loss in each direction; keeping the mean makes the error one of second order.
     """
 
-    name = "allocation-pld"
-    display = "allocation PLD"
+    name = "allocation PLD"
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -163,7 +162,7 @@ class AllocationPLD(DeterministicAccountant):
         if isinstance(scheme, RandomAllocation):
             return _equal_noise(mechanism) or varying_noise(mechanism)
         if not is_periodic(scheme):
-            return (
+            return truncation_refusal(scheme) or (
                 "it needs RandomAllocation, BallsInBins, or MinSep with probability=1 and a warm "
                 "start"
             )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dptrain.accounting.balls_in_bins.add_direction import GAUSSIAN_OR_DIVERGENCES, AddDivergences
-from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.accountant import Cost, truncation_refusal
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.renyi.bins import EFFORTS, RenyiOrders, affordable_exactly, remove_orders
@@ -107,7 +107,10 @@ class BallsInBinsCurve(RenyiCurve):
 def is_periodic(scheme: Scheme) -> bool:
     """Whether an example picks one of b steps and takes part at every b-th from there on."""
     return isinstance(scheme, BallsInBins) or (
-        isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start
+        isinstance(scheme, MinSep)
+        and scheme.probability == 1.0
+        and scheme.warm_start
+        and scheme.max_batch_size is None
     )
 
 
@@ -115,7 +118,9 @@ def periodic_refusal(mechanism: MatrixMechanism) -> str | None:
     """``None`` for balls-in-bins whose table of means fits into two gigabytes."""
     scheme = mechanism.scheme
     if not is_periodic(scheme):
-        return "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
+        return truncation_refusal(scheme) or (
+            "it needs BallsInBins (or MinSep with probability=1 and a warm start)"
+        )
     size = scheme.steps * scheme.min_sep
     if size > _LARGEST_TABLE:
         return f"steps times bins is {size}, above the {_LARGEST_TABLE} it can tabulate"
@@ -129,8 +134,7 @@ class BallsInBinsRenyi(DeterministicAccountant):
     every b-th follows.
     """
 
-    name = "balls-in-bins-renyi"
-    display = "balls-in-bins Rényi"
+    name = "balls-in-bins Rényi"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

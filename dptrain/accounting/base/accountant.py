@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Adjacency, Guarantee, Kind, checks
+from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Profile:
         remove: δ of (P, Q) at each ε.
         add: δ of (Q, P) at each ε.
         kind: how the values were shown.
-        accountant: name of the accountant that computed them.
+        accountant: who computed them.
     """
 
     epsilon: npt.NDArray[np.float64]
@@ -47,98 +47,40 @@ class Cost(enum.Enum):
     HOURS = "hours"
 
 
-@dataclasses.dataclass(frozen=True)
 class Accountant(ABC):
     """One way of proving (ε, δ) for some pairs of scheme and strategy.
 
-    A subclass states ``name`` and ``kind``, and ``adjacencies`` where it has theorems for more or
-    other relations than zero-out; an instance is about one of them. ``register_accountant`` makes
-    it known, so that mechanisms which it covers find it.
-
-    Args:
-        adjacency: the neighboring relation that its statements are about; by default the first of
-            ``adjacencies``.
-
     Attributes:
-        name: plain name, such as ``"balls-in-bins-renyi"``: what users give, and what guarantees
-            and certificates store. No two registered accountants share it.
-        display: its name in sentences, for people to read.
+        name: short name that appears in guarantees; no two have the same one.
         kind: how its statements are shown.
-        adjacencies: the relations that it has theorems for.
-        refines: whether it simulates only to improve on what deterministic accountants prove, which
+        adjacency: the neighbouring relation that its statements are about.
+        refines: whether it simulates only to better what deterministic accountants prove, which
             it asks itself: it answers instead of them.
         failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
-
-    Raises:
-        TypeError: if ``adjacency`` is something else, or a subclass fixes it for all its instances.
-        ValueError: if it has no theorems for that relation.
+        truncation: whether its statements hold where a scheme cuts batches: it reads
+            ``max_batch_size`` itself. By default it answers for no scheme that has one, whatever
+            ``refusal`` says.
     """
 
-    # None: the first of adjacencies, which __post_init__ puts here.
-    adjacency: Adjacency = dataclasses.field(default=cast(Adjacency, None), kw_only=True)
-
-    kind: ClassVar[Kind]
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
-    refines: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        # Set on the class the field's default would silently overwrite it.
-        if "adjacency" in cls.__dict__:
-            raise TypeError(
-                f"{cls.__name__}.adjacency: every instance has an adjacency of its own; state the "
-                "relations that there are theorems for, adjacencies = (Adjacency.ADD_REMOVE,)"
-            )
-
-    def __post_init__(self) -> None:
-        given: Adjacency | None = self.adjacency
-        if given is None:
-            object.__setattr__(self, "adjacency", self.adjacencies[0])
-        checks.instance("adjacency", self.adjacency, Adjacency, example="Adjacency.ZERO_OUT")
-        if self.adjacency not in self.adjacencies:
-            raise ValueError(
-                f"adjacency={self.adjacency.value!r}: the {self.display} accountant states "
-                f"{self.relations} only"
-            )
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Plain name."""
-
-    @property
-    def display(self) -> str:
-        """Name for people: the plain one, unless there is a better one."""
-        return self.name
-
-    @property
-    def failure_probability(self) -> float:
-        """Chance over its own draws that a statement of kind CONFIDENCE is false."""
-        return 0.0
-
-    @property
-    def relations(self) -> str:
-        """The relations that it has theorems for, in words."""
-        return ", ".join(each.value for each in self.adjacencies)
-
-    def under(self, adjacency: Adjacency) -> Self:
-        """The same accountant about another relation.
-
-        Raises:
-            ValueError: if it has no theorems for it.
-        """
-        return dataclasses.replace(self, adjacency=adjacency)
+    name: str
+    kind: Kind
+    adjacency: Adjacency = Adjacency.ZERO_OUT
+    refines: bool = False
+    failure_probability: float = 0.0
+    truncation: bool = False
 
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""
 
     def obstacle(self, mechanism: MatrixMechanism) -> str | None:
-        """Why it states nothing about the mechanism: ``refusal``, or whether N is public.
+        """Why it states nothing about the mechanism, or ``None`` if it does state something.
 
-        ``None`` if it does state something.
+        Apart from ``refusal``: whether N is public, and whether batches are cut.
         """
-        return size_refusal(self.adjacency, mechanism) or self.refusal(mechanism)
+        if reason := size_refusal(self.adjacency, mechanism) or self.refusal(mechanism):
+            return reason
+        return None if self.truncation else truncation_refusal(mechanism.scheme)
 
     def check_covers(self, mechanism: MatrixMechanism) -> None:
         """Raise where ``obstacle`` gives a reason.
@@ -147,9 +89,7 @@ class Accountant(ABC):
             ValueError: with the reason.
         """
         if reason := self.obstacle(mechanism):
-            raise ValueError(
-                f"the {self.display} accountant does not cover this mechanism: {reason}"
-            )
+            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
@@ -214,7 +154,7 @@ class Availability:
 
     @property
     def name(self) -> str:
-        """The accountant's plain name."""
+        """The accountant's name."""
         return self.accountant.name
 
     @property
@@ -242,8 +182,23 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
     name = type(scheme).__name__
     return (
         f"the number of examples is private under add_remove, but a run with this {name} divides by"
-        f" its expected batch size N·p and prints N; use Poisson, TruncatedPoisson or CyclicPoisson"
-        " with nominal_size=, a public number that is not set from N"
+        f" its expected batch size N·p and prints N; use Poisson or CyclicPoisson with"
+        " nominal_size=, a public number that is not set from N"
+    )
+
+
+def truncation_refusal(scheme: Scheme) -> str | None:
+    """Why a theorem about every drawn example says nothing about the scheme, or ``None``.
+
+    Where batches are cut, whether one example is kept depends on which others are drawn, and it may
+    displace one of them: the coins are no longer independent.
+    """
+    if scheme.max_batch_size is None:
+        return None
+    return (
+        f"max_batch_size={scheme.max_batch_size} cuts batches, so that examples' coins are not "
+        "independent, and its theorem is about whole draws; use max_batch_size=None, or an "
+        "accountant for truncated sampling"
     )
 
 

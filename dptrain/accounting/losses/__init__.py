@@ -9,8 +9,8 @@ from dptrain.accounting.losses.composition import (
     connect_the_dots,
 )
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
-from dptrain.accounting.losses.hockey_stick import hockey_stick
-from dptrain.accounting.losses.public_mixture import public_mixture
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
+from dptrain.accounting.losses.public_coin import public_mixture
 from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.accountant import Cost, truncation_refusal
 from dptrain.accounting.min_sep.law import MinSepLaw, participations
 from dptrain.accounting.min_sep.monte_carlo import min_sep_refusal
 from dptrain.accounting.min_sep.recursion import LogRecursion
@@ -166,12 +166,13 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
     See ``AnyMatrixLosses``. With bands ≤ min_sep (Toeplitz) the loss itself is to be had.
     """
 
-    name = "min-sep-any-matrix"
-    display = "r-min-sep Monte Carlo"
+    name = "r-min-sep Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, negative entries and matrices beyond 4,096 steps."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
+        if reason := truncation_refusal(scheme):
+            return reason
         if not isinstance(scheme, MinSep):
             return "it needs MinSep sampling"
         if strategy.magnitude() is not strategy:
@@ -200,6 +201,7 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
         """The pair (P, Q) of the mechanism, without its σ."""
         scheme = mechanism.scheme
         assert isinstance(scheme, MinSep)
+        assert scheme.max_batch_size is None
         return AnyMatrixLosses(
             strategy=mechanism.strategy,
             probability=scheme.probability,

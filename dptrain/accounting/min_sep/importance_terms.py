@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy.signal import lfilter
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from dptrain.accounting.base.accountant import truncation_refusal
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import Engine, MinSepLosses
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
@@ -13,7 +14,9 @@ from dptrain.strategies.toeplitz import BandedToeplitz
 
 
 def min_sep_refusal(mechanism: MatrixMechanism) -> str | None:
-    """``None`` for MinSep, BallsInBins and Poisson with a banded Toeplitz C, bands ≤ b."""
+    """``None`` for MinSep, BallsInBins, Poisson, not cut, with a banded Toeplitz C, bands ≤ b."""
+    if reason := truncation_refusal(mechanism.scheme):
+        return reason
     if not isinstance(mechanism.scheme, MinSep | BallsInBins | Poisson):
         name = type(mechanism.scheme).__name__
         return f"{name} sampling is not b-min-sep, balls-in-bins or Poisson"
@@ -47,6 +50,7 @@ def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
     assert isinstance(strategy, BandedToeplitz)
+    assert scheme.max_batch_size is None
     probability, warm_start = 1.0, True
     if isinstance(scheme, MinSep):
         probability, warm_start = scheme.probability, scheme.warm_start
@@ -76,8 +80,7 @@ class MinSepMonteCarlo(MonteCarloAccountant):
 
     engine: Engine = "auto"
 
-    name = "min-sep-monte-carlo"
-    display = "b-min-sep Monte Carlo"
+    name = "b-min-sep Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """See ``min_sep_refusal``."""

@@ -107,8 +107,7 @@ class MinSepRenyi(DeterministicAccountant):
     the accountants that simulate are better.
     """
 
-    name = "min-sep-renyi"
-    display = "b-min-sep Rényi"
+    name = "b-min-sep Rényi"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

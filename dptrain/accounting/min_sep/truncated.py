@@ -22,7 +22,7 @@ from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.simulation import Direction, Simulation
 from dptrain.core import Array
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import TruncatedMinSep
+from dptrain.sampling import MinSep
 from dptrain.strategies.toeplitz import BandedToeplitz
 
 # Entries of one array of steps times samples: 4 MB, of which about a dozen exist at a time.
@@ -32,7 +32,7 @@ _MOST_LANES = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TruncatedMinSepLosses(Simulation):
-    """The pair of ``TruncatedMinSep`` under zero-out, exact for each simulated output.
+    """The pair of ``MinSep`` with ``max_batch_size`` under zero-out, exact for each output.
 
     Corollary D.2 of Dong & Ganesh 2026: public are the numbers r_t of other examples drawn; given
     them, x and y are made from the same draws of the example, and from the same lottery:
@@ -74,19 +74,21 @@ class TruncatedMinSepLosses(Simulation):
     the example's draws, too: the difference is C d·g, ‖g_t‖ ≤ 1, d_t in {0, 1}), not the pair's.
 
     Args:
-        scheme: the sampling.
+        scheme: the sampling, with a largest batch B.
         coefficients: first column of C, shape (bands,), non-negative, bands ≤ min_sep.
 
     Raises:
-        ValueError: if the coefficients are out of range.
+        ValueError: if the coefficients are out of range, or the scheme cuts no batch.
     """
 
-    scheme: TruncatedMinSep
+    scheme: MinSep
     coefficients: Array
     law: MinSepLaw = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         scheme = self.scheme
+        if scheme.max_batch_size is None:
+            raise ValueError("scheme: max_batch_size=None; without it the losses are MinSepLosses")
         law = MinSepLaw(
             coefficients=self.coefficients,
             probability=scheme.probability,
@@ -100,6 +102,11 @@ class TruncatedMinSepLosses(Simulation):
     def sensitivity(self) -> float:
         """max ‖Cx‖ over the patterns of participation."""
         return self.law.sensitivity
+
+    @property
+    def _largest(self) -> int:
+        assert self.scheme.max_batch_size is not None
+        return self.scheme.max_batch_size
 
     @property
     def work(self) -> int:
@@ -116,7 +123,7 @@ class TruncatedMinSepLosses(Simulation):
         return {
             **self.law.to_dict(),
             "dataset_size": self.scheme.dataset_size,
-            "max_batch_size": self.scheme.max_batch_size,
+            "max_batch_size": self._largest,
         }
 
     def draw(
@@ -130,7 +137,7 @@ class TruncatedMinSepLosses(Simulation):
     ) -> Array:
         """See ``Simulation.draw``; a σ never depends on the others (``several``)."""
         del several
-        law, largest = self.law, self.scheme.max_batch_size
+        law, largest = self.law, self._largest
         by_sample, counts = self.scheme.sample_draws(rng, size)
         drawn, others = by_sample.T, counts.T
         full = others >= largest
@@ -168,7 +175,7 @@ class TruncatedMinSepLosses(Simulation):
         self, sigma: float, inner: Array, others: npt.NDArray[np.int64], *, log_space: bool | None
     ) -> Array:
         """log P/Q from u of shape (steps, directions, lanes), r of shape (steps, lanes)."""
-        law, largest = self.law, self.scheme.max_batch_size
+        law, largest = self.law, self._largest
         steps, directions, lanes = inner.shape
         half_norms = law.squared_norms / (2.0 * sigma**2)
         exponents = np.zeros((steps, 2, directions, lanes))
@@ -223,7 +230,7 @@ def _correlate(law: MinSepLaw, y: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
-    """Simulates the privacy loss of ``TruncatedMinSep`` under zero-out, bands ≤ min_sep.
+    """Simulates the loss of ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
 
     (Dong & Ganesh 2026, Appendix D; proof in ``TruncatedMinSepLosses``.) The loss of the
     dominating pair is exact for each simulated output. The pair itself gives something away where
@@ -231,14 +238,16 @@ class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
     nothing where B ≥ N.
     """
 
-    name = "truncated-min-sep-monte-carlo"
-    display = "truncated b-min-sep Monte Carlo"
+    name = "truncated b-min-sep Monte Carlo"
+    truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """``None`` for TruncatedMinSep with a banded Toeplitz C, bands ≤ b."""
+        """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
         scheme = mechanism.scheme
-        if not isinstance(scheme, TruncatedMinSep):
-            return f"it needs TruncatedMinSep sampling, the scheme is {type(scheme).__name__}"
+        if not isinstance(scheme, MinSep):
+            return f"it needs MinSep sampling, the scheme is {type(scheme).__name__}"
+        if scheme.max_batch_size is None:
+            return "it needs max_batch_size; without it ask the accountants of b-min-sep sampling"
         return banded_refusal(mechanism)
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
@@ -248,6 +257,6 @@ class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
     def simulation(self, mechanism: MatrixMechanism) -> TruncatedMinSepLosses:
         """The pair (P, Q) of the mechanism, without its σ."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
-        assert isinstance(scheme, TruncatedMinSep)
+        assert isinstance(scheme, MinSep)
         assert isinstance(strategy, BandedToeplitz)
         return TruncatedMinSepLosses(scheme, strategy.first_column(scheme.steps))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.accounting.base.accountant import Cost, varying_noise
+from dptrain.accounting.base.accountant import Cost, truncation_refusal, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses.coin_sums import row_law
 from dptrain.accounting.losses.composition import HeterogeneousComposition
@@ -17,9 +17,10 @@ from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_
 from dptrain.accounting.losses.loss_distribution import LossDistribution
 from dptrain.accounting.mmcc.blocks import MOST_ENTRIES, Rows, rows_of, work_entries
 from dptrain.accounting.mmcc.posterior import participation_bounds
+from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import CyclicPoisson, MinSep, Poisson
+from dptrain.sampling import CyclicPoisson
 
 # The grid of a row's sums: the largest entry is so many of its steps.
 _STEPS = 256
@@ -215,22 +216,15 @@ class MMCC(DeterministicAccountant):
     All roundings are upwards: entries and row sums, p̃, the losses.
     """
 
-    name = "mmcc"
-    display = "MMCC"
+    name = "MMCC"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses schemes without a coin of its own for every step, and matrices too large."""
         scheme, strategy = mechanism.scheme, mechanism.strategy
-        if isinstance(scheme, CyclicPoisson) and scheme.max_batch_size is not None:
-            return (
-                f"max_batch_size={scheme.max_batch_size} cuts batches, so that examples' coins are "
-                "not independent; use max_batch_size=None"
-            )
-        independent = isinstance(scheme, Poisson | CyclicPoisson) or (
-            isinstance(scheme, MinSep) and scheme.min_sep == 1
-        )
-        if not independent:
+        if reason := truncation_refusal(scheme):
+            return reason
+        if not (isinstance(scheme, CyclicPoisson) or tosses_coins(scheme)):
             return "it needs Poisson, CyclicPoisson, or MinSep with min_sep=1"
         entries = work_entries(strategy, steps=scheme.steps, cycle=scheme.min_sep)
         if entries > MOST_ENTRIES:
@@ -245,9 +239,9 @@ class MMCC(DeterministicAccountant):
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if isinstance(scheme, CyclicPoisson):
             if strategy.bands <= scheme.cycle:
-                return "with bands <= cycle it is 'cyclic-poisson-pld', only slower"
+                return "with bands <= cycle it is the cyclic Poisson PLD, only slower"
         elif strategy.bands == 1 and varying_noise(mechanism) is None:
-            return "with independent noise it is 'poisson-pld', only slower"
+            return "with independent noise it is the Poisson PLD, only slower"
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
@@ -261,6 +255,6 @@ class MMCC(DeterministicAccountant):
     def curve(self, mechanism: MatrixMechanism) -> MMCCCurve:
         """What of the mechanism σ cannot change."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, Poisson | CyclicPoisson | MinSep)
+        assert isinstance(scheme, CyclicPoisson) or tosses_coins(scheme)
         parts = rows_of(mechanism.strategy, steps=scheme.steps, cycle=scheme.min_sep)
         return MMCCCurve(scheme.probability, tuple(parts))

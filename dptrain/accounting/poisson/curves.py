@@ -12,7 +12,7 @@ import numpy as np
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
-from dptrain.accounting.losses.public_mixture import public_mixture, public_spread
+from dptrain.accounting.losses.public_coin import public_mixture, public_spread
 from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair, open_pair
 from dptrain.core import Adjacency, Array

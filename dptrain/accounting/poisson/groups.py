@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 from scipy.stats import binom
 
-from dptrain.accounting.base.accountant import varying_noise
+from dptrain.accounting.base.accountant import truncation_refusal, varying_noise
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses.coin_sums import raised
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
+from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.core import Array, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
@@ -113,7 +114,9 @@ def last_iterate_curve(mechanism: MatrixMechanism, *, group_size: int = 1) -> Bi
 def _independent(mechanism: MatrixMechanism) -> tuple[Poisson | MinSep, float, float]:
     """Scheme, probability and c of a Poisson run with C = c·I."""
     scheme, strategy = mechanism.scheme, mechanism.strategy
-    if not (isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)):
+    if reason := truncation_refusal(scheme):
+        raise ValueError(f"scheme: {reason}")
+    if not tosses_coins(scheme):
         raise ValueError(
             f"scheme={type(scheme).__name__}: groups are bounded under Poisson sampling (or MinSep "
             "with min_sep=1), where everybody's coins are independent; use one of these"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeGuard
 
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
@@ -10,7 +11,7 @@ from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, Subsamp
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import MinSep, Poisson
+from dptrain.sampling import MinSep, Poisson, Scheme
 
 SETTINGS_ARE_PUBLIC = (
     "Added or removed is an example while every setting stays as it is (nominal size, which "
@@ -18,6 +19,12 @@ SETTINGS_ARE_PUBLIC = (
     "exact number of examples, nor may that number be published"
 )
 """Belongs to every statement of add-remove: what the theorems take for granted."""
+
+
+def tosses_coins(scheme: Scheme) -> TypeGuard[Poisson | MinSep]:
+    """Whether every example tosses a coin of its own at every step, and who is drawn is kept."""
+    coins = isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
+    return coins and scheme.max_batch_size is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,35 +58,21 @@ def poisson_curve(
 
 
 class PoissonPLD(DeterministicAccountant):
-    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I.
+    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I, under zero-out.
 
-    ``MinSep`` with ``min_sep=1`` is the same law. A step is dominated, and the steps compose
-    independently, as every example tosses its own coins:
-
-    * *Zero-out*: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse (Zhu, Dong & Wang 2022).
-    * *Add-or-remove-one*: the others' draws have the same law with and without the example, and a
-      step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets of
-      any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
-      settings that do not change with it.
-    * *Replace-one*: Bern(p) against -Bern(p), both directions at once. The example's coins decide
-      in both worlds whether its gradient, x in one and x' in the other, is added to what is known
-      (the others' coins may be published). So P = (1-p) N(0) + p N(x) and Q = (1-p) N(0) + p N(x')
-      with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1 (``truncated_step.full_pair``, *),
-      which a constant adversary attains at every step: exact.
+    One step is dominated by ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse, and the steps
+    compose independently (Zhu, Dong & Wang 2022). ``MinSep`` with ``min_sep=1`` is the same law.
     """
 
-    name = "poisson-pld"
-    display = "Poisson PLD"
+    name = "poisson PLD"
     kind = Kind.EXACT
-    adjacencies = tuple(Adjacency)
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, correlated noise and noise that varies from step to step."""
         scheme = mechanism.scheme
-        if not (
-            isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
-        ):
-            return "it needs Poisson sampling (or MinSep with min_sep=1)"
+        if not tosses_coins(scheme):
+            needed = "it needs Poisson sampling (or MinSep with min_sep=1)"
+            return f"{needed}, and batches that are not cut (max_batch_size=None)"
         if mechanism.strategy.bands != 1:
             return (
                 f"it needs independent noise (bands=1), the strategy has "
@@ -90,13 +83,40 @@ class PoissonPLD(DeterministicAccountant):
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve; a diagonal C only scales the sensitivity."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, Poisson | MinSep)
-        found = poisson_curve(
+        assert tosses_coins(scheme)
+        return poisson_curve(
             self.adjacency,
             probability=scheme.probability,
             steps=scheme.steps,
             sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
         )
-        if self.adjacency is Adjacency.ADD_REMOVE:
-            return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
-        return found
+
+
+class PoissonAddRemove(PoissonPLD):
+    """The same pair under add-or-remove-one.
+
+    Every example tosses its own coins, so the others' draws have the same law with and without it,
+    and a step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets
+    of any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
+    settings that do not change with it.
+    """
+
+    name = "poisson PLD, add-remove"
+    adjacency = Adjacency.ADD_REMOVE
+
+    def curve(self, mechanism: MatrixMechanism) -> Curve:
+        """The curve of zero-out."""
+        return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
+
+
+class PoissonReplaceOne(PoissonPLD):
+    """One step is dominated by Bern(p) against -Bern(p), both directions at once.
+
+    The example's coins decide in both worlds whether its gradient, x in one and x' in the other, is
+    added to what is known (the others' coins may be published). So P = (1-p) N(0) + p N(x) and
+    Q = (1-p) N(0) + p N(x') with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1
+    (``truncated_step.full_pair``, *), which a constant adversary attains at every step: exact.
+    """
+
+    name = "poisson PLD, replace-one"
+    adjacency = Adjacency.REPLACE_ONE

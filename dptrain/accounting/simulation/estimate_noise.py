@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from tqdm.auto import tqdm
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.chunk_sums import BITS, exact_sums
 from dptrain.accounting.simulation.declaration import ESTIMATE
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Simulation, loss_chunks

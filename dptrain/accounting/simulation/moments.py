@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick_moments
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick_moments
 from dptrain.accounting.simulation.certificate_cache import write_json
 from dptrain.accounting.simulation.declaration import generator_versions, package_version
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Simulation, loss_chunks

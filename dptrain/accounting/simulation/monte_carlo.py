@@ -20,7 +20,7 @@ from dptrain.accounting.base.statement import (
     without_noise,
 )
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.losses.hockey_stick import declare_epsilons
+from dptrain.accounting.losses.hockey_stick_terms import declare_epsilons
 from dptrain.accounting.simulation.accountant import SimulatedAccountant
 from dptrain.accounting.simulation.certificate import certify_noise, fresh_seed
 from dptrain.accounting.simulation.confidence import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.chunk_sums import Sums, exact_sums, sums_of
 from dptrain.accounting.simulation.declaration import VERIFY
 from dptrain.accounting.simulation.partial_certificate import PartialCertificate, ranges_of

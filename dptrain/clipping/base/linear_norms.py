@@ -18,7 +18,8 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
     The square is Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩, a difference of large numbers where positions
     cancel. In float32 it came out up to 107 S² u too small (three positions of 4,096 equal numbers;
     S = Σ_t ‖l_t‖‖r_t‖, u = 6e-8), and what looks like S/400 while it is S/100 is neither clipped
-    nor charged for. So it is computed in float64, and rounded up by ``pad``.
+    nor charged for. So it is computed in float64, and rounded up by ``pad``
+    (docs/theory/clipping.md#thm-outer-norms; ``test_cancelling_positions_do_not_escape_clipping``).
 
     Args:
         left: l, shape (rows, positions, m).
@@ -66,13 +67,8 @@ def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, in
 def pad(dtype: torch.dtype, terms: int) -> float:
     """What is added to the square of a norm from products in float64, in units of S².
 
-    Any order of adding up k numbers in float64 is off by less than 1.01 k u₆₄ of their absolute
-    values, u₆₄ = 2⁻⁵³ (Higham 2002, "Accuracy and stability of numerical algorithms", (3.5)). The
-    products of l are off by m u₆₄ ‖l_s‖‖l_t‖, those of r by n u₆₄ ‖r_s‖‖r_t‖, and rows and columns
-    of their product have T terms each: the square is off by (m + n + 2T + 8) u₆₄ S² at most, with
-    8 for single roundings and those of S. In float32 16 u S² is above that for up to 10⁹ terms,
-    and since S is at least the norm, by 8 u of the norm: more than rounding the root to float32
-    takes away.
+    It is above what the square may be off by (docs/theory/clipping.md#thm-outer-norms;
+    ``test_norms_are_rounded_up``).
 
     Args:
         dtype: of the norm.

@@ -39,11 +39,11 @@ def row_norms(rows: torch.Tensor) -> torch.Tensor:
 def row_norms_error(numbers: int, dtype: torch.dtype) -> float:
     """What ``row_norms`` is off by at most, relative to the norm.
 
-    K squares are each rounded, and added up in some order: their sum is off by less than 1.01 K u
-    of itself, for all are positive (Higham 2002, "Accuracy and stability of numerical algorithms",
-    (4.4)), and its root by half of that and a rounding. This is so at every level of blocks. (For
-    K = 256 in float32 7.8e-6; measured, with vectors of eight numbers and more, below 4e-7.)
-    Squares below the least normal number are lost besides: 2e-19 √numbers at most in float32.
+    The sum over the levels of blocks of what a sum of squares and its root are off by
+    (docs/theory/clipping.md#thm-row-norms;
+    ``test_norms_of_equal_numbers_are_within_the_pad_however_they_lie``). For K = 256 in float32 it
+    is 7.8e-6; measured, with vectors of eight numbers and more, below 4e-7. Squares below the least
+    normal number are lost besides: 2e-19 √numbers at most in float32.
 
     Args:
         numbers: of a row.

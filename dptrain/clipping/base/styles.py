@@ -24,7 +24,8 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
     """From the norms of an example's gradient, by groups of parameters, to factors on it.
 
     Whatever the norms, what is left of an example's gradient has norm R at most: the sensitivity of
-    the clipped sum is R under every style, so noise and accountants do not depend on it.
+    the clipped sum is R under every style, so noise and accountants do not depend on it
+    (docs/theory/clipping.md#thm-clip; ``test_neighbouring_batches_have_sums_within_the_bound``).
 
     A style of one's own is a frozen dataclass that derives from this class; a checkpoint holds
     ``to_dict``, and a run is resumed in the same style only.

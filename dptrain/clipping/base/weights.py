@@ -67,8 +67,9 @@ def clip_factors(
     """Factors w_i · a_i · f_ig, f_ig being the style's, and which examples are finite.
 
     An example whose norm is NaN or infinite in any group gets factor 0 in all of them: a function
-    of that example alone, so the sensitivity stays R. The same goes for one whose factor is below
-    the least normal number (norms of 1e35 and more).
+    of that example alone, so the sensitivity stays R (docs/theory/clipping.md#thm-nonfinite;
+    ``test_a_broken_example_counts_nothing_and_hurts_nobody``). The same goes for one whose factor
+    is below the least normal number (norms of 1e35 and more).
 
     Args:
         norms: ‖g_ig‖₂ of example i in group g, shape (rows, groups).

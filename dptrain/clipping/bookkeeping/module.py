@@ -43,9 +43,10 @@ _LEAK = (
 class BookkeepingModule(AbstractGradSampleModule):
     """Runs the user's module; in the backward pass its layers report to the book.
 
-    One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038): autograd
-    propagates the output gradients, and no parameter is part of its graph. A gradient that reaches
-    a parameter nevertheless comes from a use that no rule knows, and is refused.
+    One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038;
+    docs/theory/clipping.md#thm-bookkeeping; ``test_every_layer``): autograd propagates the output
+    gradients, and no parameter is part of its graph. A gradient that reaches a parameter
+    nevertheless comes from a use that no rule knows, and is refused.
 
     Args:
         m: the user's module; compiled ones run compiled between the layers that have a rule.

@@ -99,9 +99,9 @@ class RowProbe:
       second half padding, masked, without labels.
 
     That holds the module's own loss, where it returns one, to the same. It is shown for these
-    examples and these shapes, which is a test and not a proof: what mixes the examples only for
-    other values, or only in larger batches, is not seen. Of a loss outside the module only
-    what its gradient gives away is
+    examples and these shapes, which is a test and not a proof
+    (docs/theory/limits.md#thm-probe): what mixes the examples only for other values, or only in
+    larger batches, is not seen. Of a loss outside the module only what its gradient gives away is
     (``LossSignature``).
 
     The module, ``p.grad`` and all random generators are left as they were

@@ -24,15 +24,11 @@ _COST = 8  # of a normal, in units of what the fast generator takes: when thread
 class SecureNormals:
     """Normals of AES-256 in counter mode, each the sum of four independent draws over 2.
 
-    **Key stream.** Row t of a group has a key of its own: 256 bits of keyed BLAKE2b, the seed being
-    the BLAKE2b key, over (group, t) with a domain tag that no other user of the seed has. Under a
-    row's key, block k of the row (entries k·BLOCK and on, ``BLOCK`` = 8192) is segment k of the
-    stream (``key_stream``): counters of 128 bits, the first 96 of them
-    k, of which the 2^15 words of 64 bits take 2^14. A row would need 2^109 entries to run out of
-    segments. So no two normals share a counter under one key, and two rows share a key only
-    if 256-bit BLAKE2b collides. Nobody who lacks the seed can tell the words from random ones,
-    unless AES or BLAKE2b is broken (a row of D entries is under one key: the advantage that comes
-    from AES being a permutation is below (2D)²/2^128).
+    **Key stream.** Row t of a group has a key of its own, a keyed BLAKE2b of (group, t) under the
+    seed with a domain tag; block k of the row (entries k·BLOCK and on, ``BLOCK`` = 8192) is
+    segment k of its stream (``key_stream``). No two normals share a counter, and nobody who lacks
+    the seed can tell the words from random ones unless AES or BLAKE2b is broken
+    (docs/theory/noise.md#thm-key-stream; ``test_no_block_of_the_key_stream_repeats``).
 
     **Normals.** Uniforms have 53 bits: the radius √(-2 ln u) with u in {1, …, 2^53}·2^-53, the
     angle 2πv with v in {0, …, 2^53 - 1}·2^-53, all in float64. The cosines of four pairs, added up
@@ -42,17 +38,17 @@ class SecureNormals:
 
     **What this defends.** (1) Prediction: the noise cannot be computed from other noise. The fast
     generator of the CPU promises that too, the one of CUDA, Philox, does not. (2) The holes of
-    floating-point sampling (Mironov 2012; Jin et al. 2022): a single Box-Muller draw reaches few of
-    the numbers around it, so that a released value can rule out a neighbouring data set. The sum of
-    four draws (Holohan & Braghin 2021, "Secure random sampling in differential privacy") is reached
-    in so many ways that trying whether a value can be reached takes about 2^159 operations.
+    floating-point sampling (Mironov 2012; Jin et al. 2022, arXiv 2112.05307): a single Box-Muller
+    draw reaches few of the numbers around it, so that a released value can rule out a neighboring
+    data set. The sum of four draws is reached in so many ways that trying whether a value can be
+    reached takes about 2^159 operations (Holohan & Braghin 2021, arXiv 2107.10138;
+    docs/theory/noise.md#thm-box-muller).
 
     **What it does not.** The noise is rounded to float32, correlated, scaled and added to the
-    gradients in floating-point numbers. Which sums can be reached then depends on the last bits of
-    the gradients; the analysis assumes ideal Gaussians and does not cover that (a discrete Gaussian
-    on a grid would). It is not constant-time: timing and other side channels stay. Checkpoints hold
-    the seed. Which examples are in a batch is drawn elsewhere, by a generator that is not
-    cryptographic.
+    gradients in floating-point numbers; the analysis assumes ideal Gaussians
+    (docs/theory/limits.md#thm-ideal-noise). It is not constant-time: timing and other side channels
+    stay. Checkpoints hold the seed. Which examples are in a batch is drawn elsewhere, by a
+    generator that is not cryptographic.
 
     On CUDA the same numbers are drawn on the CPU and copied: slower, and equal on every device.
 

@@ -1,1 +1,26 @@
 """Correlated noise step by step: one stream for each form of strategy."""
+
+from dptrain.noise.streams.blt import BLTStream
+from dptrain.noise.streams.convolution import ConvolutionStream
+from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.growth import check_growth
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.regeneration import RegenerationStream
+from dptrain.noise.streams.registry import register_noise_stream, stream_class
+from dptrain.noise.streams.ring_buffer import RingBufferStream
+from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise.streams.tree import TreeStream
+
+__all__ = [
+    "BLTStream",
+    "Block",
+    "ConvolutionStream",
+    "FlatStream",
+    "NoiseStream",
+    "RegenerationStream",
+    "RingBufferStream",
+    "TreeStream",
+    "check_growth",
+    "register_noise_stream",
+    "stream_class",
+]

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
+from dptrain.noise.streams.rows import add_weighted_rows
 from dptrain.strategies import BLT, Strategy
 
 
+@register_noise_stream(BLT)
 class BLTStream(FlatStream):
     """y_t = z_t - Σ_j ω_j s_j, then s_j ← θ_j s_j + y_t, for c_0 = 1, c_t = Σ_j ω_j θ_j^{t-1}.
 
-    Hence s_j = Σ_{k<t} θ_j^{t-1-k} y_k before step t, and Σ_j ω_j s_j = Σ_{k<t} c_{t-k} y_k: this
-    is back-substitution (Dvijotham et al. 2024, Algorithm 1) with d rows of state. In float32 a θ
-    close to 1 would be off by up to 3·10^-8, the same at every step, which adds up; so the update
-    is s_j ← s_j - (1 - θ_j) s_j + y_t, where 1 - θ_j is small and precise. With bfloat16 buffers
-    every s_j is rounded as it is stored, and the error of row t of C·noise is
-    Σ_j ω_j Σ_{k<t} θ_j^{t-1-k} e_{j,k}, with |e_{j,k}| ≤ 2^-7 |s_j| after step k.
+    This is back-substitution with d rows of state (Dvijotham et al. 2024, Algorithm 1,
+    arXiv 2404.16706; docs/theory/noise.md#thm-streams). In float32 a θ close to 1 would be off by
+    up to 3·10^-8, the same at every step, which adds up; so the update is
+    s_j ← s_j - (1 - θ_j) s_j + y_t, where 1 - θ_j is small and precise.
     """
 
     def __init__(self, strategy: Strategy, **options: Any) -> None:

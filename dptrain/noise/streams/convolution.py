@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
+from dptrain.noise.streams.rows import add_weighted_rows
 from dptrain.strategies import Strategy
 from dptrain.strategies.toeplitz import Toeplitz
 
 
+@register_noise_stream(Toeplitz)
 class ConvolutionStream(FlatStream):
     """y_t = Σ_{j=0}^{k-1} g_j z_{t-j} with g the first column of C^-1 and k its last non-zero.
 

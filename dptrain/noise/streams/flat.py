@@ -11,10 +11,9 @@ import torch
 from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
-from dptrain.noise.streams.blocks import Block, Shard
 from dptrain.noise.streams.growth import check_growth
-from dptrain.noise.streams.layout import Layout
-from dptrain.noise.streams.rounding import round_randomly
+from dptrain.noise.streams.layout import Block, Layout, Shard
+from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
 from dptrain.strategies import Strategy
 
@@ -31,20 +30,9 @@ class FlatStream(NoiseStream):
     rows that the next call overwrites; the caller may scale them in place.
 
     **bfloat16 buffers** (``dtype``). The row that is released is the float32 y_t; only what is kept
-    of it, ỹ_t, is rounded. For a ring buffer
-
-        c_0 y_t + Σ_{j≥1} c_j y_{t-j} = z_t + Σ_{j≥1} c_j e_{t-j},    e_t = y_t - ỹ_t,
-
-    so C·noise is Z plus an error of |Σ_j c_j e_{t-j}| ≤ 2^-7 Σ_j c_j |y_{t-j}|. The error must not
-    tell where y_t came from. Let two neighbouring data sets explain the same release with y and
-    y - x, x a clipped gradient. Rounding to the nearest moves the two results by a whole ulp
-    relative to each other in a fraction |x_i|/ulp of the entries, so that what they say about Z
-    differs by about sqrt(Σ_i |x_i|·ulp), which for x spread over d entries is
-    sqrt(sqrt(d)·‖x‖·ulp): far more than ‖x‖ at d = 10^7. Rounded at random (``round_randomly``),
-    E[ỹ | y] = y exactly: the mean of the difference stays x, and the bits that decide are secret
-    and drawn anew for every entry and step. What remains is that C·noise is Z plus a small
-    independent error of mean 0, hence not exactly Gaussian: ``notes`` says so, and no
-    guarantee over it is exact.
+    of it is rounded, at random and by secret bits, so that its mean is y_t. C·noise is then Z plus
+    a small error of mean 0 and not exactly Gaussian: ``notes`` says so, and no guarantee over it is
+    exact (docs/theory/noise.md#thm-bfloat16; ``test_bfloat16_buffers_stay_within_their_bound``).
 
     Args:
         strategy: the strategy matrix; bound to ``steps`` here if it is not yet.

@@ -5,24 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from dptrain.strategies import Strategy
-from dptrain.strategies.matrices import LowerTriangular
-from dptrain.strategies.toeplitz import Toeplitz
 
 LARGEST_GROWTH = 100.0
-"""Standard deviation of a step's noise over that of uncorrelated noise. The optimised families, the
-closed forms and the trees stay below 3."""
+"""Standard deviation of a step's noise over that of uncorrelated noise. The optimized families and
+the closed forms stay below 3; the bound on trees is 2 sqrt(log2(n) + 1) at most."""
 
 
 def check_growth(strategy: Strategy, steps: int) -> None:
     """Refuse a strategy whose guarantee float32 noise could not keep.
 
-    Noise of s times the usual size moves the sum of the gradients to a grid of about 2^-23 s σ R.
-    One example of norm R, spread over d entries, flips a fraction of them by a whole step of the
-    grid, and whoever sees the sum can tell: the privacy loss grows as if μ² = 1/σ² were larger by
-    about √d·s·2^-23/σ. With σ = 1 and d = 10^7 that is 4 % at s = 100, and more than all the rest
-    at s = 10^4. The accountants, which speak of real numbers, do not see it.
-
-    Trees are not looked at: their noise is at most that of two independent nodes.
+    Noise of s times the usual size moves the sum of the gradients to a grid of about 2^-23 s σ R,
+    on which one example shows as if μ² = 1/σ² were larger by about √d·s·2^-23/σ: with σ = 1 and
+    d = 10^7 entries 4 % at s = 100, and more than all the rest at s = 10^4
+    (docs/theory/noise.md#thm-float-grid). The accountants, which speak of real numbers, do not see
+    it.
 
     Args:
         strategy: bound to ``steps``.
@@ -31,8 +27,6 @@ def check_growth(strategy: Strategy, steps: int) -> None:
     Raises:
         ValueError: naming the first step (from 0) at which the noise is too large.
     """
-    if not isinstance(strategy, Toeplitz | LowerTriangular):
-        return
     growth = strategy.noise_growth(steps)
     # The negation also catches NaN, which compares false with everything.
     large = np.flatnonzero(~(growth <= LARGEST_GROWTH))

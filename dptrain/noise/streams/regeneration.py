@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.layout import Block
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
 from dptrain.strategies.toeplitz import Toeplitz

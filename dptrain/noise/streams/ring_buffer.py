@@ -8,14 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
-from dptrain.noise.streams.weighted_sum import add_weighted_rows
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
+from dptrain.noise.streams.rows import add_weighted_rows
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
 from dptrain.strategies.toeplitz import BandedToeplitz
 
 
+@register_noise_stream(BandedToeplitz, LowerTriangular)
 class RingBufferStream(FlatStream):
     """y_t = (z_t - Σ_{j=1}^{bands-1} C_{t,t-j} y_{t-j}) / C_{t,t}, so that C y = z.
 

@@ -11,7 +11,11 @@ from dptrain.noise.generators.normals import Normals
 
 
 class NoiseStream(ABC):
-    """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal (``mechanisms``).
+    """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal.
+
+    All streams give C·noise = Z (docs/theory/noise.md#thm-streams;
+    ``test_strategy_times_noise_is_z``), and what is released with their noise is as private as
+    C x + σ z (docs/theory/mechanism.md#thm-factorization).
 
     The noise has unit variance per entry of Z: the caller scales it by σ·R, so a schedule of R
     stays right. Row t is a pure function of (seed, t, shapes). ``step`` is the index (from 0) of

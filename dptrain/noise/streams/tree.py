@@ -6,14 +6,18 @@ from typing import Any
 
 import torch
 
-from dptrain.noise.streams.blocks import Block
 from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.registry import register_noise_stream
 from dptrain.strategies import Strategy
 from dptrain.strategies.trees import BinaryTrees, node_count, node_variance, top_level
 
 
+@register_noise_stream(BinaryTrees)
 class TreeStream(FlatStream):
-    """Row t of W Z with the online estimator W of ``tree_estimator``, Z a row per node.
+    """Row t of W Z with the online estimator W of a tree, Z a row per node.
+
+    W is that of docs/theory/strategies.md#thm-tree-estimator.
 
     Step t draws the rows of the nodes that it completes, two a step on average, from the leaf
     (level 0) to the largest (level k). A block of the D flattened parameters has one buffer of
@@ -24,19 +28,13 @@ class TreeStream(FlatStream):
         e_0 = z_0,    e_l = (1 - v_l) (p_{l-1} + e_{l-1}) + v_l z_l,
 
     and the noise, by which the estimate of the prefix sum grows, is e_k - (p_0 + … + p_{k-1}): what
-    is new less what it takes over. What a step adds as e_k a later one takes away again as p_k, the
-    same stored float32 value, so over the steps they cancel: the noise of T steps sums to the
-    estimate of prefix T up to the rounding of each released row, which is random and of about
-    10^-7 a step. A step takes O(k) operations on rows, O(1) on average.
+    is new less what it takes over (docs/theory/noise.md#thm-tree-stream). What a step adds as e_k a
+    later one takes away again as p_k, the same stored float32 value, so that roundings do not add
+    up (``test_ten_thousand_float32_steps_do_not_drift``). A step takes O(k) operations on rows,
+    O(1) on average.
 
-    **bfloat16 buffers.** What is released is the float32 e_k; what is taken over later is its
-    rounded value p̃ = e_k + r, with r of mean 0 (``FlatStream`` says why at random). By
-    induction over the steps the noise is W z' for z'_v = z_v - Σ r over all estimates that were
-    taken over within the subtree of v: 2^l - 1 of them in a node of level l, each of standard
-    deviation at most 2^-8 of the entry, at most 2^{l/2-8} together as v_l ≤ 1. So the error in z
-    stays small for low trees and may reach half of z's own standard deviation at 2^14 leaves. Its
-    mean is 0 whatever the estimates are, but the law is no longer the analysed one, which
-    ``notes`` says.
+    With bfloat16 buffers the error in the noise of a node grows with its level, and may reach half
+    of its standard deviation at 2^14 leaves (docs/theory/noise.md#thm-bfloat16); ``notes`` says so.
     """
 
     def __init__(self, strategy: Strategy, **options: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from typing import Any
+from typing import Any, ClassVar
 
 from dptrain.sampling import fields
 from dptrain.sampling.scheme import ExchangeableScheme
@@ -28,7 +28,9 @@ class AnySizeScheme(ExchangeableScheme, ABC):
 
     nominal_size: int | None = None
 
-    def _settle_size(self, max_batch_size: int | None = None) -> None:
+    _later_fields: ClassVar[tuple[str, ...]] = ("nominal_size",)
+
+    def _settle_size(self) -> None:
         """Check the nominal size, after the other fields.
 
         Raises:
@@ -37,12 +39,12 @@ class AnySizeScheme(ExchangeableScheme, ABC):
         if self.nominal_size is None:
             return
         fields.settle(self, integers=("nominal_size",))
-        if max_batch_size is not None and self.dataset_size > self.nominal_size:
+        if self.max_batch_size is not None and self.dataset_size > self.nominal_size:
             raise ValueError(
                 f"{type(self).__name__}: nominal_size={self.nominal_size} with max_batch_size="
-                f"{max_batch_size} and dataset_size={self.dataset_size}: where batches are cut, it "
-                "has to be a public upper bound on the number of examples; raise it, or leave "
-                "max_batch_size out"
+                f"{self.max_batch_size} and dataset_size={self.dataset_size}: where batches are "
+                "cut, it has to be a public upper bound on the number of examples; raise it, or "
+                "leave max_batch_size out"
             )
 
     @property
@@ -57,13 +59,6 @@ class AnySizeScheme(ExchangeableScheme, ABC):
     def population(self) -> int:
         """N, or the number that is public in its place."""
         return self.dataset_size if self.nominal_size is None else self.nominal_size
-
-    def to_dict(self) -> dict[str, Any]:
-        """As of every value; without ``nominal_size`` as before there was one."""
-        value = super().to_dict()
-        if self.nominal_size is None:
-            del value["nominal_size"]
-        return value
 
     def published(self) -> dict[str, Any]:
         """Without N where a nominal size stands for it."""

@@ -12,10 +12,10 @@ from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.scheme import Indices
 from dptrain.sampling.schemes.any_size import AnySizeScheme
-from dptrain.sampling.schemes.drawing import successes
-from dptrain.sampling.schemes.truncation import (
+from dptrain.sampling.schemes.drawing import (
     inclusion_probability,
     mean_truncated_binomial,
+    successes,
     truncate,
 )
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
@@ -65,10 +65,11 @@ class CyclicPoisson(AnySizeScheme):
     max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        names = ["cycle", "dataset_size", "steps"]
-        if self.max_batch_size is not None:
-            names.append("max_batch_size")
-        fields.settle(self, integers=names, probabilities=("probability",))
+        fields.settle(
+            self,
+            integers=("cycle", "dataset_size", "steps", "max_batch_size"),
+            probabilities=("probability",),
+        )
         if self.assignment not in ASSIGNMENTS:
             raise ValueError(
                 f"CyclicPoisson: assignment={self.assignment!r} is unknown; use 'equal' (parts "
@@ -80,7 +81,7 @@ class CyclicPoisson(AnySizeScheme):
                 f"{self.dataset_size} examples leave parts empty; lower cycle to at most "
                 f"{self.dataset_size}"
             )
-        self._settle_size(self.max_batch_size)
+        self._settle_size()
 
     @classmethod
     def for_batch_size(
@@ -151,11 +152,6 @@ class CyclicPoisson(AnySizeScheme):
         """b: an example's part has its turn every b steps."""
         return self.cycle
 
-    @property
-    def physical_batch_size(self) -> int | None:
-        """B, which every batch is padded to, or ``None``."""
-        return self.max_batch_size
-
     def stream(self, seed: int) -> CyclicPoissonStream:
         """The split is drawn at once; a step then takes O(B̄) work. At most 8 bytes an example."""
         return CyclicPoissonStream(self, seed)
@@ -210,8 +206,7 @@ class CyclicPoissonStream(SeededStream):
         part = self.step % self._scheme.cycle
         members = self._members[self._offsets[part] : self._offsets[part + 1]]
         rows = successes(self._rng, len(members), self._scheme.probability)
-        if self._scheme.max_batch_size is not None:
-            rows = truncate(self._rng, rows, self._scheme.max_batch_size)
+        rows = truncate(self._rng, rows, self._scheme.max_batch_size)
         return np.sort(members[rows].astype(np.int64))
 
     def _own_state(self) -> dict[str, Any]:

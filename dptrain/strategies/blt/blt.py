@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -23,6 +24,8 @@ from dptrain.strategies.blt.forms import (
 )
 from dptrain.strategies.blt.optimization import optimal_buffers
 from dptrain.strategies.patterns import participations
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.error_loss import checked_objective
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz, checked_vector
 from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload, checked_workload
@@ -32,6 +35,7 @@ _MOST_OPTIMISED = 32  # buffers; bind takes a quarter of a second for each and f
 _LARGEST_GROWTH = 1e6  # |g_t| / g_0 at which C^-1 counts as blown up, as for other families
 
 
+@register_strategy(planned=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BLT(Toeplitz):
     """c_0 = 1 and c_t = Σ_j ω_j θ_j^{t-1} (Dvijotham, McMahan, Pillutla, Steinke & Thakurta 2024).
@@ -181,6 +185,20 @@ class BLT(Toeplitz):
         """
         steps = steps_of("BLT", self.steps)
         return steps if self._inverse[0].size else 1
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One with the buffers asked for, optimized for the run."""
+        if run.buffers == 0:
+            return ()
+        return (
+            cls(
+                buffers=run.buffers,
+                workload=run.workload,
+                max_participations=run.max_participations,
+                min_sep=run.min_sep,
+            ),
+        )
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with explicit ``theta`` and ``omega``.

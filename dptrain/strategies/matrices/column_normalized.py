@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -14,6 +15,8 @@ from dptrain.strategies.binding import check_bands_fit, unoptimised
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.lower_triangular import LowerTriangular
 from dptrain.strategies.packed import decode, encode
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf import BandMF
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
@@ -21,6 +24,7 @@ _LARGEST = 10_000  # steps
 _NORM_TOLERANCE = 1e-9
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class ColumnNormalizedBandMF(LowerTriangular):
     """Banded C ≥ 0 with columns of norm 1 and least ‖A C^-1‖_F².
@@ -104,6 +108,13 @@ class ColumnNormalizedBandMF(LowerTriangular):
         diagonals = _unpacked(self.coefficients, self.bands)
         diagonals.setflags(write=False)
         return diagonals
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One for every number of bands, if asked for."""
+        if not run.dense:
+            return ()
+        return [cls(bands=bands, workload=run.workload) for bands in run.bands]
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with explicit coefficients.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -19,12 +20,15 @@ from dptrain.strategies.matrices.lower_triangular import (
     diagonals_from_dense,
 )
 from dptrain.strategies.packed import pack, unpack
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf import BandMF
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 _LARGEST = 2000  # steps; the text of the value then has 21 MB
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Dense(LowerTriangular):
     """Any lower-triangular C with a positive diagonal, for at most 2000 steps.
@@ -127,6 +131,15 @@ class Dense(LowerTriangular):
         diagonals = diagonals_from_dense(unpack(self.matrix))
         diagonals.setflags(write=False)
         return diagonals
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One without restriction; banded where examples come back, which are then orthogonal."""
+        if not run.dense:
+            return ()
+        if run.max_participations == 1:
+            return (cls(workload=run.workload, epochs=1),)
+        return (cls(workload=run.workload, bands=run.min_sep),)
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with an explicit matrix.

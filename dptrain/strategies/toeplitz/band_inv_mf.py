@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
 
 from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound, unoptimised
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.error_loss import checked_objective
 from dptrain.strategies.toeplitz.inverse_banded import InverseBandedToeplitz, check_bounded
 from dptrain.strategies.toeplitz.inverse_optimization import optimal_inverse_coefficients
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandInvMF(InverseBandedToeplitz):
     """Banded Toeplitz C^-1 (Kalinin, McMahan & Upadhyay 2025), of least error × sensitivity.
@@ -94,6 +98,19 @@ class BandInvMF(InverseBandedToeplitz):
                 f"coefficients={g}: of C^-1, must be finite and the first one positive"
             )
         return g
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One for every number of bands, of the inverse, optimized for the run."""
+        return [
+            cls(
+                inverse_bands=bands,
+                workload=run.workload,
+                max_participations=run.max_participations,
+                min_sep=run.min_sep,
+            )
+            for bands in run.bands
+        ]
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with explicit coefficients.

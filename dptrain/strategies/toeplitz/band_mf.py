@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
 
 from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bands_fit, unoptimised
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
 from dptrain.strategies.toeplitz.error_loss import checked_objective
 from dptrain.strategies.toeplitz.stability import check_stable_filter
@@ -17,6 +20,7 @@ from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 
 
+@register_strategy(planned=True)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandMF(BandedToeplitz):
     """Banded Toeplitz C of least error for a workload (Choquette-Choo et al. 2023).
@@ -79,6 +83,11 @@ class BandMF(BandedToeplitz):
     def _check_fits(self, steps: int) -> None:
         check_bands_fit(self.bands, steps)
         self.workload.check(steps)
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One for every number of bands, optimized for the workload."""
+        return [cls(bands=bands, workload=run.workload) for bands in run.bands]
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``, with explicit coefficients.

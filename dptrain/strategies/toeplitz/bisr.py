@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.inverse_banded import InverseBandedToeplitz
 from dptrain.strategies.toeplitz.square_root_series import (
     checked_decay,
@@ -14,6 +17,7 @@ from dptrain.strategies.toeplitz.square_root_series import (
 )
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BISR(InverseBandedToeplitz):
     """C^-1 with the first coefficients of A_{α,β}^{-1/2} (Kalinin, McMahan & Upadhyay 2025).
@@ -65,6 +69,11 @@ class BISR(InverseBandedToeplitz):
         object.__setattr__(self, "beta", beta)
         if self.steps is not None:
             object.__setattr__(self, "steps", self.check_fits(self.steps))
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One for every number of bands, of the inverse."""
+        return [cls(inverse_bands=bands) for bands in run.bands]
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``.

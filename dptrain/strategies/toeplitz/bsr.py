@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bands_fit
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.square_root_series import checked_decay, square_root_coefficients
 from dptrain.strategies.toeplitz.toeplitz import BandedToeplitz
 
 __all__ = ["BSR", "square_root_coefficients"]
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BSR(BandedToeplitz):
     """Toeplitz C with the first ``bands`` coefficients of A_{α,β}^{1/2} (Kalinin & Lampert 2024).
@@ -46,6 +50,11 @@ class BSR(BandedToeplitz):
         alpha, beta = checked_decay(self.alpha, self.beta)
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "beta", beta)
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One for every number of bands."""
+        return [cls(bands=bands) for bands in run.bands]
 
     def bind(self, steps: int) -> Self:
         """Itself: the coefficients do not depend on n.

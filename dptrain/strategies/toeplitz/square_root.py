@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import Array, checks
 from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.square_root_series import (
     checked_decay,
     inverse_square_root_coefficients,
@@ -15,6 +18,7 @@ from dptrain.strategies.toeplitz.square_root_series import (
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SquareRoot(Toeplitz):
     """Toeplitz C = A_{α,β}^{1/2} (Henzinger, Upadhyay & Upadhyay 2023; Kalinin & Lampert 2024).
@@ -55,6 +59,11 @@ class SquareRoot(Toeplitz):
             ValueError: if the value is not bound.
         """
         return steps_of("SquareRoot", self.steps)
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """The one of prefix sums."""
+        return (cls(),)
 
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``.

@@ -142,3 +142,13 @@ class BinaryTrees(Strategy, ABC):
         if workload != PREFIX_SUMS:
             return super().max_error(steps, workload)
         return math.sqrt(greatest_variance(steps, self.levels(steps)))
+
+    def noise_growth(self, steps: int) -> Array:
+        """A bound on the standard deviation of every step's noise, shape (steps,).
+
+        What a step adds is the difference of the errors of two prefix sums of its own tree: at most
+        twice the largest of these, by the triangle inequality, which is about sqrt(log n).
+        """
+        height = self.levels(steps)
+        leaves = min(steps, 1 << (height - 1))
+        return np.full(steps, 2.0 * math.sqrt(greatest_variance(leaves, height)))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 from dptrain.core import checks
 from dptrain.strategies.binding import check_bound, steps_of
+from dptrain.strategies.registry import register_strategy
+from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.trees.binary_trees import BinaryTrees
 from dptrain.strategies.trees.nodes import steps_with
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tree(BinaryTrees):
     """One binary tree over all steps (Dwork et al. 2010; Honaker 2015; Kairouz et al. 2021).
@@ -40,6 +44,11 @@ class Tree(BinaryTrees):
         """
         return 1 << (steps_of("Tree", self.steps).bit_length() - 1)
 
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """One tree over the whole run."""
+        return (cls(),)
+
     def bind(self, steps: int) -> Self:
         """The value for n = ``steps``.
 
@@ -66,6 +75,7 @@ class Tree(BinaryTrees):
         return steps
 
 
+@register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TreeRestart(BinaryTrees):
     """Trees of 2^(height-1) leaves, one after another (DP-FTRL-TreeRestart, Kairouz et al. 2021).
@@ -89,6 +99,11 @@ class TreeRestart(BinaryTrees):
     def bands(self) -> int:  # type: ignore[override]
         """2^(height-1): the leaves of a tree."""
         return 1 << (self.height - 1)
+
+    @classmethod
+    def proposals(cls, run: RunShape) -> Iterable[Self]:
+        """Trees with as many leaves as there are bands, where that is a power of two."""
+        return [cls(height=b.bit_length()) for b in run.bands if b & (b - 1) == 0]
 
     def bind(self, steps: int) -> Self:
         """Itself: the nodes do not depend on n.

@@ -10,7 +10,7 @@ import pytest
 from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses, dominating_factor
 from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.renyi.gram import gram_matrix
 from dptrain.accounting.simulation.simulation import DIRECTIONS

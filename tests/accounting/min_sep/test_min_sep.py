@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.losses.hockey_stick import (
+from dptrain.accounting.losses.hockey_stick_terms import (
     declare_epsilons,
     hockey_stick,
     hockey_stick_moments,

@@ -10,20 +10,19 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import log_ratio
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepLosses, TruncatedMinSepMonteCarlo
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
-from dptrain.sampling.schemes.truncated_min_sep import TruncatedMinSep
 from dptrain.strategies import BandMF, Dense
 from dptrain.testing import AccountantContract
 from tests.oracles.enumeration import min_sep_cold, min_sep_warm, toeplitz
 
 
 def scheme(p=0.3, b=3, size=12, steps=6, largest=3, warm=True):
-    return TruncatedMinSep(
+    return MinSep(
         probability=p,
         min_sep=b,
         dataset_size=size,
@@ -223,7 +222,7 @@ def test_refusals_name_the_reason():
     member = TruncatedMinSepMonteCarlo()
     plain = MinSep(probability=0.3, min_sep=2, dataset_size=12, steps=6)
     for law, strategy, reason in (
-        (plain, banded(1.0), "TruncatedMinSep"),
+        (plain, banded(1.0), "max_batch_size"),
         (scheme(), Dense(matrix=np.eye(6)), "banded Toeplitz"),
         (scheme(b=1), banded(1.0, 0.5), "at most b bands"),
     ):

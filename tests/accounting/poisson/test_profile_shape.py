@@ -11,8 +11,9 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import ndtr
 
-from dptrain.accounting import account, profile, registered_accountants
+from dptrain.accounting import account, profile
 from dptrain.accounting.base.curve import DeterministicAccountant, convex_envelope
+from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.loss_distribution import LossDistribution
 from dptrain.accounting.losses.tilted_curve import Masses
@@ -21,7 +22,6 @@ from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, Identity
@@ -82,7 +82,7 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
         (poisson, Identity(), 0.8),
         (poisson, BSR(bands=3), 2.0),
         (
-            TruncatedPoisson(
+            Poisson(
                 probability=0.05, dataset_size=1000, steps=60, max_batch_size=70, nominal_size=size
             ),
             Identity(),
@@ -115,10 +115,10 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
 
 # Some of these bounds take their time for every ε.
 SPARSE = np.unique(np.concatenate([[0.0, 1e-6, 1e-3], np.linspace(0, 5, 13), [20]]))
-DEAR = ("mmcc", "conditional-composition")
+DEAR = ("MMCC", "conditional composition")
 PROVEN = [
     pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in DEAR else [])
-    for each in registered_accountants()
+    for each in ACCOUNTANTS
     if isinstance(each, DeterministicAccountant)
 ]
 
@@ -275,10 +275,7 @@ def test_far_below_the_cut_tails_the_bound_without_sampling_holds(adjacency, lar
     options: dict[str, Any] = {
         "probability": 0.01, "dataset_size": size, "steps": steps, "nominal_size": public,
     }  # fmt: skip
-    if largest is None:
-        scheme: Poisson | TruncatedPoisson = Poisson(**options)
-    else:
-        scheme = TruncatedPoisson(**options, max_batch_size=largest)
+    scheme = Poisson(**options, max_batch_size=largest)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
     replaced = adjacency is Adjacency.REPLACE_ONE
     displaced = adjacency is Adjacency.ADD_REMOVE and largest is not None

@@ -14,17 +14,18 @@ from scipy.special import ndtr
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.dominating_pairs import ShiftedMixtures
-from dptrain.accounting.losses.public_mixture import public_mixture
+from dptrain.accounting.losses.public_coin import public_mixture
 from dptrain.accounting.poisson.poisson import PoissonPLD, SubsampledGaussianCurve
 from dptrain.accounting.poisson.truncated import (
+    TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
+    TruncatedPoissonReplaceOne,
     truncated_curve,
 )
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair
 from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Poisson
-from dptrain.sampling.schemes.truncated_poisson import TruncatedPoisson
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 
@@ -44,7 +45,7 @@ def curve(size, p, largest, steps=1, sensitivity=1.0, adjacency=ZERO_OUT):
 
 
 def mechanism(size, p, largest, steps, sigma, strategy=None, nominal=None):
-    scheme = TruncatedPoisson(
+    scheme = Poisson(
         probability=p, dataset_size=size, steps=steps, max_batch_size=largest, nominal_size=nominal
     )
     return MatrixMechanism(scheme=scheme, strategy=strategy or Identity(), noise_multiplier=sigma)
@@ -63,7 +64,7 @@ class TestContract(AccountantContract):
 
 class TestContractOfAddRemove(TestContract):
     def accountant(self):
-        return TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
+        return TruncatedPoissonAddRemove()
 
     def mechanism(self):
         # The added example's loss is bounded by n log 1/q.
@@ -75,7 +76,7 @@ class TestContractOfAddRemove(TestContract):
 
 class TestContractOfReplaceOne(TestContract):
     def accountant(self):
-        return TruncatedPoissonPLD(adjacency=Adjacency.REPLACE_ONE)
+        return TruncatedPoissonReplaceOne()
 
 
 # --- the pairs, by half lines; q2 by its sum over s, not the shorter form -----------------------
@@ -303,7 +304,7 @@ def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
 
 def test_add_remove_covers_every_number_of_examples_and_tells_none():
     most, p, largest, sigma = 9, 0.4, 3, 1.0
-    member = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
+    member = TruncatedPoissonAddRemove()
     found = member.profile(mechanism(most, p, largest, 4, sigma, nominal=most), EPSILONS)
     for size in range(1, most + 2):  # of the larger data set
         single = curve(size, p, largest, 4, adjacency=ADD_REMOVE).delta(sigma, EPSILONS)
@@ -322,7 +323,7 @@ def test_add_remove_covers_every_number_of_examples_and_tells_none():
 def test_add_remove_costs_little_more_than_the_one_size():
     # Where few batches are cut, q2 of the most examples is close to p.
     size, p, largest, sigma, steps = 10_000, 0.01, 120, 1.0, 100
-    found = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).guarantee(
+    found = TruncatedPoissonAddRemove().guarantee(
         mechanism(size, p, largest, steps, sigma, nominal=size), delta=1e-5
     )
     single = curve(size + 1, p, largest, steps, adjacency=ADD_REMOVE).epsilon(sigma, 1e-5)
@@ -332,10 +333,10 @@ def test_add_remove_costs_little_more_than_the_one_size():
 def test_add_remove_is_exact_where_no_size_is_cut():
     # At B = M nothing is cut, but with one example more it is.
     capped = mechanism(9, 0.4, 9, 4, 1.0, nominal=9)
-    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(capped) is Kind.UPPER_BOUND
+    assert TruncatedPoissonAddRemove().kind_of(capped) is Kind.UPPER_BOUND
     assert TruncatedPoissonPLD().kind_of(mechanism(9, 0.4, 9, 4, 1.0)) is Kind.EXACT
     roomy = mechanism(9, 0.4, 10, 4, 1.0, nominal=9)
-    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(roomy) is Kind.EXACT
+    assert TruncatedPoissonAddRemove().kind_of(roomy) is Kind.EXACT
 
 
 # --- the pieces --------------------------------------------------------------------------------
@@ -414,7 +415,7 @@ def test_sensitivity_scales_the_noise():
 def test_refuses_by_reason_with_a_remedy():
     bins = BallsInBins(bins=10, epochs=2, dataset_size=100)
     other = MatrixMechanism(scheme=bins, strategy=Identity(), noise_multiplier=1.0)
-    assert "TruncatedPoisson" in (TruncatedPoissonPLD().refusal(other) or "")
+    assert "max_batch_size" in (TruncatedPoissonPLD().refusal(other) or "")
     banded = mechanism(100, 0.1, 15, 20, 1.0, BandMF(bands=2))
     assert "use bands=1" in (TruncatedPoissonPLD().refusal(banded) or "")
     for diagonal, refused in ((np.diag([1.0, 0.5]), True), (np.diag([0.5, 0.5]), False)):

@@ -19,7 +19,7 @@ from dptrain.accounting.simulation.certificate import certificate_of, certify_no
 from dptrain.accounting.simulation.chunk_sums import BITS, Verdicts, exact_sums
 from dptrain.accounting.simulation.confidence import overall_delta
 from dptrain.accounting.simulation.declaration import Declaration
-from dptrain.accounting.simulation.merge import merge, merge_files
+from dptrain.accounting.simulation.merging import merge, merge_files
 from dptrain.accounting.simulation.partial_certificate import PartialCertificate, ranges_of
 from dptrain.accounting.simulation.verification import verify_chunks
 from dptrain.mechanism import MatrixMechanism

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.losses import UserLosses

@@ -20,7 +20,7 @@ from dptrain.clipping.base.styles import Automatic, PerGroup
 from dptrain.individual import GDPFilter, PLDFilter, RenyiFilter
 from dptrain.noise import noise_stream
 from dptrain.planning.question import Question
-from dptrain.planning.strategy_table import table
+from dptrain.planning.strategy_table import compare_strategies
 from dptrain.sampling.users.batch_size import probability_for_batch_size
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from tests.helpers.bad_values import (
@@ -135,12 +135,12 @@ SCHEMES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] = 
         {"batch_size": POSITIVE.but(101), "participations": INTEGER, "dataset_size": INTEGER},
     ),
     (
-        dptrain.TruncatedPoisson,
+        dptrain.Poisson,
         {"probability": 0.1, "max_batch_size": 20, "dataset_size": 100, "steps": 10},
-        {"probability": PROBABILITY, "max_batch_size": INTEGER, **SIZES},
+        {"probability": PROBABILITY, "max_batch_size": INTEGER.optional, **SIZES},
     ),
     (
-        dptrain.TruncatedMinSep,
+        dptrain.MinSep,
         {
             "probability": 0.1,
             "min_sep": 2,
@@ -152,7 +152,7 @@ SCHEMES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] = 
         {
             "probability": PROBABILITY,
             "min_sep": INTEGER,
-            "max_batch_size": INTEGER,
+            "max_batch_size": INTEGER.optional,
             "warm_start": FLAG,
             **SIZES,
         },
@@ -279,7 +279,7 @@ STRATEGIES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]]
         },
     ),
     (
-        table,
+        compare_strategies,
         {
             "steps": 8,
             "epochs": 2,

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dptrain.noise.generators.gaussian import CHUNK, fill_normal
-from dptrain.noise.streams.blocks import Block
-from dptrain.noise.streams.rounding import round_randomly
+from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.rows import round_randomly
 
 
 def rounded(values, *, seed=1, step=0, index=0, start=0, size=None, group=0):

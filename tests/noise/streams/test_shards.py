@@ -7,8 +7,7 @@ import torch
 
 from dptrain.noise import noise_stream
 from dptrain.noise.generators.gaussian import CHUNK
-from dptrain.noise.streams.blocks import Shard
-from dptrain.noise.streams.layout import Layout
+from dptrain.noise.streams.layout import Layout, Shard
 from dptrain.strategies import BSR
 
 

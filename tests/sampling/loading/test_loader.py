@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from dptrain.sampling import TruncatedPoisson
+from dptrain.sampling import Poisson
 from tests.helpers.loaders import (
     RARE,
     SCHEME,
@@ -124,7 +124,7 @@ def test_a_fixed_number_of_microbatches(scheme, parts, workers):
 
 def test_the_length_is_that_of_the_iteration_or_not_known():
     """What a trainer counts before must be what it gets."""
-    bounded = TruncatedPoisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
+    bounded = Poisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
     for options, length in (
         ({}, 12),
         ({"max_physical_batch_size": N}, 12),

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dptrain.sampling import TruncatedPoisson
+from dptrain.sampling import Poisson
 from dptrain.sampling.loading.microbatch import split
 from dptrain.sampling.loading.padding import blank_rows
 from tests.helpers.loaders import N, logical, make, planned, record
 
-SCHEME = TruncatedPoisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
+SCHEME = Poisson(probability=0.1, dataset_size=N, steps=30, max_batch_size=24)
 
 
 @pytest.mark.parametrize("cap", [None, 24, 10, 7, 1])

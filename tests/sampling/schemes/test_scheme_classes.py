@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from dptrain.configuration import check_scheme
 from dptrain.configuration.typed import members_of
 from dptrain.core.json_value import JsonValue
 from dptrain.sampling import ExchangeableScheme, Poisson, Scheme, UserScheme
@@ -41,3 +42,13 @@ def test_the_same_class_may_be_made_again():
     again = type("Poisson", (ExchangeableScheme,), {"__module__": Poisson.__module__})
     assert members["Poisson"] is again
     members["Poisson"] = Poisson
+
+
+@pytest.mark.parametrize("name", ["TruncatedPoisson", "TruncatedMinSep"])
+def test_files_of_an_earlier_layout_are_told_what_to_write(name):
+    fields = {"probability": 0.1, "dataset_size": 9, "steps": 3, "max_batch_size": 2}
+    now = f"use {name.removeprefix('Truncated')} with max_batch_size"
+    with pytest.raises(ValueError, match=f"'{name}' is of an earlier layout: {now}"):
+        Scheme.from_dict({"type": name, **fields})
+    with pytest.raises(ValueError, match=rf"scheme\.type={name} is of an earlier layout: {now}"):
+        check_scheme({"type": name, "batch_size": 2, "max_batch_size": 3})

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.special import log_ndtr, ndtri_exp
 
-from dptrain.accounting.losses.hockey_stick import hockey_stick
+from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.core import Array
 
 

@@ -13,15 +13,12 @@ from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, p
 def squared_norms(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.Tensor:
     """‖g_i‖² of the weight's per-example gradients, shape (B,), never too small.
 
-    With output positions s, t and taps u, the gradient is Σ_t g_t a_{t+u}ᵀ for each u, and
-    its square Σ_{s,t} ⟨g_s, g_t⟩ Σ_u ⟨a_{s+u}, a_{t+u}⟩ (a ghost norm). So one product between all
-    pixels of the input and one between all of g suffice; the sum over taps is of shifted copies of
-    the former, one dimension after the other: k_1 + k_2 copies for k_1 · k_2 taps. It costs no more
-    than a gradient while there are few positions, see ``.convolution.costs``.
-
-    Where positions cancel, the sum is a difference of large numbers. It is computed in float64, and
-    rounded up by ``pad`` of S², S = Σ_t ‖a_t patch‖ ‖g_t‖: as
-    there, the products have c / groups and p / groups terms, the shifted copies as many as taps.
+    The square is that of a ghost norm, from one product between all pixels of the input, one
+    between all of g, and shifted copies of the former, one dimension after the other: k_1 + k_2
+    copies for k_1 · k_2 taps. It costs no more than a gradient while there are few positions, see
+    ``costs``. Where positions cancel it is a difference of large numbers, so it is computed in
+    float64 and rounded up (docs/theory/clipping.md#thm-convolution-norms;
+    ``test_squares_are_not_too_small_and_hardly_too_large``).
 
     Args:
         a: inputs, shape (B, c, *spatial).

@@ -153,9 +153,9 @@ def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.T
     """Norms of s ⊙ (the sum of all uses), shape (rows,), a few examples at a time.
 
     What is released adds up the same terms in another order, and where they cancel, rounding errors
-    are all that is left, here perhaps 0 and there S u T. So what both may be off by is added: any
-    order of adding up k numbers is off by less than 1.01 k u of the sum M of their absolute values
-    (Higham 2002, (3.5)), T terms of a use and the uses themselves, here and there.
+    are all that is left. So what both may be off by is added
+    (docs/theory/clipping.md#thm-released-norms;
+    ``test_no_norm_is_of_one_number_and_the_release_another``).
 
     Args:
         uses: of one parameter.

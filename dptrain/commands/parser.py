@@ -1,0 +1,75 @@
+"""Arguments of a command: help ends with an example, and a misspelt word is told the nearest."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from dptrain.core import did_you_mean
+
+_NUMBER = re.compile(r"-\.?\d")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An :class:`argparse.ArgumentParser` that looks at the words before it looks for what lacks.
+
+    argparse would answer a misspelt option by another complaint, of an option that is missing now,
+    or by one that names neither the nearest option nor the command.
+
+    Args:
+        example: command lines that work as they stand, shown at the end of the help. A long one is
+            continued as a shell has it.
+        fields: what is written ``field=value``, without dashes, beside the options.
+    """
+
+    def __init__(
+        self, *args: Any, example: str = "", fields: Collection[str] = (), **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.example, self.fields = example, fields
+
+    def format_help(self) -> str:
+        """The help, and the example as it can be copied."""
+        lines = [f"  {line}\n" for line in self.example.strip().splitlines()]
+        return super().format_help() + ("\nexample:\n" if lines else "") + "".join(lines)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse does, once every word that looks like an option or a command is one."""
+        self._check_words(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def _check_words(self, words: Iterable[str]) -> None:
+        options = list(self._option_string_actions)
+        (commands,) = [each.choices for each in self._actions if each.nargs == "A..."] or [None]
+        for word in words:
+            if word == "--":
+                return
+            if not word.startswith("-") or word == "-" or _NUMBER.match(word):
+                if commands is None:
+                    continue
+                if word not in commands:
+                    hint = did_you_mean(word, commands)
+                    self.error(f"unknown command {word!r}: {hint}commands are {_listed(commands)}")
+                return  # what follows is the command's
+            name = word.partition("=")[0]
+            short = not word.startswith("--") and word[:2] in options
+            if not short and not any(option.startswith(name) for option in options):
+                field = name.lstrip("-").replace("-", "_")
+                if field in self.fields:
+                    self.error(f"unknown option {name}: a field is written {field}=VALUE")
+                self.error(f"unknown option {name}: {did_you_mean(name, options)}see --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(each) for each in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"{value!r}: {hint}choose one of {_listed(known)}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
