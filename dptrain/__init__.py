@@ -18,6 +18,7 @@ from dptrain.sampling import (
     Shuffled,
     UserFixed,
     UserMinSep,
+    register_scheme,
 )
 from dptrain.strategies import (
     BISR,
@@ -80,5 +81,6 @@ __all__ = [
     "profile",
     "register_layer",
     "register_noise_stream",
+    "register_scheme",
     "register_strategy",
 ]

@@ -7,8 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dptrain.configuration.typed import members_of, named_type, stated_fields
-from dptrain.sampling import AttributionGraph, Scheme, public_size
+from dptrain.configuration.typed import named_type, stated_fields
+from dptrain.sampling import (
+    AttributionGraph,
+    Scheme,
+    UserScheme,
+    public_size,
+    scheme_types,
+)
 
 SIZES = ("batch_size", "epoch_length")
 """Fields that every scheme has in a configuration, of which exactly one is stated."""
@@ -61,8 +67,8 @@ def check_scheme(settings: Mapping[str, Any]) -> None:
 
 def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Parameter], dict]:
     """What makes the scheme, its parameters, and the stated ones (without the batch size)."""
-    member = named_type("scheme", settings, members_of(Scheme), Scheme.former_names)
-    make: Any = getattr(member, "for_batch_size", member)
+    member = named_type("scheme", settings, scheme_types(), Scheme.former_names)
+    make: Any = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
     parameters = inspect.signature(make).parameters
     own = [name for name in parameters if name not in (*SIZES, *_FROM_RUN)]
     required = [name for name in own if parameters[name].default is inspect.Parameter.empty]
@@ -98,12 +104,15 @@ def build_scheme(
             "none; choose another scheme"
         )
     if graph is not None and "graph" not in parameters:
+        of_users = [each for each, kind in scheme_types().items() if issubclass(kind, UserScheme)]
         raise ValueError(
             f"scheme.type={name} would protect single examples, and the users of this data set "
-            "have several; choose UserMinSep or UserFixed"
+            f"have several; choose {' or '.join(of_users)}"
         )
     size = expected_batch_size(settings, dataset_size) / divisor
-    fields["batch_size"] = round(size) if parameters["batch_size"].annotation == "int" else size
+    fields["batch_size"] = (
+        round(size) if parameters["batch_size"].annotation in ("int", int) else size
+    )
     if divisor != 1 and fields.get("max_batch_size") is not None:
         fields["max_batch_size"] = math.ceil(fields["max_batch_size"] / divisor)
     known: dict[str, Any] = {"dataset_size": dataset_size, "graph": graph}

@@ -3,13 +3,16 @@
 from dptrain.sampling.fields import check_microbatches, public_size
 from dptrain.sampling.loading.loader import PrivateLoader
 from dptrain.sampling.loading.microbatch import MicroBatch
+from dptrain.sampling.registry import register_scheme, scheme_types
 from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
+from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.balls_in_bins import BallsInBins
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.schemes.min_sep import MinSep
 from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
+from dptrain.sampling.stream import SeededStream
 from dptrain.sampling.users.bounding import BoundedGraph
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_fixed import UserFixed
@@ -17,6 +20,7 @@ from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.sampling.users.user_scheme import UserScheme
 
 __all__ = [
+    "AnySizeScheme",
     "AttributionGraph",
     "BallsInBins",
     "BatchStream",
@@ -29,10 +33,13 @@ __all__ = [
     "PrivateLoader",
     "RandomAllocation",
     "Scheme",
+    "SeededStream",
     "Shuffled",
     "UserFixed",
     "UserMinSep",
     "UserScheme",
     "check_microbatches",
     "public_size",
+    "register_scheme",
+    "scheme_types",
 ]

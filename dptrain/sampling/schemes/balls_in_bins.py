@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
@@ -16,6 +17,7 @@ from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tens
 _BLOCK = 1 << 18
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(ExchangeableScheme):
     """Each example picks one of b bins uniformly; step t draws bin t mod b (Chua et al. 2024).

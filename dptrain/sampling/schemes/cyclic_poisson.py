@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import Indices
 from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.drawing import (
@@ -23,6 +24,7 @@ from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tens
 ASSIGNMENTS = ("equal", "independent")
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CyclicPoisson(AnySizeScheme):
     """The dataset is split once into b parts; step t draws part t mod b with probability p.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.schemes.drawing import Pool, inclusion_probability, successes, truncate
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
@@ -19,6 +20,7 @@ from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tens
 _BLOCKS, _SMALLEST_BLOCK = 16, 1 << 14
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSep(ExchangeableScheme):
     """An example that was not drawn in the last b-1 steps is drawn with probability p.

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import Indices
 from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.drawing import inclusion_probability, successes, truncate
 from dptrain.sampling.stream import SeededStream
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Poisson(AnySizeScheme):
     """Each example takes part in each step with probability p, independently of all else.

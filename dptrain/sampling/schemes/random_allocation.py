@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.schemes.drawing import move_last, successes
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocation(ExchangeableScheme):
     """Each example takes part in k of the t steps of an epoch, a uniformly random k-subset.

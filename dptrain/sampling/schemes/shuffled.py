@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shuffled(ExchangeableScheme):
     """Every example exactly once an epoch, in batches of a fixed size from a random order.

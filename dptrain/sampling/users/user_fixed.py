@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import Indices
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 from dptrain.sampling.users.graph import AttributionGraph
@@ -174,6 +175,7 @@ class Fill:
     missing: int
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserFixed(UserScheme):
     """Batches of fixed size in which a user has at most one example, every b steps at most.

@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from dptrain.core import checks
 from dptrain.sampling import fields
+from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import Indices
 from dptrain.sampling.schemes.drawing import successes
 from dptrain.sampling.stream import SeededStream, to_array, to_tensor
@@ -21,6 +22,7 @@ from dptrain.sampling.users.user_scheme import UserScheme
 _MOST_STEPS = 2**31 - 1
 
 
+@register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UserMinSep(UserScheme):
     """Every example tosses a coin at every step; those close to a recent one are left out.
