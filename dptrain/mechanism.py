@@ -24,8 +24,9 @@ _SMALLEST_NORM, _LARGEST_NORM = 1e-30, 1e30
 class MatrixMechanism:
     """A matrix mechanism: how examples take part, how noise is correlated, and how much of it.
 
-    Step t releases ``Σ_i clip(g_i, R) + σ R (C^-1 Z)_t`` (``notation``). The strategy is bound to
-    the scheme's number of steps on construction, so its coefficients are part of the value.
+    Step t releases ``Σ_i clip(g_i, R) + σ R (C^-1 Z)_t``, which is as private as C x + σ z
+    (docs/theory/mechanism.md#thm-factorization). The strategy is bound to the scheme's number of
+    steps on construction, so its coefficients are part of the value.
 
     Args:
         scheme: the sampling scheme; it fixes the number of steps n.

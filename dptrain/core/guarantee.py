@@ -13,7 +13,7 @@ from dptrain.core.json_value import parsed
 
 
 class Adjacency(enum.Enum):
-    """Which two data sets must be hard to tell apart (``notation``: zero-out is the default)."""
+    """Which two data sets must be hard to tell apart; zero-out is the default."""
 
     ZERO_OUT = "zero_out"
     ADD_REMOVE = "add_remove"

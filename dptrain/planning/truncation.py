@@ -17,7 +17,7 @@ def displacements(
 
     π_t is the chance that B others are drawn and q2 that the example is then drawn and kept. A run
     without such an event is Poisson sampling, so below δ the cost of cutting does not show
-    (``accounting``, section 3).
+    (docs/theory/poisson.md#thm-truncated-cases).
     """
     if max_batch_size >= dataset_size:
         return 0.0

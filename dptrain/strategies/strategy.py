@@ -135,7 +135,10 @@ class Strategy(JsonValue, ABC, family="strategy"):
         """``W @ z``, the noise of z of shape (rows,) or (rows, k); shape (n,) or (n, k)."""
 
     def magnitude(self) -> Strategy:
-        """|C|, which amplified accountants use in place of C (``notation``); itself for C ≥ 0."""
+        """|C|, which amplified accountants use in place of C; itself for C ≥ 0.
+
+        See docs/theory/mechanism.md#thm-signs.
+        """
         return self
 
     @abstractmethod

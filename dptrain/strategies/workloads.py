@@ -11,7 +11,7 @@ from dptrain.core import Array, JsonValue, checks
 
 
 class Workload(JsonValue, ABC, family="workload"):
-    """Lower-triangular n×n matrix A, as an immutable value (``mechanisms``).
+    """Lower-triangular n×n matrix A, as an immutable value.
 
     Row t says what the run's output after step t is made of: the released gradients x_0, …, x_t
     count in it as (A x)_t. A strategy C answers with the error A C^-1 Z.

@@ -42,15 +42,7 @@ STILL = {
     "dptrain/accounting/mmcc/posterior.py",
     "dptrain/accounting/per_example/norm_grid.py",
     "dptrain/accounting/per_example/pld.py",
-    "dptrain/core/guarantee.py",
-    "dptrain/mechanism.py",
-    "dptrain/planning/truncation.py",
     "dptrain/sampling/scheme.py",
-    "dptrain/strategies/strategy.py",
-    "dptrain/strategies/toeplitz/band_inv_mf.py",
-    "dptrain/strategies/toeplitz/bisr.py",
-    "dptrain/strategies/toeplitz/inverse_banded.py",
-    "dptrain/strategies/workloads.py",
 }
 
 

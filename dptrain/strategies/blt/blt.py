@@ -281,13 +281,9 @@ class BLT(Toeplitz):
         """max ‖C x‖₂ over x in {0, 1}^n with at most m ones, any two at least b apart.
 
         Exact, a closed form whose cost grows with √m only: the maximum is at x = 0, b, 2b, … with
-        min(m, ceil(n/b)) ones. That is the argument of Kalinin & Lampert 2024, Theorem 2, which
-        does not need c_0 ≥ c_1, hence no Σω ≤ 1: ‖C x‖² is the sum of the inner products of all
-        pairs of chosen columns, Σ_{k<n-j} c_k c_{k+j-i} for columns i ≤ j. As c ≥ 0 and
-        c_1 ≥ c_2 ≥ …, it does not fall when j gets smaller with the lag j - i kept (more terms), or
-        when the lag gets smaller, down to 1, with j kept. In a pattern the s-th participation is
-        at j ≥ s·b and a lag between the r-th and the s-th is at least (s - r)·b ≥ 1; the regular
-        pattern attains all these bounds at once, and further participations only add.
+        min(m, ceil(n/b)) ones. That is the argument of Kalinin & Lampert 2024 (arXiv 2405.13763),
+        Theorem 2, which does not need c_0 ≥ c_1, hence no Σω ≤ 1
+        (docs/theory/strategies.md#thm-blt-sensitivity; ``test_norm_of_the_regular_pattern``).
 
         Args:
             steps: n.

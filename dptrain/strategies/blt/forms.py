@@ -6,8 +6,8 @@ one by about 1/n. With u = 1/x the strategy is the rational function
     c = 1 + Σ_j ω_j/(u - θ_j) = Π_j (u - θ̂_j)/(u - θ_j),
 
 so that 1/c is of the same form with θ and θ̂ exchanged (Dvijotham, McMahan, Pillutla, Steinke &
-Thakurta 2024, "Efficient and near-optimal noise generation for streaming differential privacy").
-For ω > 0 the roots interlace: θ_1 > θ̂_1 > θ_2 > … > θ_d > θ̂_d, and only θ̂_d can leave (-1, 1).
+Thakurta 2024, arXiv 2404.16706; docs/theory/strategies.md#thm-blt-inverse). For ω > 0 the roots
+interlace: θ_1 > θ̂_1 > θ_2 > … > θ_d > θ̂_d, and only θ̂_d can leave (-1, 1).
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def regular_norm(p: Array, omega: Array, steps: int, m: int, b: int) -> tuple[fl
     From participation k to the next, y = C x is a sum of powers: y_{kb} = 1 + Σ_j v_j S_{k-1,j}
     with v_j = ω_j θ_j^{b-1}, and y_{kb+s} = Σ_j ω_j θ_j^{s-1} S_{k,j}, where
     S_{k,j} = Σ_{i≤k} θ_j^{ib}. Each segment's Σ_s y² is d² geometric sums; the last one ends at n.
-    The work is O(√m d²). This is the squared sensitivity (``BLT.sensitivity`` has the proof).
+    The work is O(√m d²). This is the squared sensitivity
+    (docs/theory/strategies.md#thm-blt-sensitivity).
 
     Args:
         p: 1 - θ, shape (d,).

@@ -73,19 +73,10 @@ def _one_side(values: Array, count: int, gap: int) -> Array:
 def gram_bound(gram: Array, *, max_participations: int, min_sep: int) -> float:
     """Upper bound on max sqrt(Σ_{i,j∈u} |G_ij|), u at most m indices at least b apart, G = CᵀC.
 
-    Claim and proof, after the bound of Choquette-Choo et al. 2023 ("(Amplified) Banded Matrix
-    Factorization", on the sensitivity of general matrices), which it sharpens by counting:
-
-    * Contributions x_i of norm at most 1 in R^d have ‖Σ_i C_{:,i} x_iᵀ‖_F² = Σ_{i,j} G_ij <x_i,
-      x_j> ≤ Σ_{i,j∈u} |G_ij|, whatever the signs of G. Scalars x in {-1, 0, 1} are a special case.
-    * Let i_0 < i_1 < … be the members of u, at most m. The row of i_k is
-      Σ_{j∈u} |G_{i_k j}| = G_ii + (k members at i_k - b or before) + (at most m-1-k members at
-      i_k + b or after), the members of either side at least b apart. Maximising both sides
-      separately over all sets of that many indices (``best_sums``) gives a number
-      h_k(i_k) ≥ that row.
-    * So the sum over u is at most Σ_k h_k(i_k), and the maximum of that over all increasing i_k
-      with gaps of at least b is a dynamic program over (k, i).
-
+    It bounds the sensitivity to contributions of norm at most 1, whatever the signs of G: every row
+    of the sum counts how many members lie on either side of it, and the rows are maximized
+    separately (docs/theory/strategies.md#thm-gram-bound; ``test_bound_holds_for_signed_matrices``).
+    That sharpens the bound of Choquette-Choo et al. 2023 (arXiv 2306.08153) for general matrices.
     Rows count each pair twice with possibly different partners, which is why it is a bound and not
     the maximum. It takes O(width·n·m). The result is rounded upwards by 10^-12 plus what the sums
     of n products in G can lose.

@@ -163,11 +163,11 @@ class LowerTriangular(Strategy, ABC):
         each other. Exact in two cases:
 
         * m = 1: the largest column norm.
-        * bands ≤ b: the columns of a pattern are orthogonal, so the square is the sum of their
-          squared norms; its maximum over patterns is found by a dynamic program, since norms may
-          rise and fall along the run.
+        * bands ≤ b: the columns of a pattern are orthogonal, and the maximum of the sum of their
+          squared norms is found by a dynamic program
+          (docs/theory/strategies.md#thm-orthogonal-columns).
 
-        Otherwise an upper bound, proven at ``gram_bound``; it takes O(bands·n·m).
+        Otherwise the upper bound of ``gram_bound``; it takes O(bands·n·m).
 
         Args:
             steps: n.

@@ -22,7 +22,7 @@ from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandInvMF(InverseBandedToeplitz):
-    """Banded Toeplitz C^-1 (Kalinin, McMahan & Upadhyay 2025), of least error × sensitivity.
+    """Banded Toeplitz C^-1 of least error × sensitivity (Kalinin et al. 2025, arXiv 2505.12128).
 
     Least among the coefficients with C ≥ 0, as the sensitivity requires. g_k ≤ 0 for k ≥ 1
     guarantees that for any n; signs are freed where that helps and the run is not too long

@@ -20,25 +20,13 @@ from dptrain.strategies.toeplitz.square_root_series import (
 @register_strategy
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BISR(InverseBandedToeplitz):
-    """C^-1 with the first coefficients of A_{α,β}^{-1/2} (Kalinin, McMahan & Upadhyay 2025).
+    """C^-1 with the first coefficients of A_{α,β}^{-1/2} (Kalinin et al. 2025, arXiv 2505.12128).
 
     A_{α,β} has the generating function 1/((1 - αx)(1 - βx)): SGD with momentum β and weight decay
     factor α; the defaults are prefix sums, with g = 1, -1/2, -1/8, -1/16, -5/128, …
 
     The sensitivity is exact for any schedule, because c ≥ 0 is non-increasing for every α, β and
-    number of bands. Write a_k = -g_k for k ≥ 1.
-
-    1. a_k ≥ 0: a_1 = (α + β)/2, and a_k = (α - β)²/8 · E[S^{k-2}] for k ≥ 2, where S in [β, α]
-       has the semicircle law (``square_root_series``). Hence c ≥ 0.
-    2. Let G_k = 1 - Σ_{1≤j≤k} a_j, the coefficients of g(x)/(1 - x). Before g is cut to its
-       bands, G is log-convex: G_k = sqrt((1-α)(1-β)) + Σ_{j>k} a_j is, for k ≥ 1, a constant plus
-       (α-β)²/8 · E[S^{k-1}/(1-S)], a sequence of moments; and G_1² ≤ G_0 G_2 reads
-       (1-s)² ≤ 1 - s - d²/8 with s = (α+β)/2, d = α - β, that is s² + d²/8 ≤ s, which holds as
-       s² + d²/4 = (α² + β²)/2 ≤ s for α, β in [0, 1].
-    3. Cutting g makes G constant from there on. G does not increase, so it stays log-convex.
-    4. Kaluza's theorem: the reciprocal of a log-convex positive series has no positive coefficient
-       but the first. That reciprocal is (1 - x) c(x), whose coefficients are c_t - c_{t-1}.
-       (A cut G is positive: G_k ≥ Σ_{j>k} a_j > 0; with α = β = 0 excluded a_2 > 0.)
+    number of bands (docs/theory/strategies.md#thm-bisr; ``test_coefficients_do_not_increase``).
 
     Args:
         inverse_bands: number of coefficients of C^-1; ``inverse_bands = steps`` is the full square

@@ -18,10 +18,10 @@ _LARGEST_GROWTH = 1e6  # c_t / c_0 at which C counts as blown up; families of th
 class InverseBandedToeplitz(Toeplitz, ABC):
     """Mixin: C^-1 has ``inverse_bands`` coefficients g, with g_0 > 0 and C ≥ 0 for the n bound to.
 
-    So it is for every n where g_k ≤ 0 for k ≥ 1: c_0 = 1/g_0, and c_t = Σ_k |g_k| c_{t-k} / g_0
-    adds non-negative terms only, in floating point too. C itself is dense, so ``bands`` is n
-    however short g is: participations are never orthogonal (Kalinin, McMahan & Upadhyay 2025). The
-    noise of a step needs only the last ``inverse_bands`` rows of Z.
+    So it is for every n where g_k ≤ 0 for k ≥ 1, in floating point too
+    (docs/theory/strategies.md#thm-inverse-signs). C itself is dense, so ``bands`` is n however
+    short g is: participations are never orthogonal (Kalinin, McKenna, Upadhyay & Lampert 2025,
+    arXiv 2505.12128). The noise of a step needs only the last ``inverse_bands`` rows of Z.
 
     A family has the fields ``inverse_bands`` and ``steps`` and says what ``filter`` is.
     """

@@ -3,16 +3,10 @@
 SGD with momentum β and weight decay α adds gradients up with the Toeplitz workload A_{α,β} of
 generating function 1/((1 - αx)(1 - βx)) (Kalinin & Lampert 2024); α = 1, β = 0 are prefix sums.
 
-Both series are moments. With q = β/α and E over a law on [q, 1]:
-
-* ((1 - αx)(1 - βx))^{-1/2} = Σ_k α^k E[T^k] x^k for the arcsine law, since
-  ((1 - x)(1 - qx))^{-1/2} = (1/π) ∫_q^1 dt / ((1 - tx) sqrt((1 - t)(t - q)));
-* ((1 - αx)(1 - βx))^{1/2} = 1 - (α + β)/2·x - (α - β)²/8·Σ_{k≥2} α^{k-2} E[S^{k-2}] x^k for the
-  semicircle law: with z = 1/x, sqrt((z - 1)(z - q)) is z - (1 + q)/2 minus (1 - q)²/8 times the
-  Stieltjes transform of that law.
-
-So the first has positive, non-increasing, log-convex coefficients, and those of the second are
-negative but for the first: two facts that the strategies build their sensitivity on.
+Both series are moments, of the arcsine and of the semicircle law
+(docs/theory/strategies.md#thm-square-root; ``test_signs_and_order``). So the first has positive,
+non-increasing, log-convex coefficients, and those of the second are negative but for the first: two
+facts that the strategies build their sensitivity on.
 """
 
 from __future__ import annotations

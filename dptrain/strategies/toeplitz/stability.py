@@ -38,11 +38,9 @@ def check_stable(owner: str, inverse_column: Array) -> None:
 def check_stable_filter(owner: str, coefficients: npt.ArrayLike, steps: int) -> None:
     """``check_stable`` for a Toeplitz C given by its first column.
 
-    Coefficients c_0 > 0 that never rise and are not negative need no check. Let w = C^-1 (1, 1, …),
-    so that Σ_j c_j w_{t-j} = 1 for t ≥ 0 and w_t = 0 before. Subtracting the equation for t - 1
-    gives w_t = Σ_{j≥1} (c_{j-1} - c_j)/c_0 · w_{t-j} for t ≥ 1: weights that are not negative and
-    sum to 1, hence 0 ≤ w_t ≤ w_0 = 1/c_0 and |g_t| = |w_t - w_{t-1}| ≤ 1/c_0 = g_0. Otherwise C^-1
-    is computed, in O(n·bands).
+    Coefficients c_0 > 0 that never rise and are not negative need no check: then |g_t| ≤ g_0
+    (docs/theory/strategies.md#thm-stability; ``test_filters_that_fall_stay_in_range``). Otherwise
+    C^-1 is computed, in O(n·bands).
 
     Args:
         owner: what the message calls the strategy.

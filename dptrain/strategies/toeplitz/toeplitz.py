@@ -150,20 +150,12 @@ class Toeplitz(Strategy, ABC):
 
         Exact, and reached at x = 0, b, 2b, … with min(m, ceil(n/b)) ones, if m = 1 or c does not
         increase from lag b on: c_k ≥ c_{k+1} for k ≥ b (so also if bands ≤ b, where c is 0 there).
-        This widens Kalinin & Lampert 2024, Theorem 2, which asks for it at every lag. Proof: let
-        the i-th participation, i = 0, 1, …, be at t_i ≥ i·b. Two columns d apart, the later one
-        with L rows left, have the inner product R(d, L) = Σ_{k<L} c_k c_{k+d}, and
-        ‖C x‖² = Σ_i R(0, n - t_i) + 2 Σ_{i<j} R(t_j - t_i, n - t_j). R does not decrease with L,
-        as c ≥ 0, nor increase with d ≥ b, as c_{k+d} does not. So t_j - t_i ≥ (j - i)·b and
-        n - t_j ≤ n - j·b bound every term by that of the regular pattern.
-
-        Otherwise the smaller of two upper bounds:
-
-        * Envelope: let c̄ ≥ c be the least sequence that does not increase from lag b on. Then
-          0 ≤ C ≤ C̄ entrywise and x ≥ 0 give ‖C x‖ ≤ ‖C̄ x‖, whose maximum is the case above.
-        * Autocorrelation: R(d, L) is at most r(d) = Σ_k c_k c_{k+d}, and the i-th and the (i+s)-th
-          participation are at least s·b apart, hence
-          ‖C x‖² ≤ m r(0) + 2 Σ_{s=1}^{m-1} (m - s) max_{d ≥ s·b} r(d).
+        This widens Kalinin & Lampert 2024 (arXiv 2405.13763), Theorem 2, which asks for it at every
+        lag (docs/theory/strategies.md#thm-toeplitz-sensitivity;
+        ``test_order_matters_from_min_sep_on_only``). Otherwise the smaller of two upper bounds, one
+        by the least sequence above c that does not increase from lag b on, one by the
+        autocorrelation of c (docs/theory/strategies.md#thm-toeplitz-bounds;
+        ``test_never_below_the_worst_pattern``).
 
         Args:
             steps: n.

@@ -7,21 +7,12 @@ estimate e_k of a node of level k is
 
 and v_k is its variance. A prefix sum is estimated by adding the estimates of the maximal complete
 nodes of the prefix. Everything up to step t is used for prefix t and nothing later ("estimation
-from below" in Kairouz et al. 2021, so that it works online).
+from below" in Kairouz et al. 2021, arXiv 2103.00039, so that it works online).
 
-Unbiased: e_0 is; if e_left and e_right are, so is their sum, and e_k is a weighted mean of two
-unbiased estimates of the same sum. With x = 0 what remains is the noise W z, hence W C = I.
-
-Least variance, for every prefix by itself, of all unbiased linear estimators from the nodes that
-are complete by then. Those nodes lie in the subtrees of the prefix's maximal nodes. Subtrees share
-neither steps nor noise: an estimator is unbiased for every x only if the part of it that uses a
-subtree is unbiased for the sum of that subtree's steps, and its variance is the sum of the parts'.
-So it remains to estimate the sum of one subtree, by induction over k. Give y_k the weight a.
-Unbiasedness on the left half's steps means that what uses the left half's nodes is an unbiased
-estimator of 1 - a times their sum, of variance at least (1 - a)² v_{k-1}; likewise on the right.
-The sum a² + 2 (1 - a)² v_{k-1} is least at a = 2 v_{k-1}/(1 + 2 v_{k-1}) = v_k, where it is v_k.
-
-Closed form: 1/v_k = 2 - 2^{-k} solves 1/v_k = 1 + 1/(2 v_{k-1}), so v_k = 1/(2 (1 - 2^{-(k+1)})).
+It is unbiased, and for every prefix by itself has the least variance of all unbiased linear
+estimators from the nodes that are complete by then; v_k = 1/(2 (1 - 2^{-(k+1)}))
+(docs/theory/strategies.md#thm-tree-estimator;
+``test_least_variance_for_every_prefix_from_all_nodes_complete_by_then``).
 """
 
 from __future__ import annotations

@@ -40,10 +40,8 @@ def worst_square(
 def level_bound(steps: int, height: int, m: int, b: int) -> int:
     """An upper bound on ‖C x‖²: every level at its own worst.
 
-    A node of S = 2^l steps holds at most k = min(m, ceil(S/b)) participations, and all N = n >> l
-    complete nodes of the level together at most M = min(m, ceil(N S/b)), since they are N S
-    consecutive steps. Σ count² is convex, so under these two limits it is largest with as many
-    full nodes as possible and the rest in one more: floor(M/k) k² + (M mod k)².
+    See docs/theory/strategies.md#thm-tree-sensitivity; checked by
+    ``test_search_and_bound_against_every_pattern``.
 
     The pattern 0, b, 2b, … attains it for m = 1, for b at least the leaves of a tree, and for b a
     power of two (it fills one node after the other, on every level at once).
@@ -85,13 +83,12 @@ class _Search:
     steps after it the last of them (or an earlier one) still bars, and Σ count² over the nodes of C
     in it. An interval larger than a tree is no row of C and only adds up its halves.
 
-    Two reductions, neither of which loses the maximum:
+    Two reductions, neither of which loses the maximum
+    (docs/theory/strategies.md#thm-tree-sensitivity):
 
-    * An interval of at most b steps holds at most one participation. Where it lies there decides
-      nothing but how many of the next steps it bars: the first free step bars fewest.
+    * An interval of at most b steps holds at most one participation, at its first free step.
     * Of two outcomes with as many participations, the one that bars no fewer steps and has no
-      greater value is dropped: whatever may follow it may also follow the other, with the same
-      counts in every larger node.
+      greater value is dropped.
 
     An interval is the same wherever it lies, so the work hardly grows with n; it grows with the
     number of participations and of distances modulo b.
