@@ -11,9 +11,17 @@ FOLDER = "reference/api"
 
 
 def pages() -> dict[str, str]:
-    """Markdown by path: an overview, and a page for every room that describes something."""
-    found = {f"{FOLDER}/{room}.md": _page(room) for room in faces.rooms()}
-    return {f"{FOLDER}/index.md": _overview(), **found}
+    """Markdown by path: an overview, and a page for every room that has public names."""
+    return {f"{FOLDER}/index.md": _overview()} | {
+        _path(room): _page(room) for room in faces.rooms()
+    }
+
+
+def _path(room: str) -> str:
+    """Where a room is described: rooms within it lie in a folder beside its page."""
+    parts = room.split(".")[1:] or [room]
+    inside = any(other.startswith(f"{room}.") for other in faces.rooms()) and room != "dptrain"
+    return "/".join([FOLDER, *parts, "index"] if inside else [FOLDER, *parts]) + ".md"
 
 
 def _overview() -> str:
@@ -21,19 +29,22 @@ def _overview() -> str:
         "# API",
         "",
         "Everything public: what the `__init__` of a package lists in `__all__`. Modules below may "
-        "change from one version to the next.",
+        "change from one version to the next. Most programs need `dptrain` alone, whose names are "
+        "described with the package that they come from.",
         "",
         "| package | what is in it |",
         "|---|---|",
     ]
-    for room in faces.rooms():
-        lines.append(f"| [`{room}`]({room}.md) | {_about(room).partition(chr(10))[0]} |")
+    for room in sorted(faces.rooms()):
+        about = _about(room).partition("\n")[0]
+        lines.append(f"| [`{room}`]({_path(room).removeprefix(f'{FOLDER}/')}) | {about} |")
     return "\n".join(lines) + "\n"
 
 
 def _page(room: str) -> str:
     names = faces.rooms()[room]
-    lines = [f"# {room}", "", _about(room), ""]
+    lines = ["---", f"title: {room.rpartition('.')[2]}", "---", ""]
+    lines += [f"# {room}", "", _about(room), ""]
     lines += ["| name | what it is |", "|---|---|"]
     for each in names:
         home = faces.homes()[each.path]

@@ -91,7 +91,7 @@ def _groups(parser: argparse.ArgumentParser) -> Iterator[tuple[str, list[argpars
 
 
 def _usage(parser: argparse.ArgumentParser, name: str) -> str:
-    formatter = argparse.HelpFormatter(name, width=88)
+    formatter = argparse.HelpFormatter(name, width=76)
     groups = parser._mutually_exclusive_groups
     formatter.add_usage(parser.usage, parser._actions, groups, prefix="")
     return formatter.format_help().strip()

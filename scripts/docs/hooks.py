@@ -8,6 +8,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
 from scripts.docs import api, commands, configuration, formulas, pages, tables
@@ -29,6 +30,31 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for plot in tables.figures().values():
         files.append(File.generated(config, f"{_PLOTS}/{plot.name}", abs_src_path=str(plot)))
     return files
+
+
+def on_nav(nav: Navigation, **_: Any) -> Navigation:
+    """Call the packages of the API by their names, in their order."""
+
+    def place(item: Any) -> tuple[bool, bool, str]:
+        """Of a section its own page, which comes first; and ``dptrain`` before all others."""
+        page = item
+        while isinstance(page, Section):
+            page = page.children[0]
+        path = page.file.src_uri.removesuffix("/index.md").removesuffix(".md")
+        alone = isinstance(item, Page) and page.file.src_uri.endswith("/index.md")
+        return not alone, not path.endswith("/dptrain"), path
+
+    def settle(section: Section) -> None:
+        for child in section.children:
+            if isinstance(child, Section):
+                settle(child)
+                child.title = place(child)[2].rpartition("/")[2]
+        section.children.sort(key=place)
+
+    for item in _with_children(nav.items):
+        if isinstance(item, Section) and item.title == "API":
+            settle(item)
+    return nav
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -60,4 +86,4 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def _with_children(items: Any) -> list[Any]:
-    return [each for item in items for each in (item, *_with_children(item.children))]
+    return [each for item in items or () for each in (item, *_with_children(item.children))]

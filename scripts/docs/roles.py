@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
@@ -10,10 +11,11 @@ from scripts.docs import docstrings, references, theorems
 
 
 class Roles(griffe.Extension):
-    """References become links, and arguments that share a sentence get an entry each."""
+    """References become links, arguments get an entry each, and an example is code."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Rewrite the docstring of whatever has been read."""
         if obj.docstring is not None:
             text = docstrings.one_by_one(obj.docstring.value)
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
             obj.docstring.value = theorems.linked(references.rewritten(text, obj.path))
