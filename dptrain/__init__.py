@@ -35,7 +35,8 @@ from dptrain.strategies import (
     register_strategy,
 )
 
-__version__ = "0.1.0"  # pyproject.toml reads it from here
+__version__ = "0.1.0"
+"""Version of the package, which pyproject.toml reads from here."""
 
 __all__ = [
     "BISR",

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+__all__ = ["causal_cross_entropy", "reduce_examples", "token_cross_entropy"]
+
 IGNORED = -100  # torch's and Hugging Face's mark of a token without a target
 
 

@@ -3,12 +3,19 @@
 ``check_layer_rule`` and ``check_norms_of_releases`` are functions: call them on a layer.
 """
 
-from dptrain.testing.accountant_contract import AccountantContract as AccountantContract
-from dptrain.testing.layer_rule import check_layer_rule as check_layer_rule
-from dptrain.testing.noise_stream_contract import NoiseStreamContract as NoiseStreamContract
-from dptrain.testing.norms_of_releases import check_norms_of_releases as check_norms_of_releases
-from dptrain.testing.scheme_contract import (
-    ExchangeableSchemeContract as ExchangeableSchemeContract,
-)
-from dptrain.testing.scheme_contract import SchemeContract as SchemeContract
-from dptrain.testing.strategy_contract import StrategyContract as StrategyContract
+from dptrain.testing.accountant_contract import AccountantContract
+from dptrain.testing.layer_rule import check_layer_rule
+from dptrain.testing.noise_stream_contract import NoiseStreamContract
+from dptrain.testing.norms_of_releases import check_norms_of_releases
+from dptrain.testing.scheme_contract import ExchangeableSchemeContract, SchemeContract
+from dptrain.testing.strategy_contract import StrategyContract
+
+__all__ = [
+    "AccountantContract",
+    "ExchangeableSchemeContract",
+    "NoiseStreamContract",
+    "SchemeContract",
+    "StrategyContract",
+    "check_layer_rule",
+    "check_norms_of_releases",
+]

@@ -37,13 +37,16 @@ class Public:
 
 @functools.cache
 def rooms() -> dict[str, tuple[Public, ...]]:
-    """Public names of ``dptrain`` and of every package in it that has any, from the outside in."""
+    """Public names of ``dptrain`` and of every room in it that has any, from the outside in.
+
+    A room is a package, or a module that stands beside them.
+    """
     packages = [
         "dptrain",
         *(
             found.name
             for found in pkgutil.walk_packages(dptrain.__path__, "dptrain.")
-            if found.ispkg
+            if found.ispkg or (found.name.count(".") == 1 and "._" not in found.name)
         ),
     ]
     found = {}
@@ -71,8 +74,8 @@ def homes() -> dict[str, Public]:
 
 
 def first_sentence(each: Public) -> str:
-    """The first line of its docstring."""
-    return docstring(each).strip().partition("\n")[0]
+    """The first paragraph of its docstring, in one line."""
+    return " ".join(inspect.cleandoc(docstring(each)).partition("\n\n")[0].split())
 
 
 def docstring(each: Public) -> str:

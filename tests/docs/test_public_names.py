@@ -28,10 +28,10 @@ def test_a_face_says_what_its_room_is_for_and_lists_what_it_has(room: str) -> No
     ids=lambda each: each.path,
 )
 def test_public_methods_say_what_they_do(each: faces.Public) -> None:
-    """A method that overrides another may leave it to that one."""
+    """A method that overrides another may leave it to that one, a test to its name."""
     for name, member in vars(each.value).items():
         function = getattr(member, "__func__", member)
-        if inspect.isfunction(function) and not name.startswith("_"):
+        if inspect.isfunction(function) and not name.startswith(("_", "test_")):
             inherited = any(name in vars(base) for base in each.value.__mro__[1:])
             assert function.__doc__ or inherited, f"{each.path}.{name}"
 
