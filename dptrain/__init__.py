@@ -1,39 +1,49 @@
-"""Differentially private training for PyTorch: schemes, correlated noise and their accountant."""
+"""Differentially private training for PyTorch: schemes, correlated noise and their accountant.
 
-from dptrain.accounting import account, accountants_for, calibrate, profile
-from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
-from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
-from dptrain.core import Adjacency, Guarantee, Kind, Unit
-from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
-from dptrain.mechanism import MatrixMechanism
-from dptrain.noise import register_noise_stream
-from dptrain.sampling import (
-    AttributionGraph,
-    BallsInBins,
-    CyclicPoisson,
-    MinSep,
-    Poisson,
-    PrivateLoader,
-    RandomAllocation,
-    Shuffled,
-    UserFixed,
-    UserMinSep,
-    register_scheme,
-)
-from dptrain.strategies import (
-    BISR,
-    BLT,
-    BSR,
-    BandInvMF,
-    BandMF,
-    ColumnNormalizedBandMF,
-    Dense,
-    Identity,
-    SquareRoot,
-    Tree,
-    TreeRestart,
-    register_strategy,
-)
+``import dptrain`` costs nothing: a name, or a room such as ``dptrain.sampling``, is imported when
+it is first asked for. Type checkers see the imports below as they stand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dptrain.accounting import account, accountants_for, calibrate, profile
+    from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
+    from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
+    from dptrain.core import Adjacency, Guarantee, Kind, Unit
+    from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
+    from dptrain.mechanism import MatrixMechanism
+    from dptrain.noise import register_noise_stream
+    from dptrain.sampling import (
+        AttributionGraph,
+        BallsInBins,
+        CyclicPoisson,
+        MinSep,
+        Poisson,
+        PrivateLoader,
+        RandomAllocation,
+        Shuffled,
+        UserFixed,
+        UserMinSep,
+        register_scheme,
+    )
+    from dptrain.strategies import (
+        BISR,
+        BLT,
+        BSR,
+        BandInvMF,
+        BandMF,
+        ColumnNormalizedBandMF,
+        Dense,
+        Identity,
+        SquareRoot,
+        Tree,
+        TreeRestart,
+        register_strategy,
+    )
 
 __version__ = "0.1.0"
 """Version of the package, which pyproject.toml reads from here."""
@@ -85,3 +95,57 @@ __all__ = [
     "register_scheme",
     "register_strategy",
 ]
+
+# Where a name comes from; a test holds the two lists and the imports above together.
+_NAMES = {
+    "accounting": "account accountants_for calibrate profile",
+    "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
+    "clipping.bookkeeping": "GradientRule LayerRule register_layer",
+    "core": "Adjacency Guarantee Kind Unit",
+    "engine": "PrivacyEngine PrivateTraining ScaledAdam",
+    "mechanism": "MatrixMechanism",
+    "noise": "register_noise_stream",
+    "sampling": (
+        "AttributionGraph BallsInBins CyclicPoisson MinSep Poisson PrivateLoader "
+        "RandomAllocation Shuffled UserFixed UserMinSep register_scheme"
+    ),
+    "strategies": (
+        "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity SquareRoot Tree "
+        "TreeRestart register_strategy"
+    ),
+}
+_ORIGINS = {name: room for room, names in _NAMES.items() for name in names.split()}
+_ROOMS = [
+    "accounting",
+    "clipping",
+    "commands",
+    "configuration",
+    "core",
+    "distributed",
+    "engine",
+    "individual",
+    "losses",
+    "mechanism",
+    "noise",
+    "planning",
+    "reporting",
+    "sampling",
+    "strategies",
+    "testing",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or a room of the package, imported now (PEP 562)."""
+    if name in _ROOMS:
+        return importlib.import_module(f"dptrain.{name}")
+    if name not in _ORIGINS:
+        raise AttributeError(f"module 'dptrain' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"dptrain.{_ORIGINS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """What can be asked for, imported or not."""
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -30,7 +30,7 @@ SECONDS = 240  # of a page; the longest are marked slow
 # Snippets register layers and schemes, seed generators and set defaults: every page has a process
 # of its own, forked from one that has imported torch and dptrain and done nothing else.
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["torch", "dptrain", "scripts.docs.pages"])
+_PROCESSES.set_forkserver_preload(["torch", "dptrain.engine", "scripts.docs.pages"])
 
 
 def run_page(text: str, name: str = "page.md") -> str | None:

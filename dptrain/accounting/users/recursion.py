@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 from typing import Any
 
@@ -11,11 +12,6 @@ import numpy.typing as npt
 
 from dptrain.accounting.users.law import UserLaw
 from dptrain.core import Array
-
-try:
-    import numba
-except ImportError:  # the extra ``fast`` is not installed: the program in log space does it all
-    numba = None  # type: ignore[assignment]
 
 Codes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -58,7 +54,7 @@ def log_ratio(
     start = law.start(examples)
     mass = law.mass(examples)
     sampling = law.exclusion == "sampling"
-    if rescale_every is None or numba is None:
+    if rescale_every is None or not compiles():
         return _log_space(exponents, half_norms, codes, mass, start, law.min_sep, sampling)
     np.exp(exponents, out=exponents)
     j = np.arange(examples + 1)
@@ -215,7 +211,7 @@ def participations(law: UserLaw, drawn: Codes, barred: Counts) -> Codes:
     x = np.zeros_like(drawn)
     left = barred.astype(np.int64)
     sampling = law.exclusion == "sampling"
-    if numba is not None:
+    if compiles():
         _compiled(_chain)(drawn, left, law.min_sep - 1, sampling, x)
         return x
     for t in range(law.steps):
@@ -226,7 +222,14 @@ def participations(law: UserLaw, drawn: Codes, barred: Counts) -> Codes:
     return x
 
 
+def compiles() -> bool:
+    """Whether the extra ``fast`` is installed; without, the program in log space does it all."""
+    return importlib.util.find_spec("numba") is not None
+
+
 @functools.cache
 def _compiled(function: Any) -> Any:
     """A kernel, compiled at its first use."""
+    import numba  # late: it takes long to import
+
     return numba.njit(nogil=True, fastmath={"contract"})(function)

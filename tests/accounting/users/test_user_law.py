@@ -104,7 +104,7 @@ def test_compiled_and_plain_programs_agree(monkeypatch: pytest.MonkeyPatch) -> N
         losses = UserLosses(law)
         first = losses.draw([0.7, 2.0], "both", np.random.default_rng(3), 150)
         with monkeypatch.context() as patch:
-            patch.setattr(user_recursion, "numba", None)
+            patch.setattr(user_recursion, "compiles", lambda: False)
             second = losses.draw([0.7, 2.0], "both", np.random.default_rng(3), 150)
         np.testing.assert_allclose(first, second, atol=1e-10, rtol=1e-11)
 

@@ -1,0 +1,84 @@
+"""Importing dptrain imports what is asked for, and nothing that only some need."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import dptrain
+
+SOURCE = pathlib.Path(dptrain.__file__)
+# Of extras, or of functions that most runs never call.
+HEAVY = {"numba", "matplotlib", "transformers", "datasets", "sklearn", "pandas", "pyarrow"}
+
+
+def imported_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after a statement."""
+    script = f"{statement}; import json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+def test_importing_dptrain_alone_needs_none_of_its_dependencies() -> None:
+    """So that it costs less than .7 s beyond torch, on any machine."""
+    third_party = imported_by("import dptrain") - sys.stdlib_module_names - imported_by("pass")
+    assert third_party == {"dptrain"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from dptrain import *",
+        "import dptrain.individual, dptrain.planning, dptrain.noise",
+        "from dptrain.commands import main",
+    ],
+)
+def test_nothing_that_only_some_need_is_imported_with_the_package(statement: str) -> None:
+    found = imported_by(statement)
+    assert "torch" in found
+    assert found & (HEAVY - imported_by("import torch, opacus, dp_accounting")) == set()
+
+
+def test_the_names_that_are_promised_are_those_that_come() -> None:
+    """One list for type checkers, one for imports and one for readers."""
+    (block,) = [
+        node
+        for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == {name: f"dptrain.{room}" for name, room in dptrain._ORIGINS.items()}
+    assert sorted(dptrain.__all__) == sorted([*seen, "__version__"])
+    for name in dptrain.__all__:
+        value = getattr(dptrain, name)
+        if name != "__version__":
+            assert value is getattr(sys.modules[seen[name]], name)
+
+
+def test_every_room_can_be_reached() -> None:
+    folder = SOURCE.parent
+    rooms = {path.parent.name for path in folder.glob("*/__init__.py")}
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
+    assert set(dptrain._ROOMS) == rooms | modules
+    for name in dptrain._ROOMS:
+        assert getattr(dptrain, name).__name__ == f"dptrain.{name}"
+
+
+def test_everything_is_listed_and_nothing_else_is_there() -> None:
+    assert {*dptrain.__all__, *dptrain._ROOMS} <= set(dir(dptrain))
+    with pytest.raises(AttributeError, match="module 'dptrain' has no attribute 'PrivacyEngin'"):
+        dptrain.PrivacyEngin  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Poison'"):
+        exec("from dptrain import Poison")
