@@ -12,7 +12,7 @@ from dptrain.configuration import build_scheme, build_strategy
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.question import Question
 from dptrain.planning.truncation import least_max_batch_size
-from dptrain.strategies import PREFIX_SUMS, Strategy
+from dptrain.strategies import RunShape, Strategy, proposals
 
 Settings = dict[str, Any]
 
@@ -64,62 +64,79 @@ def _call(settings: Settings, left_out: tuple[str, ...]) -> str:
     return f"{settings['type']}({', '.join(shown)})"
 
 
-def strategy_of(question: Question, bands: int) -> Settings:
-    """The banded strategy of least error for the question's workload; independent noise for 1."""
-    if bands == 1:
-        return {"type": "Identity"}
-    return {"type": "BandMF", "bands": bands, **_workload(question)}
+def planned_strategies(question: Question) -> list[tuple[Settings, int]]:
+    """What the registered families propose for the run, each with its number of bands.
+
+    A family whose bands depend on n is taken for a dense one; it is not bound for that, which may
+    take a while.
+    """
+    separation = round(question.epoch_length)
+    shape = RunShape(
+        steps=question.steps,
+        bands=question.bands,
+        max_participations=math.ceil(question.steps / separation),
+        min_sep=separation,
+        workload=question.workload,
+        buffers=question.buffers,
+    )
+    return [(_settings(each), _bands(each)) for each in proposals(shape, planned=True)]
 
 
-def _workload(question: Question) -> Settings:
-    workload = question.workload
-    if workload == PREFIX_SUMS:
-        return {}
-    return {"workload": {"family": workload._family, **workload.to_dict()}}
+def _bands(strategy: Strategy) -> int:
+    """Bands of C where they are known for any n, else 0."""
+    try:
+        return strategy.bands
+    except (AttributeError, ValueError):
+        return 0
+
+
+def _settings(strategy: Strategy) -> Settings:
+    """The ``strategy`` group of a configuration that declares this value.
+
+    Numbers are stated, other fields unless they have their default.
+    """
+    stated = {"type"}
+    for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
+        value = getattr(strategy, field.name)
+        if value is not None and (isinstance(value, int | float) or value != field.default):
+            stated.add(field.name)
+    return {name: value for name, value in strategy.to_dict().items() if name in stated}
 
 
 def first_candidates(question: Question) -> list[Candidate]:
-    """Every scheme with every number of bands, the separation being the number of bands."""
+    """Every planned strategy with the schemes that suit it, the separation being its bands.
+
+    Independent noise goes with Poisson sampling; a banded strategy with schemes that keep as many
+    steps between two participations as it has bands; balls-in-bins takes all. A dense strategy is
+    also compared with epochs in random order.
+    """
     size = {"batch_size": question.batch_size}
-    found = [
-        Candidate({"type": "Poisson", **size}, strategy_of(question, 1)),
-        Candidate(
-            {"type": "Poisson", **size, "max_batch_size": _cut(question, 1)},
-            strategy_of(question, 1),
-        ),
-    ]
-    for bands in question.bands[1:]:
-        strategy = strategy_of(question, bands)
-        cyclic = {"type": "CyclicPoisson", **size, "cycle": bands}
-        found.append(Candidate(cyclic, strategy))
-        if bands <= question.epoch_length:
-            found.append(Candidate({**cyclic, "max_batch_size": _cut(question, bands)}, strategy))
-    for bands in question.bands:
-        found.append(Candidate({"type": "BallsInBins", **size}, strategy_of(question, bands)))
+    strategies = planned_strategies(question)
+    found: list[Candidate] = []
+    for strategy, bands in strategies:
+        if bands == 1:
+            poisson = {"type": "Poisson", **size}
+            found.append(Candidate(poisson, strategy))
+            cut = {"max_batch_size": _cut(question, 1)}
+            found.append(Candidate({**poisson, **cut}, strategy))
+        if bands > 1:
+            cyclic = {"type": "CyclicPoisson", **size, "cycle": bands}
+            found.append(Candidate(cyclic, strategy))
+            if bands <= question.epoch_length:
+                cut = {"max_batch_size": _cut(question, bands)}
+                found.append(Candidate({**cyclic, **cut}, strategy))
+    found += [Candidate({"type": "BallsInBins", **size}, strategy) for strategy, _ in strategies]
     found += [
-        Candidate({"type": "MinSep", **size, "min_sep": bands}, strategy_of(question, bands))
-        for bands in question.bands[1:]
+        Candidate({"type": "MinSep", **size, "min_sep": bands}, strategy)
+        for strategy, bands in strategies
+        if bands > 1
     ]
-    return found + _buffered(question)
-
-
-def _buffered(question: Question) -> list[Candidate]:
-    """BLT, a dense strategy with little state, amplified and not; it needs no bands."""
-    if question.buffers == 0:
-        return []
-    separation = round(question.epoch_length)
-    blt = {
-        "type": "BLT",
-        "buffers": question.buffers,
-        "max_participations": math.ceil(question.steps / separation),
-        "min_sep": separation,
-        **_workload(question),
-    }
-    size = {"batch_size": question.batch_size}
-    return [
-        Candidate({"type": "BallsInBins", **size}, blt),
-        Candidate({"type": "Shuffled", **size}, blt),
+    found += [
+        Candidate({"type": "Shuffled", **size}, strategy)
+        for strategy, bands in strategies
+        if bands == 0
     ]
+    return found
 
 
 def further_separations(question: Question, candidate: Candidate) -> list[Candidate]:
