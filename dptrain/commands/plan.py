@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import shlex
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
@@ -24,6 +25,12 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "plan", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
     )
+    add_plan_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that ``run`` reads."""
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument("--delta", type=float, help="target δ (default 1/(2N))")
     parser.add_argument("--dataset-size", type=int, required=True, help="N, number of examples")
@@ -59,10 +66,15 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=pathlib.Path, help="write the YAML to train the best with")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the comparison to a PNG")
-    parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(
+    options: argparse.Namespace,
+    *,
+    program: str = "dptrain plan",
+    more: Callable[[Question], Mapping[str, Any]] | None = None,
+    usage: str | None = None,
+) -> None:
     """Compare schemes and strategies at equal privacy, and write the YAML to train the best."""
     if options.dataset_size < 1:
         raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
@@ -108,14 +120,21 @@ def run(options: argparse.Namespace) -> None:
     if plan.best is None:
         raise ValueError(f"--out {options.out}: nothing is eligible, so there is nothing to write")
     folder = None if options.certificates is None else str(options.certificates)
-    text = training_yaml(question, plan.best, command=_command(options), certificates=folder)
+    text = training_yaml(
+        question,
+        plan.best,
+        command=_command(program, options),
+        certificates=folder,
+        more=None if more is None else more(question),
+        usage=usage,
+    )
     options.out.write_text(text, encoding="utf-8")
     print(f"configuration: {options.out}")
 
 
-def _command(options: argparse.Namespace) -> str:
+def _command(program: str, options: argparse.Namespace) -> str:
     """The command line again, as far as it decides the plan."""
-    words = ["dptrain", "plan"]
+    words = program.split()
     for name, value in vars(options).items():
         if name in ("command", "run", "out", "json", "plot") or value is None or value is False:
             continue

@@ -2,10 +2,10 @@
 
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.comparison import compare
+from dptrain.planning.configuration_text import training_yaml
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, compare_strategies
-from dptrain.planning.training_yaml import training_yaml
 
 __all__ = [
     "DEFAULT_BANDS",

@@ -58,7 +58,7 @@ def compare(
     Raises:
         ValueError: if the accountant is unknown, or nothing can be computed.
     """
-    search = _Search(question, accountant, slow, timed)
+    search = _Trials(question, accountant, slow, timed)
     rows: list[PlanRow] = []
     skipped: list[Skipped] = []
 
@@ -107,7 +107,7 @@ def _certified(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Search:
+class _Trials:
     """Answers for one candidate after the other."""
 
     question: Question

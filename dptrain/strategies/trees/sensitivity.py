@@ -32,7 +32,7 @@ def worst_square(
     if bound == regular_square(steps, height, m, b):
         return bound, True
     try:
-        return _Search(height, m, b).worst(steps), True
+        return _PatternSearch(height, m, b).worst(steps), True
     except _TooLong:
         return bound, False
 
@@ -76,7 +76,7 @@ class _TooLong(Exception):
     """The search would combine more than ``SEARCH_UP_TO`` pairs."""
 
 
-class _Search:
+class _PatternSearch:
     """The worst pattern by dynamic programming over the dyadic intervals of 0, …, n - 1.
 
     An outcome of an interval is (k, barred, value): the number of participations in it, how many

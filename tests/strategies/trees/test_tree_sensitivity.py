@@ -34,7 +34,7 @@ def test_search_and_bound_against_every_pattern(steps, height):
         expected = worst(m, b)
         assert worst_square(steps, height, m, b) == (expected, True)
         m, b = participations(steps, m, b)
-        assert tree_sensitivity._Search(height, m, b).worst(steps) == expected
+        assert tree_sensitivity._PatternSearch(height, m, b).worst(steps) == expected
         assert level_bound(steps, height, m, b) >= expected
 
 

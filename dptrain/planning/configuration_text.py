@@ -1,32 +1,41 @@
-"""A row of a plan as a configuration that the recipes train with."""
+"""A row of a plan as a configuration, the YAML that the commands and a training loop read."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.planning.plan import PlanRow
 from dptrain.planning.question import Question
-from dptrain.strategies import MomentumSGD
 
 CERTIFICATES = "certificates"
 
 
 def training_yaml(
-    question: Question, row: PlanRow, *, command: str, certificates: str | None = None
+    question: Question,
+    row: PlanRow,
+    *,
+    command: str,
+    certificates: str | None = None,
+    more: Mapping[str, Any] | None = None,
+    usage: str | None = None,
 ) -> str:
-    """The text of a configuration; what it leaves out takes the recipe's default.
+    """The text of a configuration: scheme, strategy, target and steps.
 
     It states the target (ε, δ) and never the σ of the plan: training finds its own, with a proof.
+    What else a training loop reads from such a file (its optimizer, say) is for that loop to add:
+    dptrain has no word for it.
 
     Args:
         question: the run.
         row: the pair to train with.
         command: how the plan was made, for the comment on top.
         certificates: folder of certificates of simulated accounting.
+        more: entries of the training loop's own.
+        usage: the command that trains with the file, for the comment on top.
     """
-    momentum = question.workload.momentum if isinstance(question.workload, MomentumSGD) else 0.0
     simulated = isinstance(row.accountant, SimulatedAccountant)
     what = "an ESTIMATE without proof" if row.is_estimate else row.kind.value
     tree: dict[str, Any] = {
@@ -39,22 +48,19 @@ def training_yaml(
             "accountant": None if row.automatic else row.accountant.name,
             "certificates": (certificates or CERTIFICATES) if simulated else None,
         },
-        "optimizer": {"name": "sgd", "momentum": momentum},
         "steps": question.steps,
         "epochs": None,
+        **(more or {}),
     }
-    if question.physical_batch_size is not None:
-        tree["max_physical_batch_size"] = question.physical_batch_size
     comments = [
         f"# {command}",
         f"# Predicted: σ {'≈' if row.is_estimate else '='} {row.noise_multiplier:.5g} ({what}, "
         f"{row.accountant.name}), RMSE·σ {row.total_error:.5g}.",
         f"# For N = {question.dataset_size}: training finds σ anew for the data that it is given.",
-        "#",
-        "#   python -m recipes.vision --config THIS data.name=cifar10 data.root=DIR",
-        "",
     ]
-    return "\n".join([*comments, *_lines(tree, ""), ""])
+    if usage is not None:
+        comments += ["#", f"#   {usage}"]
+    return "\n".join([*comments, "", *_lines(tree, ""), ""])
 
 
 def _lines(tree: dict[str, Any], indent: str) -> list[str]:
