@@ -13,8 +13,7 @@ from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
 from dptrain.sampling.stream import SeededStream
-from dptrain.sampling.users.bounding import BoundedGraph
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
 from dptrain.sampling.users.user_fixed import UserFixed
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.sampling.users.user_scheme import UserScheme

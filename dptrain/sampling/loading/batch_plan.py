@@ -11,7 +11,7 @@ from dptrain.sampling.loading.microbatch import MicroBatch, parts_for, split
 from dptrain.sampling.scheme import Scheme
 
 
-class Plan:
+class BatchPlan:
     """Hands out the microbatches of the steps that are not completed yet.
 
     The main stream stands at the completed position. Each iteration runs ahead on a copy of it,

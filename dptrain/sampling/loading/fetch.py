@@ -31,7 +31,7 @@ def fetch_seed(seed: int, step: int, part: int, rank: int = 0, *, domain: int = 
     return int(sequence.generate_state(1, np.uint64)[0])
 
 
-class Rows(Dataset[tuple[MicroBatch, Any]]):
+class FetchedBatches(Dataset[tuple[MicroBatch, Any]]):
     """A map-style dataset whose index is a ``Request`` and whose item is a whole batch.
 
     Padding rows are copies of the first row after collation with their numbers set to zero, so

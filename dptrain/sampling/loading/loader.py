@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
-from dptrain.sampling.loading.batch_plan import Plan
-from dptrain.sampling.loading.fetch import Rows
+from dptrain.sampling.loading.batch_plan import BatchPlan
+from dptrain.sampling.loading.fetch import FetchedBatches
 from dptrain.sampling.loading.fingerprint import fingerprint
 from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.loading.position import check_state
@@ -121,7 +121,7 @@ class PrivateLoader:
         self._iteration = 0
         self._running: range | None = None
         self._world_size = world_size
-        self._plan = Plan(
+        self._plan = BatchPlan(
             scheme,
             seed,
             max_physical_batch_size,
@@ -132,7 +132,7 @@ class PrivateLoader:
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
         self._loader: DataLoader = DataLoader(
-            Rows(dataset, self.collate_fn, check=check_collate),
+            FetchedBatches(dataset, self.collate_fn, check=check_collate),
             batch_size=None,
             sampler=self._plan,
             collate_fn=_as_is,

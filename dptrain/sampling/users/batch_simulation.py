@@ -37,7 +37,7 @@ class BatchSizeEstimate:
     steps: int
 
 
-class Simulation:
+class BatchSizeSimulation:
     """Mean batch sizes under one set of coins for all p.
 
     Example e gets at step t the time of arrival of a process of rate 1 and is sampled with

@@ -15,7 +15,11 @@ from tqdm import tqdm
 
 from dptrain.core import checks
 from dptrain.sampling import fields
-from dptrain.sampling.users.batch_simulation import BatchSizeEstimate, Simulation, arrival_before
+from dptrain.sampling.users.batch_simulation import (
+    BatchSizeEstimate,
+    BatchSizeSimulation,
+    arrival_before,
+)
 from dptrain.sampling.users.exclusion import Exclusion, checked
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.neighbors import expected_batch_size, neighbourhood_sizes
@@ -127,7 +131,7 @@ def simulated_batch_size(
     if burn_in is not None:
         burn_in = checks.integer("burn_in", burn_in, minimum=0, owner=_OWNER)
     with _bar() as bar:
-        simulation = Simulation(
+        simulation = BatchSizeSimulation(
             graph,
             min_sep=checks.integer("min_sep", min_sep, owner=_OWNER),
             exclusion=checked(_OWNER, exclusion),
@@ -214,7 +218,7 @@ def probability_for_batch_size(
     steps = max(steps, math.ceil(1.0 / (tolerance**2 * size)))
     with _bar() as bar:
         while True:
-            simulation = Simulation(
+            simulation = BatchSizeSimulation(
                 graph,
                 min_sep=b,
                 exclusion=exclusion,

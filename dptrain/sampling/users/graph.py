@@ -9,17 +9,19 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from torch.utils.data import Dataset, Subset
 
 from dptrain.core import JsonValue, checks
 from dptrain.sampling import fields
-from dptrain.sampling.users import bounding
-from dptrain.sampling.users import neighbors as neighbours
+from dptrain.sampling.users import neighbors
+from dptrain.sampling.users.bounding import bounded_rows
 from dptrain.sampling.users.graph_edges import Offsets, Users, count_users, edges_from_csr, gather
 from dptrain.sampling.users.graph_sources import (
     edges_from_dataset,
     edges_from_lists,
     edges_from_pairs,
 )
+from dptrain.sampling.users.graph_statistics import Distribution, GraphStatistics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,11 +179,11 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             (offsets, examples): user u has the examples ``examples[offsets[u]:offsets[u + 1]]``,
             ascending; int64, shapes (users + 1,) and (edges,).
         """
-        return neighbours.reverse(self.offsets, self.members, self.users)
+        return neighbors.reverse(self.offsets, self.members, self.users)
 
     def neighbourhood_sizes(self, *, progress: bool = True) -> Offsets:
         """|N(e)|, the number of examples sharing a user with e, itself included; (examples,)."""
-        return neighbours.neighbourhood_sizes(
+        return neighbors.neighbourhood_sizes(
             self.offsets, self.members, self.users, progress=progress
         )
 
@@ -218,18 +220,49 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         max_neighbours: int | None = None,
         seed: int,
         progress: bool = True,
-    ) -> bounding.BoundedGraph:
-        """Examples such that no user has more than ``k``, kept greedily in a random order.
+    ) -> BoundedGraph:
+        """Keep examples greedily in a uniformly random order, none that takes a user above ``k``.
 
-        See ``bound``.
+        (Dong & Ganesh 2026, arXiv 2602.09338, section 7.3 and Appendix C, after Ganesh et al. 2025,
+        arXiv 2503.03622.) The result depends on the graph and the seed only, which are public in
+        this model, never on contents. It is maximal: no other example (no other copy, with
+        ``duplicates``) fits under the bounds.
+
+        Args:
+            k: most examples of a user in the result, copies counted; at least 1.
+            duplicates: go through the data again and again, in the same order, each time adding one
+                more copy of every example all of whose users are still below k, until nothing fits.
+            max_neighbours: k_e, most |N(e)| of any kept example e, copies counted and e included:
+                an example is left out if it or one already kept would get more.
+            seed: non-negative; it need not be secret.
+            progress: whether a bar is shown when it takes over two seconds.
+
+        Raises:
+            TypeError, ValueError: if a bound is below 1 or no integer, or the graph is detached.
         """
-        return bounding.bound(
-            self,
-            k,
+        k = checks.integer("k", k, owner="bound")
+        seed = checks.integer("seed", seed, minimum=0, owner="bound")
+        checks.flag("duplicates", duplicates, owner="bound")
+        if max_neighbours is not None:
+            max_neighbours = checks.integer("max_neighbours", max_neighbours, owner="bound")
+        rows = bounded_rows(
+            self.offsets,
+            self.members,
+            users=self.users,
+            k=k,
             duplicates=duplicates,
             max_neighbours=max_neighbours,
             seed=seed,
             progress=progress,
+        )
+        return BoundedGraph(
+            rows=rows,
+            graph=self.select(rows),
+            source=self,
+            k=k,
+            duplicates=duplicates,
+            max_neighbours=max_neighbours,
+            seed=seed,
         )
 
     def attach(self, graph: AttributionGraph) -> AttributionGraph:
@@ -256,6 +289,70 @@ class AttributionGraph(JsonValue, family="attribution graph"):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # immutable, and its arrays may be large
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class BoundedGraph:
+    """What ``AttributionGraph.bound`` kept.
+
+    Args:
+        rows: positions in the original data set, ascending, int64; an example that is kept c times
+            stands c times in a row.
+        graph: the graph of these rows, example i being row ``rows[i]``; users are renumbered in
+            ascending order, those without an example dropped.
+        source: the graph that was bounded.
+        k: the bound on the examples of a user.
+        duplicates: whether copies were added.
+        max_neighbours: the bound on |N(e)|, or ``None``.
+        seed: of the random order.
+    """
+
+    rows: npt.NDArray[np.int64]
+    graph: AttributionGraph
+    source: AttributionGraph
+    k: int
+    duplicates: bool
+    max_neighbours: int | None
+    seed: int
+
+    def subset(self, dataset: Any) -> Any:
+        """The rows of ``dataset``: ``dataset.select`` of a ``datasets.Dataset``, else a ``Subset``.
+
+        Raises:
+            ValueError: if the data set is not as long as the graph that was bounded.
+        """
+        if len(dataset) != self.source.examples:
+            raise ValueError(
+                f"the data set has {len(dataset)} examples and the attribution graph "
+                f"{self.source.examples}: pass the data set that the graph was built from"
+            )
+        # A datasets.Dataset brings its own: it stays a table that arrow reads in bulk.
+        if not isinstance(dataset, Dataset) and hasattr(dataset, "select"):
+            return dataset.select(self.rows)
+        return Subset(dataset, self.rows.tolist())
+
+    def statistics(self, *, progress: bool = True) -> GraphStatistics:
+        """What was kept, the distributions before and after, and the batch sizes to expect.
+
+        The neighborhoods take the time, with a progress bar.
+        """
+        source, graph = self.source, self.graph
+        per_user = graph.examples_per_user()
+        return GraphStatistics(
+            k=self.k,
+            max_neighbours=self.max_neighbours,
+            examples_before=source.examples,
+            users_before=source.users,
+            examples=graph.examples,
+            examples_distinct=1 + int(np.count_nonzero(np.diff(self.rows))),
+            users=graph.users,
+            users_at_bound=int(np.count_nonzero(per_user == self.k)),
+            examples_per_user_before=Distribution.of(source.examples_per_user()),
+            examples_per_user=Distribution.of(per_user),
+            users_per_example_before=Distribution.of(source.users_per_example()),
+            users_per_example=Distribution.of(graph.users_per_example()),
+            neighbours=Distribution.of(graph.neighbourhood_sizes(progress=progress)),
+        )
 
 
 def _fingerprint(offsets: Offsets, members: Users) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling.users.neighbors import expected_batch_size
-
-if TYPE_CHECKING:
-    from dptrain.sampling.users.bounding import BoundedGraph
 
 Counts = npt.NDArray[np.int64]
 
@@ -156,24 +153,3 @@ class GraphStatistics:
                 size = self.expected_batch_size(probability=p, min_sep=b)
                 lines.append(f"{p:<22.6g}{b:>14}{size:>14.6g}")
         return "\n".join(lines)
-
-
-def statistics(bounded: BoundedGraph, *, progress: bool = True) -> GraphStatistics:
-    """The statistics of ``bounded``; the neighbourhoods take the time, with a progress bar."""
-    source, graph = bounded.source, bounded.graph
-    per_user = graph.examples_per_user()
-    return GraphStatistics(
-        k=bounded.k,
-        max_neighbours=bounded.max_neighbours,
-        examples_before=source.examples,
-        users_before=source.users,
-        examples=graph.examples,
-        examples_distinct=1 + int(np.count_nonzero(np.diff(bounded.rows))),
-        users=graph.users,
-        users_at_bound=int(np.count_nonzero(per_user == bounded.k)),
-        examples_per_user_before=Distribution.of(source.examples_per_user()),
-        examples_per_user=Distribution.of(per_user),
-        users_per_example_before=Distribution.of(source.users_per_example()),
-        users_per_example=Distribution.of(graph.users_per_example()),
-        neighbours=Distribution.of(graph.neighbourhood_sizes(progress=progress)),
-    )

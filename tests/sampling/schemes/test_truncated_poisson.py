@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import MicroBatch, Poisson
-from dptrain.sampling.loading.batch_plan import Plan
+from dptrain.sampling.loading.batch_plan import BatchPlan
 from dptrain.sampling.schemes.drawing import (
     inclusion_probability,
     mean_truncated_binomial,
@@ -181,7 +181,7 @@ def test_truncate_leaves_what_fits():
 
 def test_every_batch_is_padded_to_the_cap():
     scheme = make(50, 40, 0.2, 10)
-    requests: list[MicroBatch] = [request.micro for request in Plan(scheme, 3, None)]
+    requests: list[MicroBatch] = [request.micro for request in BatchPlan(scheme, 3, None)]
     assert {micro.rows for micro in requests} == {10}
     used = [len(micro.indices) for micro in requests]
     assert min(used) < 10 == max(used)

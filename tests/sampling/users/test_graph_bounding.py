@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from dptrain.sampling.users import bounding
-from dptrain.sampling.users.bounding import BoundedGraph
-from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
 from dptrain.sampling.users.graph_edges import gather
 
 

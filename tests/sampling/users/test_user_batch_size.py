@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from dptrain.sampling.users.batch_simulation import Simulation, arrival_before
+from dptrain.sampling.users.batch_simulation import BatchSizeSimulation, arrival_before
 from dptrain.sampling.users.batch_size import (
     BatchSizeCurve,
     _bar,
@@ -97,7 +97,7 @@ def test_coins_follow_their_law_and_are_nested():
     size, steps = 2_000, 40
     graph = AttributionGraph.from_csr(np.arange(size + 1), np.arange(size))
     with _bar() as bar:
-        simulation = Simulation(
+        simulation = BatchSizeSimulation(
             graph,
             min_sep=2,
             exclusion="sampling",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dptrain.core.guarantee import Unit
-from dptrain.sampling.loading.batch_plan import Plan
+from dptrain.sampling.loading.batch_plan import BatchPlan
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from tests.helpers.user_graphs import LARGE, SMALL, scheme_of
@@ -45,7 +45,7 @@ def test_detached_graph():
 def test_copies_share_the_graph():
     stream = scheme_of(SMALL).stream(0)
     assert copy.deepcopy(stream)._scheme.graph is SMALL
-    batches = [request.micro.indices for request in Plan(scheme_of(SMALL), 4, None)]
+    batches = [request.micro.indices for request in BatchPlan(scheme_of(SMALL), 4, None)]
     for planned, drawn in zip(batches, scheme_of(SMALL).stream(4), strict=True):
         np.testing.assert_array_equal(planned, drawn)
 
