@@ -10,7 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dptrain.accounting import account, accountants_for, calibrate, profile
+    from dptrain.accounting import (
+        account,
+        accountants_for,
+        calibrate,
+        profile,
+        register_accountant,
+    )
     from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
     from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
@@ -90,6 +96,7 @@ __all__ = [
     "accountants_for",
     "calibrate",
     "profile",
+    "register_accountant",
     "register_layer",
     "register_noise_stream",
     "register_scheme",
@@ -98,7 +105,7 @@ __all__ = [
 
 # Where a name comes from; a test holds the two lists and the imports above together.
 _NAMES = {
-    "accounting": "account accountants_for calibrate profile",
+    "accounting": "account accountants_for calibrate profile register_accountant",
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",

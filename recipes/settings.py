@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from dptrain import MatrixMechanism
-from dptrain.accounting import ACCOUNTANTS, Accountant, find_accountants
+from dptrain.accounting import Accountant, accountant_named, find_accountants
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.clipping.base import ClippingStyle
 from dptrain.configuration import (
@@ -260,12 +260,11 @@ class RunSettings:
 
     def _check_accountant(self) -> None:
         """Refuse the name of no accountant."""
-        known = [member.name for member in ACCOUNTANTS]
-        if self.privacy.accountant is not None and self.privacy.accountant not in known:
-            raise ValueError(
-                f"privacy.accountant={self.privacy.accountant!r} is unknown; null is the tightest, "
-                f"others are {', '.join(known)}"
-            )
+        if self.privacy.accountant is not None:
+            try:
+                accountant_named(self.privacy.accountant)
+            except ValueError as error:
+                raise ValueError(f"privacy.{error}; null is the tightest") from error
 
     def local_names(self) -> list[str]:
         """Fields that tell about the machine, if they are set: none of anybody else's business."""

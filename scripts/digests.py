@@ -351,7 +351,7 @@ def epsilon_cases() -> dict[str, Case]:
 def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> dict[str, Case]:
     found = accountants_for(mechanism, adjacency=adjacency)
 
-    def named(accountant: Accountant) -> str:
+    def answered(accountant: Accountant) -> str:
         settled = seeded(accountant)
         return settled.guarantee(mechanism, delta=DELTA).epsilon.hex()
 
@@ -369,7 +369,7 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
         return answer.mechanism.noise_multiplier.hex()
 
     cases: dict[str, Case] = {
-        f"{start}: {each.name}": functools.partial(named, each.accountant)
+        f"{start}: {case_name(each.name, adjacency)}": functools.partial(answered, each.accountant)
         for each in found
         if each.refusal is None
     }
@@ -378,6 +378,36 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
         cases[f"{start}: by itself"] = chosen
         cases[f"{start}: least noise"] = calibrated
     return cases
+
+
+# Names of accountants in the names of cases, which are those that they had at first.
+_NAMES = {
+    "poisson-pld": "poisson PLD",
+    "truncated-poisson-pld": "truncated Poisson PLD",
+    "cyclic-poisson-pld": "cyclic Poisson PLD",
+    "allocation-pld": "allocation PLD",
+    "balls-in-bins-renyi": "balls-in-bins Rényi",
+    "conditional-composition": "conditional composition",
+    "random-allocation-renyi": "random allocation Rényi",
+    "mmcc": "MMCC",
+    "revealed-draws": "revealed draws",
+    "revealed-draws-any-blocking": "revealed draws, any blocking",
+    "min-sep-renyi": "b-min-sep Rényi",
+    "balls-in-bins-importance": "balls-in-bins importance sampling",
+    "min-sep-importance": "b-min-sep importance sampling",
+    "min-sep-monte-carlo": "b-min-sep Monte Carlo",
+    "min-sep-any-matrix": "r-min-sep Monte Carlo",
+    "balls-in-bins-monte-carlo": "balls-in-bins Monte Carlo",
+    "truncated-min-sep-monte-carlo": "truncated b-min-sep Monte Carlo",
+    "user-min-sep-monte-carlo": "user b-min-sep Monte Carlo",
+    "exposed-steps": "exposed steps",
+}
+
+
+def case_name(name: str, adjacency: Adjacency = Adjacency.ZERO_OUT) -> str:
+    """An accountant's name in the names of cases."""
+    relation = "" if adjacency is Adjacency.ZERO_OUT else f", {adjacency.value.replace('_', '-')}"
+    return _NAMES.get(name, name) + relation
 
 
 def seeded(accountant: Any, **options: Any) -> Any:
@@ -741,7 +771,8 @@ def _ledger(how: Callable[[Any], Any]) -> str:
 def certificate_file(name: str) -> tuple[str, Any]:
     """Name and content of the file in which a simulating accountant keeps its verdicts."""
     mechanism = separated()
-    (accountant,) = (each.accountant for each in accountants_for(mechanism) if each.name == name)
+    members = [each.accountant for each in accountants_for(mechanism)]
+    (accountant,) = (member for member in members if case_name(member.name) == name)
     with tempfile.TemporaryDirectory() as folder:
         seeded(accountant, cache=folder).calibrate(mechanism, epsilon=2.0, delta=DELTA)
         (path,) = pathlib.Path(folder).glob("*.json")

@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.base.statement import check_delta, checked_sigma, statement
-from dptrain.core import Array, Guarantee, Kind
+from dptrain.core import Adjacency, Array, Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 # Relative gain in ε for which the dear members are asked at every noise level of a calibration.
@@ -67,45 +67,64 @@ class BestOfCurve(Curve):
         return (first, *remarks)
 
 
+@dataclasses.dataclass(frozen=True)
 class BestOf(DeterministicAccountant):
     """Several deterministic accountants as one that states the best of them per direction.
 
     No failure probabilities have to be added: each bound holds for certain. Where one of them is
     exact for the mechanism it alone is asked, as the others cannot say less.
+
+    Args:
+        members: accountants of this adjacency.
+
+    Raises:
+        ValueError: if there are none, or one of them is about another adjacency.
     """
 
+    members: tuple[DeterministicAccountant, ...]
+
     kind = Kind.UPPER_BOUND
+    adjacencies = tuple(Adjacency)
     truncation = True  # as far as every member says so for itself
 
-    def __init__(self, members: Sequence[DeterministicAccountant]) -> None:
-        """For accountants of the same adjacency.
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.members:
+            raise ValueError("members: there must be at least one accountant")
+        if {member.adjacency for member in self.members} != {self.adjacency}:
+            raise ValueError(
+                f"members: all must be about adjacency={self.adjacency.value!r}, not "
+                f"{[(member.name, member.adjacency.value) for member in self.members]}"
+            )
+
+    @classmethod
+    def of(cls, members: Sequence[DeterministicAccountant]) -> BestOf:
+        """The best of accountants of the same adjacency.
 
         Raises:
             ValueError: if there are none, or their adjacencies differ.
         """
         if not members:
             raise ValueError("members: there must be at least one accountant")
-        if len({member.adjacency for member in members}) > 1:
-            raise ValueError(
-                "members: all must be about the same adjacency, not "
-                f"{[(member.name, member.adjacency.value) for member in members]}"
-            )
-        self._members = tuple(members)
-        self.adjacency = members[0].adjacency
-        names = [member.name for member in members]
-        self.name = names[0] if len(names) == 1 else f"best of {', '.join(names)}"
+        return cls(tuple(members), adjacency=members[0].adjacency)
+
+    @property
+    def name(self) -> str:
+        """The member's name, or all of theirs."""
+        names = [member.name for member in self.members]
+        return names[0] if len(names) == 1 else f"best of {', '.join(names)}"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses what one of the members refuses."""
-        for member in self._members:
+        for member in self.members:
             if reason := member.obstacle(mechanism):
                 return f"{member.name}: {reason}"
         return None
 
     def asked(self, mechanism: MatrixMechanism) -> tuple[DeterministicAccountant, ...]:
         """The first exact member, or else all."""
-        exact = [each for each in self._members if each.kind_of(mechanism) is Kind.EXACT]
-        return (exact[0],) if exact else self._members
+        exact = [each for each in self.members if each.kind_of(mechanism) is Kind.EXACT]
+        return (exact[0],) if exact else self.members
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if a member is."""
@@ -146,7 +165,7 @@ class BestOf(DeterministicAccountant):
         cheap = [member for member in asked if member.cost(mechanism) is least]
         if len(cheap) == len(asked):
             return super().calibrate(mechanism, epsilon=epsilon, delta=delta)
-        found = BestOf(cheap).calibrate(mechanism, epsilon=epsilon, delta=delta)
+        found = BestOf.of(cheap).calibrate(mechanism, epsilon=epsilon, delta=delta)
         reached = self.curve(mechanism).epsilon(found.noise_multiplier, delta)
         if reached > epsilon * (1.0 - _WORTH_IT):
             return found

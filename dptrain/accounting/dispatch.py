@@ -5,14 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.balls_in_bins.conditional_composition import ConditionalComposition
-from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
-from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
-from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.base.accountant import Accountant, Availability, Profile, size_refusal
 from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.base.registry import accountant_named, answering, availabilities
 from dptrain.accounting.base.statement import (
     SMALLEST_DELTA,
     check_delta,
@@ -22,63 +17,9 @@ from dptrain.accounting.base.statement import (
     told_once,
 )
 from dptrain.accounting.best_of import BestOf
-from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
-from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
-from dptrain.accounting.min_sep.renyi import MinSepRenyi
-from dptrain.accounting.min_sep.truncated import TruncatedMinSepMonteCarlo
-from dptrain.accounting.mmcc.mmcc import MMCC
-from dptrain.accounting.poisson.cyclic import (
-    CyclicPoissonAddRemove,
-    CyclicPoissonPLD,
-    CyclicPoissonReplaceOne,
-)
-from dptrain.accounting.poisson.poisson import PoissonAddRemove, PoissonPLD, PoissonReplaceOne
-from dptrain.accounting.poisson.truncated import (
-    TruncatedPoissonAddRemove,
-    TruncatedPoissonPLD,
-    TruncatedPoissonReplaceOne,
-)
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
-from dptrain.accounting.users.exposed import ExposedSteps
-from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
-from dptrain.core import Adjacency, Guarantee, Kind, checks, did_you_mean
+from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
-
-ACCOUNTANTS: list[Accountant] = [
-    PoissonPLD(),
-    PoissonAddRemove(),
-    PoissonReplaceOne(),
-    TruncatedPoissonPLD(),
-    TruncatedPoissonAddRemove(),
-    TruncatedPoissonReplaceOne(),
-    CyclicPoissonPLD(),
-    CyclicPoissonAddRemove(),
-    CyclicPoissonReplaceOne(),
-    AllocationPLD(),
-    BallsInBinsRenyi(),
-    ConditionalComposition(),
-    RandomAllocationRenyi(),
-    MMCC(),
-    RevealedDraws(),
-    RevealedDrawsAnyBlocking(),
-    UnsampledGaussian(),
-    MinSepRenyi(),
-    BallsInBinsImportance(),
-    MinSepImportance(),
-    MinSepMonteCarlo(),
-    AnyMatrixMonteCarlo(),
-    BallsInBinsMonteCarlo(),
-    TruncatedMinSepMonteCarlo(),
-    UserMinSepMonteCarlo(),
-    ExposedSteps(),
-]
-"""All accountants, in the order in which they are asked: without simulation first.
-
-Which of those that cover a mechanism are chosen automatically is theirs to say
-(``Accountant.reserved``); of those that simulate only the first is.
-"""
 
 
 def accountants_for(
@@ -88,8 +29,7 @@ def accountants_for(
     checks.instance("mechanism", mechanism, MatrixMechanism)
     adjacency = mechanism.adjacency if adjacency is None else adjacency
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
-    members = [member for member in ACCOUNTANTS if member.adjacency is adjacency]
-    return [Availability.of(member, mechanism) for member in members]
+    return availabilities(mechanism, adjacency)
 
 
 def find_accountants(
@@ -98,10 +38,9 @@ def find_accountants(
     *,
     adjacency: Adjacency | None = None,
 ) -> list[Accountant]:
-    """The accountant asked for (by name or itself), or the automatic ones for the mechanism.
+    """The accountant asked for (by name or itself), or those that answer by themselves.
 
-    That is one that refines what the deterministic ones prove by a simulation. Without it they are
-    all deterministic ones that cover the mechanism; without any, the first one that simulates.
+    ``register_accountant`` states the rule by which they do.
 
     Raises:
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
@@ -111,11 +50,7 @@ def find_accountants(
     adjacency = mechanism.adjacency if adjacency is None else adjacency
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
     if isinstance(accountant, str):
-        named = {member.name: member for member in ACCOUNTANTS}
-        if accountant not in named:
-            hint = did_you_mean(accountant, named)
-            raise ValueError(f"accountant={accountant!r} is unknown; {hint}known: {sorted(named)}")
-        accountant = named[accountant]
+        accountant = accountant_named(accountant, adjacency)
     if accountant is not None:
         checks.instance("accountant", accountant, Accountant, example="'gaussian', its name")
         if accountant.adjacency is not adjacency:
@@ -129,7 +64,7 @@ def find_accountants(
             )
         return [accountant]
     table = accountants_for(mechanism, adjacency=adjacency)
-    found = [each.accountant for each in table if each.reason is None]
+    found = answering(table)
     if not found:
         nobody = f"no accountant covers {_pair(mechanism)} under adjacency={adjacency.value!r}"
         if reason := size_refusal(adjacency, mechanism):
@@ -139,10 +74,7 @@ def find_accountants(
             f"{nobody}. {reasons}. accountant='gaussian' covers every pair under zero_out, without "
             "amplification; 'dptrain account --support' lists what each scheme is accounted with"
         )
-    if refining := [member for member in found if member.refines]:
-        return refining[:1]
-    proven = [member for member in found if isinstance(member, DeterministicAccountant)]
-    return [*proven] if proven else found[:1]
+    return found
 
 
 def find_accountant(
@@ -158,7 +90,7 @@ def find_accountant(
     """
     found = find_accountants(mechanism, accountant, adjacency=adjacency)
     proven = [member for member in found if isinstance(member, DeterministicAccountant)]
-    return BestOf(proven) if len(proven) > 1 else found[0]
+    return BestOf.of(proven) if len(proven) > 1 else found[0]
 
 
 def _pair(mechanism: MatrixMechanism) -> str:

@@ -83,6 +83,7 @@ class UnsampledGaussian(DeterministicAccountant):
     """
 
     name = "gaussian"
+    display = "unamplified Gaussian"
     kind = Kind.UPPER_BOUND
     truncation = True  # no use is made of the draws
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import torch
 
-from dptrain.accounting import ACCOUNTANTS
+from dptrain.accounting import accountant_named, registered_accountants
 from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.simulation import MonteCarloAccountant, Simulation, check_folder
 from dptrain.accounting.simulation.weighted import WeightedAccountant
-from dptrain.core import did_you_mean
 from dptrain.mechanism import FORMAT, MatrixMechanism
 
 
@@ -67,19 +66,16 @@ def read_mechanism(path: Path) -> MatrixMechanism:
 
 
 def _accountant(name: str | None, mechanism: MatrixMechanism) -> MonteCarloAccountant:
-    simulating = {a.name: a for a in ACCOUNTANTS if isinstance(a, MonteCarloAccountant)}
+    known = registered_accountants()
+    simulating = {each.name: each for each in known if isinstance(each, MonteCarloAccountant)}
     if name is not None:
-        if name not in simulating:
-            why = "is unknown"
-            if any(isinstance(a, WeightedAccountant) and a.name == name for a in ACCOUNTANTS):
-                why = "certifies in one process: use dptrain calibrate --certificates"
-            elif any(a.name == name for a in ACCOUNTANTS):
-                why = "proves without simulation, so it needs no certificate"
-            raise ValueError(
-                f"--accountant {name!r} {why}; {did_you_mean(name, simulating)}those that "
-                f"simulate: {list(simulating)}"
-            )
-        return simulating[name]
+        named = accountant_named(name)
+        if isinstance(named, MonteCarloAccountant):
+            return named
+        why = "proves without simulation, so it needs no certificate"
+        if isinstance(named, WeightedAccountant):
+            why = "certifies in one process: use dptrain calibrate --certificates"
+        raise ValueError(f"--accountant {name!r} {why}; those that simulate: {list(simulating)}")
     reasons = {each: member.obstacle(mechanism) for each, member in simulating.items()}
     covering = [each for each, reason in reasons.items() if reason is None]
     if not covering:

@@ -21,8 +21,8 @@ from dptrain import AttributionGraph, BandMF, MatrixMechanism, UserMinSep, accou
 PAPERS, USERS, STEPS, BATCH, DELTA = 300_000, 500_000, 1000, 1024.0, 1 / 500_000
 NEIGHBOURS = 4
 ACCOUNTANTS = {
-    "sampling": ("revealed draws", "gaussian"),
-    "participation": ("revealed draws, any blocking", "gaussian"),
+    "sampling": ("revealed-draws", "gaussian"),
+    "participation": ("revealed-draws-any-blocking", "gaussian"),
 }
 
 

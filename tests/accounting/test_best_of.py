@@ -49,26 +49,33 @@ class OneSided(Curve):
         return (f"remark of {self.remove:g}",)
 
 
+@dataclasses.dataclass(frozen=True)
 class Stated(DeterministicAccountant):
-    kind = Kind.UPPER_BOUND
+    called: str
+    remove: float
+    add: float
+    dear: Cost = Cost.INSTANT
 
-    def __init__(self, name, remove, add, adjacency=Adjacency.ZERO_OUT, cost=Cost.INSTANT):
-        self.name, self.adjacency = name, adjacency
-        self._curve, self._cost = OneSided(remove, add), cost
+    kind = Kind.UPPER_BOUND
+    adjacencies = tuple(Adjacency)
+
+    @property
+    def name(self):
+        return self.called
 
     def refusal(self, mechanism):
         return None
 
     def cost(self, mechanism):
-        return self._cost
+        return self.dear
 
     def curve(self, mechanism):
-        return self._curve
+        return OneSided(self.remove, self.add)
 
 
 class TestBestOf(AccountantContract):
     def accountant(self):
-        return BestOf([BallsInBinsRenyi(), UnsampledGaussian()])
+        return BestOf.of([BallsInBinsRenyi(), UnsampledGaussian()])
 
     def mechanism(self):
         return made(BSR(bands=2))
@@ -79,7 +86,7 @@ class TestBestOf(AccountantContract):
 
 
 def test_directions_may_have_different_proofs():
-    both = BestOf([Stated("a", 1.0, 3.0), Stated("b", 2.0, 0.5, cost=Cost.MINUTES)])
+    both = BestOf.of([Stated("a", 1.0, 3.0), Stated("b", 2.0, 0.5, dear=Cost.MINUTES)])
     mechanism = made(Identity())
     shown = both.guarantee(mechanism, delta=1e-6)
     assert shown.epsilon == gaussian.epsilon(1e-6, 0.5)
@@ -97,7 +104,7 @@ def test_directions_may_have_different_proofs():
 
 
 def test_what_is_exact_is_asked_alone():
-    both = BestOf([BallsInBinsRenyi(), AllocationPLD()])
+    both = BestOf.of([BallsInBinsRenyi(), AllocationPLD()])
     mechanism = made(Identity())
     shown = both.guarantee(mechanism, delta=1e-6)
     assert shown.kind is Kind.EXACT
@@ -115,13 +122,13 @@ def test_never_worse_than_its_members():
 
 
 def test_one_member_keeps_its_name():
-    assert BestOf([AllocationPLD()]).name == AllocationPLD().name
+    assert BestOf.of([AllocationPLD()]).name == AllocationPLD().name
 
 
 def test_refuses_bad_members():
     with pytest.raises(ValueError, match="at least one"):
-        BestOf([])
+        BestOf.of([])
     other = Stated("c", 1.0, 1.0, adjacency=Adjacency.ADD_REMOVE)
-    with pytest.raises(ValueError, match="same adjacency"):
-        BestOf([AllocationPLD(), other])
-    assert BestOf([AllocationPLD(), PoissonPLD()]).refusal(made(Identity()))
+    with pytest.raises(ValueError, match="all must be about adjacency='zero_out'"):
+        BestOf.of([AllocationPLD(), other])
+    assert BestOf.of([AllocationPLD(), PoissonPLD()]).refusal(made(Identity()))

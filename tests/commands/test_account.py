@@ -78,9 +78,9 @@ def test_profile_and_plot(file, tmp_path, capsys):
 def test_list_says_who_answers_and_why_others_do_not(file, capsys):
     assert main(["account", str(file), "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("poisson PLD") and line.endswith("yes") for line in lines)
+    assert any(line.startswith("poisson-pld") and line.endswith("yes") for line in lines)
     assert any(line.startswith("gaussian") and "by name: " in line for line in lines)
-    assert any(line.startswith("cyclic Poisson PLD") and "no: it needs" in line for line in lines)
+    assert any(line.startswith("cyclic-poisson-pld") and "no: it needs" in line for line in lines)
     assert main(["account", *FLAGS, *STEPS, "--list"]) == 0  # σ decides nothing
 
 
@@ -114,7 +114,7 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--sigma", "-1"], "noise_multiplier=-1"),
         (["FILE", "--delta", "1e-5", "--sigma", "1e-5"], "noise_multiplier=1e-05"),
         (["FILE", "--delta", "1e-5", "--sigma", "1e300"], "noise_multiplier=1e+300"),
-        (["FILE", "--delta", "1e-5", "--accountant", "poison"], "did you mean poisson PLD? known:"),
+        (["FILE", "--delta", "1e-5", "--accountant", "poison"], "did you mean poisson-pld?"),
         (["FILE", "--delta", "1e-5", "--steps", "5"], "--steps beside"),
         (["FILE", "--delta", "1e-5", "--plot", "x.png"], "add --profile"),
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),
@@ -189,7 +189,7 @@ def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
         sys.executable, "-m", "dptrain", "calibrate",
         "--scheme", "MinSep", "batch_size=50", "min_sep=2", "--strategy", "BSR", "bands=2",
         "--dataset-size", "1000", "--steps", "20", "--epsilon", "4", "--delta", "1e-5",
-        "--accountant", "b-min-sep Monte Carlo", "--certificates", str(folder),
+        "--accountant", "min-sep-monte-carlo", "--certificates", str(folder),
     ]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
         deadline = time.monotonic() + 60

@@ -156,7 +156,7 @@ def test_a_checkpoint_of_a_bfloat16_run_states_an_estimate():
         "target_epsilon": 4.0,
         "target_delta": 1e-2,
         "noise_dtype": torch.bfloat16,
-        "accountant": "balls-in-bins Rényi",  # the same noise both times
+        "accountant": "balls-in-bins-renyi",  # the same noise both times
     }
     private = make(small_net(), images(), **options)
     train(private, batches=3)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain import MatrixMechanism, Poisson, PrivacyEngine
-from dptrain.accounting.poisson.poisson import PoissonReplaceOne
+from dptrain import Adjacency, MatrixMechanism, Poisson, PrivacyEngine
+from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BISR, BLT, BSR, BandInvMF, BandMF, Dense, Identity, Tree
@@ -121,15 +121,15 @@ def test_no_noise():
     attempt(ValueError, message, noise_multiplier=0.0)
 
 
-@pytest.mark.parametrize("accountant", [PoissonReplaceOne.name, PoissonReplaceOne()])
-def test_replace_one(accountant):
-    attempt(ValueError, "replace_one", accountant=accountant)
+def test_replace_one():
+    other = PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
+    attempt(ValueError, "replace_one", accountant=other)
 
 
 def test_replace_one_in_the_statement():
     """Also where an accountant of another relation finds its way to the filter."""
     mechanism = MatrixMechanism(scheme=FULL, strategy=Identity(), noise_multiplier=2.0)
-    planned = PoissonReplaceOne().guarantee(mechanism, delta=1e-3)
+    planned = PoissonPLD(adjacency=Adjacency.REPLACE_ONE).guarantee(mechanism, delta=1e-3)
     with pytest.raises(ValueError, match=r"adjacency=replace_one: .*zero_out or add_remove"):
         GDP.state(planned, GDP.record(mechanism))
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dptrain.accounting import registered_accountants
 from dptrain.accounting.base.accountant import Accountant
-from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.weighted.accountant import WeightedAccountant
 from tests.oracles.random_mechanisms import FAMILIES, Subject, subjects
@@ -41,7 +41,7 @@ def answering(subject: Subject, seed: int) -> list[Accountant]:
     """All that do not refuse it, under its adjacency: also those that answer only by name."""
     return [
         seeded(member, seed)
-        for member in ACCOUNTANTS
+        for member in registered_accountants()
         if member.adjacency is subject.adjacency and member.refusal(subject.mechanism) is None
     ]
 
@@ -113,4 +113,4 @@ def test_the_grid_is_large_and_reaches_every_accountant() -> None:
             total += 1
             reached.update(member.name for member in answering(subject, seed))
     assert total >= 200
-    assert reached == {member.name for member in ACCOUNTANTS}
+    assert reached == {member.name for member in registered_accountants()}

@@ -17,9 +17,9 @@ from dptrain import (
     MinSep,
     Poisson,
 )
+from dptrain.accounting import registered_accountants
 from dptrain.accounting.base.accountant import Accountant, Profile
 from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.core.guarantee import Adjacency
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -39,7 +39,7 @@ def stated(subject: MatrixMechanism) -> dict[str, Profile]:
     """The profiles of all deterministic accountants that cover it under zero-out."""
     return {
         member.name: member.profile(subject, EPSILONS)
-        for member in ACCOUNTANTS
+        for member in registered_accountants()
         if isinstance(member, DeterministicAccountant)
         and member.adjacency is Adjacency.ZERO_OUT
         and member.refusal(subject) is None
@@ -54,7 +54,7 @@ def equal(one: Profile, other: Profile, tolerance: float = 1e-3) -> None:
 def deterministic(subject: Subject) -> list[Accountant]:
     return [
         member
-        for member in ACCOUNTANTS
+        for member in registered_accountants()
         if isinstance(member, DeterministicAccountant)
         and member.adjacency is subject.adjacency
         and member.refusal(subject.mechanism) is None
@@ -65,14 +65,14 @@ def deterministic(subject: Subject) -> list[Accountant]:
 def test_separation_of_one_is_poisson(warm: bool) -> None:
     poisson = Poisson(probability=0.2, dataset_size=30, steps=12)
     alike = MinSep(probability=0.2, min_sep=1, dataset_size=30, steps=12, warm_start=warm)
-    exact = stated(mechanism(poisson))["poisson PLD"]
-    equal(stated(mechanism(poisson))["MMCC"], exact)
-    equal(stated(mechanism(alike))["MMCC"], exact)
+    exact = stated(mechanism(poisson))["poisson-pld"]
+    equal(stated(mechanism(poisson))["mmcc"], exact)
+    equal(stated(mechanism(alike))["mmcc"], exact)
     for name, found in stated(mechanism(alike)).items():
         assert (found.remove >= exact.remove * (1 - 1e-3)).all(), name
         assert (found.add >= exact.add * (1 - 1e-3)).all(), name
     one_part = CyclicPoisson(probability=0.2, cycle=1, dataset_size=30, steps=12)
-    equal(stated(mechanism(one_part))["cyclic Poisson PLD"], exact, 1e-9)
+    equal(stated(mechanism(one_part))["cyclic-poisson-pld"], exact, 1e-9)
 
 
 @pytest.mark.parametrize("strategy", [Identity(), BSR(bands=3)])
@@ -80,19 +80,19 @@ def test_sampling_with_certainty_is_balls_in_bins(strategy: Strategy) -> None:
     bins = mechanism(BallsInBins(bins=4, epochs=2, dataset_size=30), strategy)
     chain = mechanism(MinSep(probability=1.0, min_sep=4, dataset_size=30, steps=8), strategy)
     of_bins, of_chain = stated(bins), stated(chain)
-    for name in ("balls-in-bins Rényi", "conditional composition"):
+    for name in ("balls-in-bins-renyi", "conditional-composition"):
         equal(of_bins[name], of_chain[name], 1e-12)
 
 
 def test_a_large_cut_is_no_cut() -> None:
-    exact = stated(mechanism(Poisson(probability=0.2, dataset_size=30, steps=9)))["poisson PLD"]
+    exact = stated(mechanism(Poisson(probability=0.2, dataset_size=30, steps=9)))["poisson-pld"]
     for largest in (30, 10**6):
         cut = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=largest)
-        equal(stated(mechanism(cut))["truncated Poisson PLD"], exact, 1e-9)
+        equal(stated(mechanism(cut))["truncated-poisson-pld"], exact, 1e-9)
     # Nearly never cut: Pr[Bin(29, 0.2) ≥ 25] is 1e-13.
     rare = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=25)
-    equal(stated(mechanism(rare))["truncated Poisson PLD"], exact)
-    member = next(m for m in ACCOUNTANTS if m.name == "truncated b-min-sep Monte Carlo")
+    equal(stated(mechanism(rare))["truncated-poisson-pld"], exact)
+    member = next(m for m in registered_accountants() if m.name == "truncated-min-sep-monte-carlo")
     law = MinSep(probability=0.2, min_sep=1, dataset_size=30, steps=9, max_batch_size=30)
     uncut = mechanism(law)
     found = seeded(member, 3).profile(uncut, EPSILONS)
@@ -105,7 +105,7 @@ def test_certain_draws_that_are_cut_are_batches_of_fixed_size(largest: int) -> N
     """One step, N = 8, B kept: P and Q by one-dimensional integration, worst w = -x and w = x."""
     q, sigma = largest / 8, 0.9
     scheme = Poisson(probability=1.0, dataset_size=8, steps=1, max_batch_size=largest)
-    found = stated(mechanism(scheme, sigma=sigma))["truncated Poisson PLD"]
+    found = stated(mechanism(scheme, sigma=sigma))["truncated-poisson-pld"]
     y = np.arange(-12, 14, 1e-3)
 
     def density(mean: float) -> np.ndarray:

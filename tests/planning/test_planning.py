@@ -82,13 +82,13 @@ def test_what_is_left_out_has_a_reason(plan):
     for scheme in ("CyclicPoisson(cycle=2)", "MinSep(min_sep=2)", "BallsInBins()"):
         assert (scheme, "BandMF(bands=2)") in tried | skipped
     odd = small(epochs=None, steps=15, max_bands=1)
-    found = compare(odd, accountant="poisson PLD", **QUICK)
+    found = compare(odd, accountant="poisson-pld", **QUICK)
     reasons = [s.reason for s in found.skipped if s.candidate.scheme["type"] == "BallsInBins"]
     assert any("whole epochs of 10 steps" in reason for reason in reasons)
 
 
 def test_best_obeys_memory_and_constant_batches():
-    only = {"accountant": "cyclic Poisson PLD", **QUICK}
+    only = {"accountant": "cyclic-poisson-pld", **QUICK}
     found = compare(small(fixed_size=True), **only)
     assert "max_batch_size" in found.best.candidate.scheme
     assert [row.eligible for row in found.rows].count(False) == 1
@@ -104,7 +104,7 @@ def test_certifies_while_an_estimate_is_best(tmp_path):
         epsilon=4.0, delta=2e-3, dataset_size=100, batch_size=25, steps=15, max_bands=2,
         parameters=1000, buffers=0,
     )  # fmt: skip
-    options = {"accountant": "b-min-sep importance sampling", **QUICK}
+    options = {"accountant": "min-sep-importance", **QUICK}
     rough = compare(question, **options)
     assert rough.best.is_estimate
     assert rough.best_proven is None
@@ -191,7 +191,7 @@ def test_command_writes_what_it_says(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, figures, plot = (tmp_path / "new" / name for name in ("p.yaml", "p.json", "p.png"))
     files = ["--out", str(out), "--json", str(figures), "--plot", str(plot)]
-    only = ["--accountant", "cyclic Poisson PLD", "--buffers", "0"]
+    only = ["--accountant", "cyclic-poisson-pld", "--buffers", "0"]
     assert main([*COMMAND, "--epochs", "2", "--max-bands", "2", *only, *files]) == 0
     said = capsys.readouterr().out
     for path in (out, figures, plot):

@@ -67,7 +67,7 @@ def test_an_accountant_that_states_too_little_is_found(monkeypatch: pytest.Monke
     )
     law = enumeration.poisson(3, 0.3)
     subject = Subject("poisson", mechanism, lambda: of_patterns(law, np.eye(3), 1.0))
-    with pytest.raises(Finding, match=r"poisson PLD, .*states"):
+    with pytest.raises(Finding, match=r"poisson-pld, .*states"):
         mechanisms.check_deep(subject, [PoissonPLD()], 0)
 
 

@@ -107,7 +107,8 @@ def test_a_failing_case_is_kept_by_its_error_and_fails_the_command(
 def test_every_answer_of_the_support_table_has_a_case() -> None:
     assert len(representative_strategies()) == 5
     asked = {
-        f"{row.scheme}, {row.strategy}, {row.adjacency.value}: {answer.accountant}"
+        f"{row.scheme}, {row.strategy}, {row.adjacency.value}: "
+        + digests.case_name(answer.accountant, row.adjacency)
         for row in support_table()
         for answer in row.answers
     }

@@ -226,7 +226,8 @@ class ConditionalComposition(DeterministicAccountant):
     level need none, and more variational weights are tried.
     """
 
-    name = "conditional composition"
+    name = "conditional-composition"
+    display = "conditional composition"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

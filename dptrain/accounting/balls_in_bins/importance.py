@@ -29,7 +29,7 @@ class _BallsInBinsBounds(Bounds):
     def __init__(self, mechanism: MatrixMechanism) -> None:
         self._mechanism = mechanism
         known = (BallsInBinsRenyi(), ConditionalComposition())
-        self._proven = BestOf([m for m in known if m.reserved(mechanism) is None])
+        self._proven = BestOf.of([m for m in known if m.reserved(mechanism) is None])
 
     @functools.cached_property
     def curve(self) -> Curve:
@@ -69,7 +69,8 @@ class BallsInBinsImportance(WeightedAccountant):
 
     max_samples: int = 2 * 10**7
 
-    name = "balls-in-bins importance sampling"
+    name = "balls-in-bins-importance"
+    display = "balls-in-bins importance sampling"
     refines = True
     ample = 400_000  # a few microseconds each
 
@@ -84,7 +85,7 @@ class BallsInBinsImportance(WeightedAccountant):
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """By name only where the loss is known without samples."""
         if AllocationPLD().refusal(mechanism) is None:
-            return "the noise is independent, where 'allocation PLD' needs no samples"
+            return "the noise is independent, where 'allocation-pld' needs no samples"
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

@@ -21,7 +21,8 @@ class BallsInBinsMonteCarlo(MonteCarloAccountant):
     p = 1 and a warm start is the same law.
     """
 
-    name = "balls-in-bins Monte Carlo"
+    name = "balls-in-bins-monte-carlo"
+    display = "balls-in-bins Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, and tables and factors that do not fit the memory."""

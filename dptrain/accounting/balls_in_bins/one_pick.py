@@ -153,7 +153,8 @@ class AllocationPLD(DeterministicAccountant):
     loss in each direction; keeping the mean makes the error one of second order.
     """
 
-    name = "allocation PLD"
+    name = "allocation-pld"
+    display = "allocation PLD"
     kind = Kind.EXACT
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

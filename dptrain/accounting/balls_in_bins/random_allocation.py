@@ -122,7 +122,8 @@ class RandomAllocationRenyi(DeterministicAccountant):
     their pick: another law.)
     """
 
-    name = "random allocation Rényi"
+    name = "random-allocation-renyi"
+    display = "random allocation Rényi"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -134,7 +135,7 @@ class RandomAllocationRenyi(DeterministicAccountant):
             return (
                 f"it needs participations=1, the scheme has participations="
                 f"{scheme.participations}: the divergence of a uniform subset of several steps, "
-                "whose picks depend on each other, is not bounded here; 'allocation PLD' covers it"
+                "whose picks depend on each other, is not bounded here; 'allocation-pld' covers it"
             )
         if strategy.bands != 1:
             return (

@@ -134,7 +134,8 @@ class BallsInBinsRenyi(DeterministicAccountant):
     every b-th follows.
     """
 
-    name = "balls-in-bins Rényi"
+    name = "balls-in-bins-renyi"
+    display = "balls-in-bins Rényi"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Adjacency, Guarantee, Kind
+from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 
@@ -23,7 +24,7 @@ class Profile:
         remove: δ of (P, Q) at each ε.
         add: δ of (Q, P) at each ε.
         kind: how the values were shown.
-        accountant: who computed them.
+        accountant: name of the accountant that computed them.
     """
 
     epsilon: npt.NDArray[np.float64]
@@ -47,27 +48,91 @@ class Cost(enum.Enum):
     HOURS = "hours"
 
 
+@dataclasses.dataclass(frozen=True)
 class Accountant(ABC):
     """One way of proving (ε, δ) for some pairs of scheme and strategy.
 
+    A subclass states ``name`` and ``kind``, and ``adjacencies`` where it has theorems for more or
+    other relations than zero-out; an instance is about one of them. ``register_accountant`` makes
+    it known, so that mechanisms which it covers find it.
+
+    Args:
+        adjacency: the neighboring relation that its statements are about; by default the first of
+            ``adjacencies``.
+
     Attributes:
-        name: short name that appears in guarantees; no two have the same one.
+        name: plain name, such as ``"balls-in-bins-renyi"``: what users give, and what guarantees
+            and certificates store. No two registered accountants share it.
+        display: its name in sentences, for people to read.
         kind: how its statements are shown.
-        adjacency: the neighbouring relation that its statements are about.
-        refines: whether it simulates only to better what deterministic accountants prove, which
+        adjacencies: the relations that it has theorems for.
+        refines: whether it simulates only to improve on what deterministic accountants prove, which
             it asks itself: it answers instead of them.
         failure_probability: chance over its own draws that a statement of kind CONFIDENCE is false.
         truncation: whether its statements hold where a scheme cuts batches: it reads
             ``max_batch_size`` itself. By default it answers for no scheme that has one, whatever
             ``refusal`` says.
+
+    Raises:
+        TypeError: if ``adjacency`` is something else, or a subclass fixes it for all its instances.
+        ValueError: if it has no theorems for that relation.
     """
 
-    name: str
-    kind: Kind
-    adjacency: Adjacency = Adjacency.ZERO_OUT
-    refines: bool = False
-    failure_probability: float = 0.0
-    truncation: bool = False
+    # None: the first of adjacencies, which __post_init__ puts here.
+    adjacency: Adjacency = dataclasses.field(default=cast(Adjacency, None), kw_only=True)
+
+    kind: ClassVar[Kind]
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
+    refines: ClassVar[bool] = False
+    truncation: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Set on the class the field's default would silently overwrite it.
+        if "adjacency" in cls.__dict__:
+            raise TypeError(
+                f"{cls.__name__}.adjacency: every instance has an adjacency of its own; state the "
+                "relations that there are theorems for, adjacencies = (Adjacency.ADD_REMOVE,)"
+            )
+
+    def __post_init__(self) -> None:
+        given: Adjacency | None = self.adjacency
+        if given is None:
+            object.__setattr__(self, "adjacency", self.adjacencies[0])
+        checks.instance("adjacency", self.adjacency, Adjacency, example="Adjacency.ZERO_OUT")
+        if self.adjacency not in self.adjacencies:
+            raise ValueError(
+                f"adjacency={self.adjacency.value!r}: the {self.display} accountant states "
+                f"{self.relations} only"
+            )
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Plain name."""
+
+    @property
+    def display(self) -> str:
+        """Name for people: the plain one, unless there is a better one."""
+        return self.name
+
+    @property
+    def failure_probability(self) -> float:
+        """Chance over its own draws that a statement of kind CONFIDENCE is false."""
+        return 0.0
+
+    @property
+    def relations(self) -> str:
+        """The relations that it has theorems for, in words."""
+        return ", ".join(each.value for each in self.adjacencies)
+
+    def under(self, adjacency: Adjacency) -> Self:
+        """The same accountant about another relation.
+
+        Raises:
+            ValueError: if it has no theorems for it.
+        """
+        return dataclasses.replace(self, adjacency=adjacency)
 
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -89,7 +154,9 @@ class Accountant(ABC):
             ValueError: with the reason.
         """
         if reason := self.obstacle(mechanism):
-            raise ValueError(f"the {self.name} accountant does not cover this mechanism: {reason}")
+            raise ValueError(
+                f"the {self.display} accountant does not cover this mechanism: {reason}"
+            )
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Why it answers for a mechanism that it covers only when asked by name, or ``None``."""
@@ -154,7 +221,7 @@ class Availability:
 
     @property
     def name(self) -> str:
-        """The accountant's name."""
+        """The accountant's plain name."""
         return self.accountant.name
 
     @property

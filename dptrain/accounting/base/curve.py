@@ -150,7 +150,7 @@ class DeterministicAccountant(Accountant):
         curve = self._checked(mechanism)
 
         # Shown after two seconds only: most accountants are done by then.
-        with tqdm(desc=f"calibrating ({self.name})", unit="σ", delay=2.0, leave=False) as bar:
+        with tqdm(desc=f"calibrating ({self.display})", unit="σ", delay=2.0, leave=False) as bar:
 
             def excess(sigma: float) -> float:
                 value = curve.epsilon(sigma, delta)
@@ -168,7 +168,7 @@ class DeterministicAccountant(Accountant):
         if sigma is None:
             reached = curve.epsilon(LARGEST_SIGMA, delta)
             raise ValueError(
-                f"epsilon={epsilon} is out of reach of the {self.name} accountant at "
+                f"epsilon={epsilon} is out of reach of the {self.display} accountant at "
                 f"delta={delta}: σ = {LARGEST_SIGMA:g} gives ε = {reached:.6g}; ask for a larger "
                 f"epsilon or delta, or use fewer steps"
             )

@@ -48,7 +48,7 @@ def statement(
             whatever the accountant thinks of that.
     """
     if reason := size_refusal(accountant.adjacency, mechanism):
-        raise ValueError(f"the {accountant.name} accountant states nothing: {reason}")
+        raise ValueError(f"the {accountant.display} accountant states nothing: {reason}")
     if mechanism.scheme.unit.kind == "user":
         notes = (*notes, PUBLIC_GRAPH)
     return Guarantee(

@@ -166,7 +166,8 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
     See ``AnyMatrixLosses``. With bands ≤ min_sep (Toeplitz) the loss itself is to be had.
     """
 
-    name = "r-min-sep Monte Carlo"
+    name = "min-sep-any-matrix"
+    display = "r-min-sep Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, negative entries and matrices beyond 4,096 steps."""

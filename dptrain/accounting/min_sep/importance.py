@@ -36,7 +36,8 @@ class _MinSepBounds(Bounds):
 class MinSepImportance(WeightedAccountant):
     """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``."""
 
-    name = "b-min-sep importance sampling"
+    name = "min-sep-importance"
+    display = "b-min-sep importance sampling"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""

@@ -80,7 +80,8 @@ class MinSepMonteCarlo(MonteCarloAccountant):
 
     engine: Engine = "auto"
 
-    name = "b-min-sep Monte Carlo"
+    name = "min-sep-monte-carlo"
+    display = "b-min-sep Monte Carlo"
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """See ``min_sep_refusal``."""

@@ -107,7 +107,8 @@ class MinSepRenyi(DeterministicAccountant):
     the accountants that simulate are better.
     """
 
-    name = "b-min-sep Rényi"
+    name = "min-sep-renyi"
+    display = "b-min-sep Rényi"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

@@ -238,7 +238,8 @@ class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
     nothing where B ≥ N.
     """
 
-    name = "truncated b-min-sep Monte Carlo"
+    name = "truncated-min-sep-monte-carlo"
+    display = "truncated b-min-sep Monte Carlo"
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:

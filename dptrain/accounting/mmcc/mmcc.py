@@ -216,7 +216,8 @@ class MMCC(DeterministicAccountant):
     All roundings are upwards: entries and row sums, p̃, the losses.
     """
 
-    name = "MMCC"
+    name = "mmcc"
+    display = "MMCC"
     kind = Kind.UPPER_BOUND
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -239,9 +240,9 @@ class MMCC(DeterministicAccountant):
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if isinstance(scheme, CyclicPoisson):
             if strategy.bands <= scheme.cycle:
-                return "with bands <= cycle it is the cyclic Poisson PLD, only slower"
+                return "with bands <= cycle it is 'cyclic-poisson-pld', only slower"
         elif strategy.bands == 1 and varying_noise(mechanism) is None:
-            return "with independent noise it is the Poisson PLD, only slower"
+            return "with independent noise it is 'poisson-pld', only slower"
         return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:

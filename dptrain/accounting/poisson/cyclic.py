@@ -59,7 +59,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
     """ceil(n/b) compositions of one subsampled Gaussian of sensitivity max_t ‖C_{:,t}‖, bands ≤ b.
 
     (Choquette-Choo et al. 2023, Theorem 4 on cyclic Poisson sampling; with truncation Ganesh 2025,
-    section 3.1, on BandMF.) Proof, under zero-out:
+    section 3.1, on BandMF.) Proof, under *zero-out*:
 
     * The split into parts does not depend on what examples contain (and N, which an equal split
       reads, is the same on both data sets), so it may be published: δ is the mean over splits of
@@ -83,17 +83,37 @@ class CyclicPoissonPLD(DeterministicAccountant):
       two sizes that differ by one for ``"equal"``, 1 + Bin(N-1, 1/b) for ``"independent"``, there
       by intervals of m, each bounded at once (``Branches.covering``).
 
+    *Add-or-remove-one*, for ``assignment="independent"``. There every example picks its part by
+    itself: the others are split alike in both worlds, the added one joins part s with probability
+    1/b, and given s and the split its turns are as under zero-out (with truncation: those of
+    ``TruncatedPoissonPLD`` under add-or-remove-one for a part s of size m).
+
+    With truncation the statement is for every run on at most M = ``nominal_size`` examples, with
+    one more or one fewer, as N is private. For N ≤ M + 1 examples, m = 1 + Bin(N-1, 1/b). The δ
+    given m is at most that of all sizes up to m at once, F(m) (``curve_up_to``), which grows
+    with m; and m grows, in the stochastic order, with N. So the mean of δ over m is at most the
+    mean of F over 1 + Bin(M, 1/b), whatever N is.
+
+    Equal parts read N: with one example fewer, others have to move between parts, and change their
+    turns. No theorem covers that.
+
+    *Replace-one.* N and the split are the same in both worlds. Given them, a turn adds x or x'
+    (or x - w or x' - w) by the same coins to the rows of its column: the pair of ``PoissonPLD``
+    (``TruncatedPoissonPLD``) under replace-one with c = ‖C_{:,t}‖.
+
     The signs of C's entries play no part. With one part it is (truncated) Poisson sampling and
     without truncation exact; otherwise the split is random and hidden, of which no use is made: an
     upper bound.
     """
 
-    name = "cyclic Poisson PLD"
+    name = "cyclic-poisson-pld"
+    display = "cyclic Poisson PLD"
     kind = Kind.UPPER_BOUND
+    adjacencies = tuple(Adjacency)
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes and bands beyond the cycle."""
+        """Refuses other schemes, bands beyond the cycle, and equal parts where N is private."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
         if not isinstance(scheme, CyclicPoisson):
             return "it needs CyclicPoisson sampling"
@@ -102,6 +122,12 @@ class CyclicPoissonPLD(DeterministicAccountant):
                 f"it needs bands <= cycle, the strategy has bands={bands} and the scheme "
                 f"cycle={scheme.cycle}; use at most {scheme.cycle} bands or a cycle of at least "
                 f"{bands}"
+            )
+        private = self.adjacency is Adjacency.ADD_REMOVE
+        if private and scheme.assignment == "equal" and scheme.cycle > 1:
+            return (
+                "assignment='equal' splits by the number of examples, so that an example more or "
+                "less moves others to other parts; use assignment='independent'"
             )
         return None
 
@@ -123,17 +149,42 @@ class CyclicPoissonPLD(DeterministicAccountant):
         """The curve of the largest column norm."""
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
-        p, turns = scheme.probability, scheme.max_participations
-        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
-        if not _cuts(scheme):
-            return poisson_curve(self.adjacency, probability=p, steps=turns, sensitivity=norm)
+        found = self._truncated(mechanism) if _cuts(scheme) else self._plain(mechanism)
+        if self.adjacency is not Adjacency.ADD_REMOVE:
+            return found
+        if scheme.max_batch_size is not None:
+            found = RemarkedCurve(found, sizes_covered(scheme))
+        return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
+
+    def _plain(self, mechanism: MatrixMechanism) -> Curve:
+        """No batch is cut."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
+        return poisson_curve(
+            self.adjacency,
+            probability=scheme.probability,
+            steps=scheme.max_participations,
+            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
+        )
+
+    def _truncated(self, mechanism: MatrixMechanism) -> Curve:
+        """The mean over the sizes of the example's part."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, CyclicPoisson)
         assert scheme.max_batch_size is not None
-        sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
+        p, turns, largest = scheme.probability, scheme.max_participations, scheme.max_batch_size
+        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
         parts: list[tuple[float, ComposedCurve]] = []
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle):
+                up_to = curve_up_to(
+                    most, probability=p, max_batch_size=largest, steps=turns, sensitivity=norm
+                )
+                parts.append((weight, up_to))
+            return AverageCurve(tuple(parts))
+        sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
         for weight, least, most in sizes(scheme.dataset_size, scheme.cycle):
-            cases = Branches.covering(
-                least, most, probability=p, max_batch_size=scheme.max_batch_size
-            )
+            cases = Branches.covering(least, most, probability=p, max_batch_size=largest)
             parts.append((weight, CasesCurve(p, cases, turns, norm, self.adjacency)))
         return AverageCurve(tuple(parts))
 
@@ -142,75 +193,3 @@ def _cuts(scheme: CyclicPoisson) -> bool:
     """Whether a draw can exceed the largest batch; under add-remove, with one example more."""
     largest = scheme.part_sizes[-1] if scheme.nominal_size is None else scheme.nominal_size + 1
     return scheme.max_batch_size is not None and scheme.max_batch_size < largest
-
-
-class CyclicPoissonAddRemove(CyclicPoissonPLD):
-    """The same under add-or-remove-one, for ``assignment="independent"``.
-
-    There every example picks its part by itself: the others are split alike in both worlds, the
-    added one joins part s with probability 1/b, and given s and the split its turns are as under
-    zero-out (with truncation: those of ``TruncatedPoissonAddRemove`` for a part s of size m).
-
-    With truncation the statement is for every run on at most M = ``nominal_size`` examples, with
-    one more or one fewer, as N is private. For N ≤ M + 1 examples, m = 1 + Bin(N-1, 1/b). The δ
-    given m is at most that of all sizes up to m at once, F(m) (``curve_up_to``), which grows
-    with m; and m grows, in the stochastic order, with N. So the mean of δ over m is at most the
-    mean of F over 1 + Bin(M, 1/b), whatever N is.
-
-    Equal parts read N: with one example fewer, others have to move between parts, and change their
-    turns. No theorem covers that.
-    """
-
-    name = "cyclic Poisson PLD, add-remove"
-    adjacency = Adjacency.ADD_REMOVE
-
-    def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses equal parts as well (unless there is but one)."""
-        if reason := super().refusal(mechanism):
-            return reason
-        scheme = mechanism.scheme
-        assert isinstance(scheme, CyclicPoisson)
-        if scheme.assignment == "equal" and scheme.cycle > 1:
-            return (
-                "assignment='equal' splits by the number of examples, so that an example more or "
-                "less moves others to other parts; use assignment='independent'"
-            )
-        return None
-
-    def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve of zero-out, or that of all sizes up to one more than the nominal one."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, CyclicPoisson)
-        largest = scheme.max_batch_size
-        if largest is None:
-            return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
-        covered = sizes_covered(scheme)
-        if not _cuts(scheme):
-            plain = RemarkedCurve(super().curve(mechanism), covered)
-            return RemarkedCurve(plain, SETTINGS_ARE_PUBLIC)
-        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
-        parts = tuple(
-            (
-                weight,
-                curve_up_to(
-                    most,
-                    probability=scheme.probability,
-                    max_batch_size=largest,
-                    steps=scheme.max_participations,
-                    sensitivity=norm,
-                ),
-            )
-            for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle)
-        )
-        return RemarkedCurve(RemarkedCurve(AverageCurve(parts), covered), SETTINGS_ARE_PUBLIC)
-
-
-class CyclicPoissonReplaceOne(CyclicPoissonPLD):
-    """The same under replace-one: N and the split are the same in both worlds.
-
-    Given them, a turn adds x or x' (or x - w or x' - w) by the same coins to the rows of its
-    column: the pair of ``PoissonReplaceOne`` (``TruncatedPoissonReplaceOne``) with c = ‖C_{:,t}‖.
-    """
-
-    name = "cyclic Poisson PLD, replace-one"
-    adjacency = Adjacency.REPLACE_ONE

@@ -58,14 +58,27 @@ def poisson_curve(
 
 
 class PoissonPLD(DeterministicAccountant):
-    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I, under zero-out.
+    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I.
 
-    One step is dominated by ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse, and the steps
-    compose independently (Zhu, Dong & Wang 2022). ``MinSep`` with ``min_sep=1`` is the same law.
+    ``MinSep`` with ``min_sep=1`` is the same law. A step is dominated, and the steps compose
+    independently, as every example tosses its own coins:
+
+    * *Zero-out*: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse (Zhu, Dong & Wang 2022).
+    * *Add-or-remove-one*: the others' draws have the same law with and without the example, and a
+      step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets of
+      any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
+      settings that do not change with it.
+    * *Replace-one*: Bern(p) against -Bern(p), both directions at once. The example's coins decide
+      in both worlds whether its gradient, x in one and x' in the other, is added to what is known
+      (the others' coins may be published). So P = (1-p) N(0) + p N(x) and Q = (1-p) N(0) + p N(x')
+      with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1 (``truncated_step.full_pair``, *),
+      which a constant adversary attains at every step: exact.
     """
 
-    name = "poisson PLD"
+    name = "poisson-pld"
+    display = "Poisson PLD"
     kind = Kind.EXACT
+    adjacencies = tuple(Adjacency)
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, correlated noise and noise that varies from step to step."""
@@ -84,39 +97,12 @@ class PoissonPLD(DeterministicAccountant):
         """The curve; a diagonal C only scales the sensitivity."""
         scheme = mechanism.scheme
         assert tosses_coins(scheme)
-        return poisson_curve(
+        found = poisson_curve(
             self.adjacency,
             probability=scheme.probability,
             steps=scheme.steps,
             sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
         )
-
-
-class PoissonAddRemove(PoissonPLD):
-    """The same pair under add-or-remove-one.
-
-    Every example tosses its own coins, so the others' draws have the same law with and without it,
-    and a step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets
-    of any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
-    settings that do not change with it.
-    """
-
-    name = "poisson PLD, add-remove"
-    adjacency = Adjacency.ADD_REMOVE
-
-    def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve of zero-out."""
-        return RemarkedCurve(super().curve(mechanism), SETTINGS_ARE_PUBLIC)
-
-
-class PoissonReplaceOne(PoissonPLD):
-    """One step is dominated by Bern(p) against -Bern(p), both directions at once.
-
-    The example's coins decide in both worlds whether its gradient, x in one and x' in the other, is
-    added to what is known (the others' coins may be published). So P = (1-p) N(0) + p N(x) and
-    Q = (1-p) N(0) + p N(x') with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1
-    (``truncated_step.full_pair``, *), which a constant adversary attains at every step: exact.
-    """
-
-    name = "poisson PLD, replace-one"
-    adjacency = Adjacency.REPLACE_ONE
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
+        return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve
@@ -54,11 +56,11 @@ def sizes_covered(scheme: AnySizeScheme) -> str:
 
 
 class TruncatedPoissonPLD(DeterministicAccountant):
-    """PLD of n steps of truncated Poisson sampling under zero-out, both directions, for C = c·I.
+    """PLD of n steps of truncated Poisson sampling, both directions, for C = c·I.
 
-    (Ganesh 2025, Theorem 3.3, with a sharper pair.) Let x be the gradient of the example, blanked
-    to 0 in the other world, where it is still drawn like any other. One step is dominated by a
-    public r and the pair of its case:
+    *Zero-out* (Ganesh 2025, Theorem 3.3, with a sharper pair). Let x be the gradient of the
+    example, blanked to 0 in the other world, where it is still drawn like any other. One step is
+    dominated by a public r and the pair of its case:
 
     * r = 1 with probability Pr[Bin(N-1, p) < B]: Bern(p) against 0;
     * r = 2 otherwise: with q2 of ``Branches``, the pair whose divergences at ε ≥ 0 are those
@@ -86,10 +88,35 @@ class TruncatedPoissonPLD(DeterministicAccountant):
     the output by a draw from N(0, σ²) with some probability, so q2 is rounded up. So are both
     weights, whose sum may then exceed 1 by 2e-10: the composed masses are at least the true ones,
     whichever case is worse (a small q2 can make r = 2 the better one).
+
+    *Add-or-remove-one* (Ganesh 2025, Theorem 3.1): r = 1: Bern(p) against 0; r = 2: 2·Bern(q2)
+    against 0. Let the larger data set have m examples. The others are the same m - 1 in both
+    worlds, with the same coins and the same random order, and min(s, B) is published as under
+    zero-out; in the smaller world the batch is the first B of the order. So r has the law of
+    Bin(m-1, p), q2 is that of m, and the larger world adds x with probability p (s < B) or x - w,
+    of length at most 2, with probability q2 (s ≥ B), where the smaller one adds nothing. Both
+    batches are padded to the same B.
+
+    That compares m with m - 1, and what it says depends on m, which is private: a statement for
+    the N at hand would differ between neighbors. So it is made for every run on at most
+    M = ``nominal_size`` examples at once, with one more or one fewer: all m ≤ M + 1. For each of
+    them the batch is open with probability at least Pr[Bin(M, p) < B], and else q2 ≤ p: the pair
+    2·Bern(p) against 0 dominates that of r = 2 and that of r = 1 (``Branches.covering``).
+
+    *Replace-one* (Ganesh 2025, Theorem 3.4, with a sharper pair), both directions at once. N, the
+    others, their coins and their order are the same in both worlds, and everything but the
+    example's gradient, x or x'. As under zero-out:
+
+    * r = 1: Bern(p)·x against Bern(p)·x': Bern(p) against -Bern(p);
+    * r = 2: x - w with probability q2 against x' - w with probability q2, lengths at most 2 and at
+      most 2 apart: the divergences of 2·Bern(q2) against 0 at ε ≥ 0, in both directions
+      (``truncated_step.full_pair``), where the theorem has those of 2·Bern(q2) against -2·Bern(q2).
     """
 
-    name = "truncated Poisson PLD"
+    name = "truncated-poisson-pld"
+    display = "truncated Poisson PLD"
     kind = Kind.UPPER_BOUND
+    adjacencies = tuple(Adjacency)
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -105,84 +132,31 @@ class TruncatedPoissonPLD(DeterministicAccountant):
         varies = varying_noise(mechanism)
         return varies and f"{varies}; use Identity"
 
+    def _largest(self, mechanism: MatrixMechanism) -> int:
+        """Examples that a draw may come from: under add-remove one more than the nominal size."""
+        return mechanism.scheme.population + (self.adjacency is Adjacency.ADD_REMOVE)
+
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if no batch can be cut."""
         scheme = mechanism.scheme
         assert isinstance(scheme, Poisson)
         assert scheme.max_batch_size is not None
-        return Kind.EXACT if scheme.max_batch_size >= scheme.dataset_size else Kind.UPPER_BOUND
+        cut = scheme.max_batch_size < self._largest(mechanism)
+        return Kind.UPPER_BOUND if cut else Kind.EXACT
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curve; a diagonal C only scales the sensitivity."""
-        return self._of_size(mechanism, mechanism.scheme.population)
-
-    def _of_size(self, mechanism: MatrixMechanism, size: int) -> ComposedCurve:
         scheme = mechanism.scheme
         assert isinstance(scheme, Poisson)
         assert scheme.max_batch_size is not None
-        return truncated_curve(
-            self.adjacency,
-            dataset_size=size,
-            probability=scheme.probability,
-            max_batch_size=scheme.max_batch_size,
-            steps=scheme.steps,
-            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
-        )
-
-
-class TruncatedPoissonAddRemove(TruncatedPoissonPLD):
-    """The same under add-or-remove-one: r = 1: Bern(p) against 0; r = 2: 2·Bern(q2) against 0.
-
-    (Ganesh 2025, Theorem 3.1.) Let the larger data set have m examples. The others are the same
-    m - 1 in both worlds, with the same coins and the same random order, and min(s, B) is published
-    as under zero-out; in the smaller world the batch is the first B of the order. So r has the law
-    of Bin(m-1, p), q2 is that of m, and the larger world adds x with probability p (s < B) or
-    x - w, of length at most 2, with probability q2 (s ≥ B), where the smaller one adds nothing.
-    Both batches are padded to the same B.
-
-    The theorem compares m with m - 1, and what it says depends on m, which is private: a statement
-    for the N at hand would differ between neighbours. So it is made for every run on at most
-    M = ``nominal_size`` examples at once, with one more or one fewer: all m ≤ M + 1. For each of
-    them the batch is open with probability at least Pr[Bin(M, p) < B], and else q2 ≤ p: the pair
-    2·Bern(p) against 0 dominates that of r = 2 and that of r = 1 (``Branches.covering``).
-    """
-
-    name = "truncated Poisson PLD, add-remove"
-    adjacency = Adjacency.ADD_REMOVE
-
-    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact if no batch can be cut, even with one example more than the nominal size."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, Poisson)
-        assert scheme.max_batch_size is not None
-        return Kind.EXACT if scheme.max_batch_size > scheme.population else Kind.UPPER_BOUND
-
-    def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve of all sizes up to one more than the nominal one."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, Poisson)
-        assert scheme.max_batch_size is not None
-        found = curve_up_to(
-            scheme.population + 1,
-            probability=scheme.probability,
-            max_batch_size=scheme.max_batch_size,
-            steps=scheme.steps,
-            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
-        )
-        return RemarkedCurve(RemarkedCurve(found, sizes_covered(scheme)), SETTINGS_ARE_PUBLIC)
-
-
-class TruncatedPoissonReplaceOne(TruncatedPoissonPLD):
-    """The same under replace-one, both directions at once.
-
-    (Ganesh 2025, Theorem 3.4, with a sharper pair.) N, the others, their coins and their order are
-    the same in both worlds, and everything but the example's gradient, x or x'. As under zero-out:
-
-    * r = 1: Bern(p)·x against Bern(p)·x': Bern(p) against -Bern(p);
-    * r = 2: x - w with probability q2 against x' - w with probability q2, lengths at most 2 and at
-      most 2 apart: the divergences of 2·Bern(q2) against 0 at ε ≥ 0, in both directions
-      (``truncated_step.full_pair``), where the theorem has those of 2·Bern(q2) against -2·Bern(q2).
-    """
-
-    name = "truncated Poisson PLD, replace-one"
-    adjacency = Adjacency.REPLACE_ONE
+        run: dict[str, Any] = {
+            "probability": scheme.probability,
+            "max_batch_size": scheme.max_batch_size,
+            "steps": scheme.steps,
+            "sensitivity": float(mechanism.strategy.column_norms(scheme.steps).max()),
+        }
+        size = self._largest(mechanism)
+        if self.adjacency is not Adjacency.ADD_REMOVE:
+            return truncated_curve(self.adjacency, dataset_size=size, **run)
+        covered = RemarkedCurve(curve_up_to(size, **run), sizes_covered(scheme))
+        return RemarkedCurve(covered, SETTINGS_ARE_PUBLIC)

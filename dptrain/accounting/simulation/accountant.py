@@ -47,6 +47,7 @@ class SimulatedAccountant(Accountant):
     counts: ClassVar[tuple[str, ...]] = ("max_samples", "threads")  # options of at least 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for option in self.counts:
             value = getattr(self, option)
             if value is not None and value < 1:

@@ -37,7 +37,8 @@ class UserMinSepMonteCarlo(SimulatedUser):
     examples, which are part of the scheme's hash and checked when edges are attached.
     """
 
-    name = "user b-min-sep Monte Carlo"
+    name = "user-min-sep-monte-carlo"
+    display = "user b-min-sep Monte Carlo"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
         """Refuses graphs with shared examples, on which hidden draws show in others' batches."""
@@ -45,7 +46,7 @@ class UserMinSepMonteCarlo(SimulatedUser):
             return (
                 "it needs a disjoint graph, in which every example has one user; here "
                 f"{scheme.graph.examples} examples have {scheme.graph.edges} users between them, "
-                "and others' exclusion shows what a user drew; see 'exposed steps'"
+                "and others' exclusion shows what a user drew; see 'exposed-steps'"
             )
         return None
 

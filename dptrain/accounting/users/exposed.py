@@ -84,7 +84,8 @@ class ExposedSteps(SimulatedUser):
     graph; ``AttributionGraph.bound(max_neighbours=…)`` bounds it.
     """
 
-    name = "exposed steps"
+    name = "exposed-steps"
+    display = "exposed steps"
 
     def scheme_refusal(self, scheme: UserMinSep) -> str | None:
         """Refuses exclusion by participation, and graphs whose edges are not here."""

@@ -103,7 +103,8 @@ class RevealedDraws(_RevealedDraws):
     graphs with shared examples others' contributions show what u drew.
     """
 
-    name = "revealed draws"
+    name = "revealed-draws"
+    display = "revealed draws"
     operations = 1e8
 
     def rule_refusal(self, scheme: UserMinSep) -> str | None:
@@ -137,13 +138,14 @@ class RevealedDrawsAnyBlocking(_RevealedDraws):
     Nothing is assumed about the rule by which others exclude: Conjecture 6.2 is not used.
     """
 
-    name = "revealed draws, any blocking"
+    name = "revealed-draws-any-blocking"
+    display = "revealed draws, any blocking"
     operations = 4e6
 
     def rule_refusal(self, scheme: UserMinSep) -> str | None:
         """Refuses exclusion by sampled examples, for which there is a sharper accountant."""
         if scheme.exclusion != "participation":
-            return "it is for exclusion='participation'; see 'revealed draws'"
+            return "it is for exclusion='participation'; see 'revealed-draws'"
         return None
 
     def curve(self, mechanism: MatrixMechanism) -> AnyBlockingCurve:

@@ -436,6 +436,6 @@ def test_several_picks_are_far_below_no_amplification():
         strategy=Identity(),
         noise_multiplier=1.5,
     )
-    assert found.accountant == "allocation PLD"
+    assert found.accountant == "allocation-pld"
     assert found.epsilon < 1.05 * account(poisson, delta=1e-6).epsilon
     assert found.epsilon < 0.5 * UnsampledGaussian().guarantee(mechanism, delta=1e-6).epsilon

@@ -116,7 +116,7 @@ def test_the_default_is_tighter_than_what_is_proven_and_above_the_truth(strategy
     found = BallsInBinsImportance(seed=4, progress=False).guarantee(mechanism, delta=delta)
     assert found.kind is Kind.CONFIDENCE
     known = (BallsInBinsRenyi(), ConditionalComposition())
-    proven = BestOf([m for m in known if m.reserved(mechanism) is None])
+    proven = BestOf.of([m for m in known if m.reserved(mechanism) is None])
     assert found.epsilon < share * proven.guarantee(mechanism, delta=delta).epsilon
     true, error = plain_delta(mechanism, found.epsilon, 400_000)
     assert true - 6 * error <= delta
@@ -136,7 +136,7 @@ def test_known_brackets_of_a_hundred_bins() -> None:
 def test_where_no_sample_pays_the_proven_bound_stands() -> None:
     mechanism = made(bins=30, epochs=1, sigma=2.0)
     none = BallsInBinsImportance(max_samples=10, progress=False)
-    proven = BestOf([BallsInBinsRenyi(), ConditionalComposition()])
+    proven = BestOf.of([BallsInBinsRenyi(), ConditionalComposition()])
     found = none.guarantee(mechanism, delta=1e-5)
     assert found.epsilon == proven.guarantee(mechanism, delta=1e-5).epsilon
     assert found.certificate["grid"] == []
@@ -145,7 +145,7 @@ def test_where_no_sample_pays_the_proven_bound_stands() -> None:
 def test_independent_noise_is_left_to_the_exact_accountant() -> None:
     mechanism = made(strategy=Identity())
     assert account(mechanism, delta=1e-5).kind is Kind.EXACT
-    assert "allocation PLD" in BallsInBinsImportance().reserved(mechanism)
+    assert "allocation-pld" in BallsInBinsImportance().reserved(mechanism)
 
 
 def test_a_certificate_is_read_again_and_a_lowered_one_is_not(tmp_path) -> None:

@@ -9,16 +9,12 @@ import pytest
 
 from dptrain.accounting import account
 from dptrain.accounting.poisson.cyclic import (
-    CyclicPoissonAddRemove,
     CyclicPoissonPLD,
-    CyclicPoissonReplaceOne,
     independent_sizes,
 )
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.poisson.truncated import (
-    TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
-    TruncatedPoissonReplaceOne,
     truncated_curve,
 )
 from dptrain.core.guarantee import Adjacency, Kind
@@ -32,7 +28,6 @@ from tests.oracles import quadrature
 from tests.oracles.enumeration import Law, toeplitz
 
 EPSILONS = np.array([0.0, 0.3, 1.0, 2.5])
-EVERY = (CyclicPoissonPLD, CyclicPoissonAddRemove, CyclicPoissonReplaceOne)
 
 
 def scheme(probability=0.2, cycle=3, steps=20, **options):
@@ -90,7 +85,7 @@ class TestContractOfTruncation(TestContract):
 
 class TestContractOfAddRemove(TestContract):
     def accountant(self):
-        return CyclicPoissonAddRemove()
+        return CyclicPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
 
     def mechanism(self):
         hidden = scheme(steps=60, assignment="independent", nominal_size=3000)
@@ -102,7 +97,7 @@ class TestContractOfAddRemove(TestContract):
 
 class TestContractOfReplaceOne(TestContract):
     def accountant(self):
-        return CyclicPoissonReplaceOne()
+        return CyclicPoissonPLD(adjacency=Adjacency.REPLACE_ONE)
 
 
 def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
@@ -190,7 +185,7 @@ def test_trees_whose_nodes_do_not_outlive_the_cycle():
     turns = Poisson(probability=0.2, dataset_size=3000, steps=4)
     same = mechanism(turns, Dense(matrix=math.sqrt(3.0) * np.eye(4)), 2.0)
     found = account(tree, delta=1e-6)
-    assert found.accountant == "cyclic Poisson PLD"
+    assert found.accountant == "cyclic-poisson-pld"
     assert found.epsilon == pytest.approx(PoissonPLD().guarantee(same, delta=1e-6).epsilon)
     assert "bands" in (CyclicPoissonPLD().refusal(mechanism(scheme(), TreeRestart(height=3))) or "")
 
@@ -200,7 +195,7 @@ def test_refusals_name_the_remedy():
     assert why is not None
     assert "at most 3 bands" in why
     assert "cycle of at least 4" in why
-    equal = CyclicPoissonAddRemove().refusal(mechanism(scheme()))
+    equal = CyclicPoissonPLD(adjacency=Adjacency.ADD_REMOVE).refusal(mechanism(scheme()))
     assert equal is not None
     assert "assignment='independent'" in equal
 
@@ -230,21 +225,15 @@ def turns(adjacency, size, largest, count, norm=1.0, p=0.3):
     )
 
 
-@pytest.mark.parametrize(
-    ("cyclic", "plain"),
-    [
-        (CyclicPoissonPLD, TruncatedPoissonPLD),
-        (CyclicPoissonAddRemove, TruncatedPoissonAddRemove),
-        (CyclicPoissonReplaceOne, TruncatedPoissonReplaceOne),
-    ],
-)
-def test_one_truncated_part_is_truncated_poisson(cyclic, plain):
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_one_truncated_part_is_truncated_poisson(adjacency):
+    cyclic, plain = (each(adjacency=adjacency) for each in (CyclicPoissonPLD, TruncatedPoissonPLD))
     same = Poisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
     one_part = cut(1, 40, 15)
-    if cyclic is CyclicPoissonAddRemove:
+    if adjacency is Adjacency.ADD_REMOVE:
         same, one_part = (dataclasses.replace(each, nominal_size=45) for each in (same, one_part))
-    found = cyclic().guarantee(mechanism(one_part), delta=1e-6)
-    assert found.epsilon == plain().guarantee(mechanism(same), delta=1e-6).epsilon
+    found = cyclic.guarantee(mechanism(one_part), delta=1e-6)
+    assert found.epsilon == plain.guarantee(mechanism(same), delta=1e-6).epsilon
     assert any("truncation costs privacy" in note for note in found.notes)
 
 
@@ -263,7 +252,7 @@ def test_truncated_parts_average_over_their_sizes(assignment, adjacency):
     if assignment == "equal" and adjacency is Adjacency.ADD_REMOVE:
         return  # refused
     size, cycle, largest, sigma = 14, 4, 3, 1.3
-    member = {each.adjacency: each for each in EVERY}[adjacency]()
+    member = CyclicPoissonPLD(adjacency=adjacency)
     law, sizes = cut(cycle, size, largest, assignment=assignment), (size,)
     if adjacency is Adjacency.ADD_REMOVE:  # whatever number of examples the run had
         law, sizes = dataclasses.replace(law, dataset_size=5, nominal_size=size), range(1, size + 2)

@@ -13,9 +13,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
 from dptrain.accounting.poisson.poisson import (
-    PoissonAddRemove,
     PoissonPLD,
-    PoissonReplaceOne,
     SubsampledGaussianCurve,
 )
 from dptrain.core.guarantee import Adjacency, Kind
@@ -191,7 +189,7 @@ def test_refuses_noise_that_varies_from_step_to_step():
 
 class TestContractOfAddRemove(AccountantContract):
     def accountant(self):
-        return PoissonAddRemove()
+        return PoissonPLD(adjacency=Adjacency.ADD_REMOVE)
 
     nominal_size: int | None = 900
 
@@ -206,7 +204,7 @@ class TestContractOfReplaceOne(TestContractOfAddRemove):
     nominal_size = None  # the number of examples is public
 
     def accountant(self):
-        return PoissonReplaceOne()
+        return PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
 
 
 def poisson_of(p, steps, sigma, strategy=None, nominal_size=None):
@@ -225,10 +223,11 @@ def test_replace_one_agrees_with_dp_accounting(p, steps, sigma):
         neighboring_relation=privacy_loss_distribution.NeighborRel.REPLACE_ONE,
     )
     theirs = single.self_compose(steps)
+    member = PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
     for delta in (1e-3, 1e-7):
-        found = PoissonReplaceOne().guarantee(poisson_of(p, steps, sigma), delta=delta).epsilon
+        found = member.guarantee(poisson_of(p, steps, sigma), delta=delta).epsilon
         assert found == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=2e-3)
-    found = PoissonReplaceOne().profile(poisson_of(p, steps, sigma), [0.5, 1.0])
+    found = member.profile(poisson_of(p, steps, sigma), [0.5, 1.0])
     np.testing.assert_array_equal(found.remove, found.add)
 
 
@@ -240,7 +239,7 @@ def test_replace_one_of_one_step_by_integration(p, sigma):
     dense = [(1 - p) * plain + p * np.exp(-0.5 * ((x - m) / sigma) ** 2) for m in (1.0, -1.0)]
     epsilons = np.array([0.0, 0.3, 1.0, 2.0])
     exact = [cell * np.maximum(dense[0] - np.exp(e) * dense[1], 0.0).sum() for e in epsilons]
-    found = PoissonReplaceOne().profile(poisson_of(p, 1, sigma), epsilons)
+    found = PoissonPLD(adjacency=Adjacency.REPLACE_ONE).profile(poisson_of(p, 1, sigma), epsilons)
     for direction in (found.remove, found.add):
         assert (direction >= np.array(exact) * (1 - 1e-6)).all()
         np.testing.assert_allclose(direction, exact, rtol=1e-3)
@@ -248,7 +247,8 @@ def test_replace_one_of_one_step_by_integration(p, sigma):
 
 def test_add_remove_is_zero_out_with_settings_that_do_not_read_the_number():
     public = poisson_of(0.02, 50, 1.0)
-    found = PoissonAddRemove().guarantee(poisson_of(0.02, 50, 1.0, nominal_size=900), delta=1e-6)
+    private = poisson_of(0.02, 50, 1.0, nominal_size=900)
+    found = PoissonPLD(adjacency=Adjacency.ADD_REMOVE).guarantee(private, delta=1e-6)
     assert found.epsilon == PoissonPLD().guarantee(public, delta=1e-6).epsilon
     assert found.adjacency is Adjacency.ADD_REMOVE
     assert found.kind is Kind.EXACT

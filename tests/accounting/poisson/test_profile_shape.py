@@ -11,9 +11,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy.special import ndtr
 
-from dptrain.accounting import account, profile
+from dptrain.accounting import account, profile, registered_accountants
 from dptrain.accounting.base.curve import DeterministicAccountant, convex_envelope
-from dptrain.accounting.dispatch import ACCOUNTANTS
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.loss_distribution import LossDistribution
 from dptrain.accounting.losses.tilted_curve import Masses
@@ -115,10 +114,10 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
 
 # Some of these bounds take their time for every ε.
 SPARSE = np.unique(np.concatenate([[0.0, 1e-6, 1e-3], np.linspace(0, 5, 13), [20]]))
-DEAR = ("MMCC", "conditional composition")
+DEAR = ("mmcc", "conditional-composition")
 PROVEN = [
     pytest.param(each, id=each.name, marks=[pytest.mark.slow] if each.name in DEAR else [])
-    for each in ACCOUNTANTS
+    for each in registered_accountants()
     if isinstance(each, DeterministicAccountant)
 ]
 

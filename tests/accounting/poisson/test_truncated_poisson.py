@@ -17,9 +17,7 @@ from dptrain.accounting.losses.dominating_pairs import ShiftedMixtures
 from dptrain.accounting.losses.public_coin import public_mixture
 from dptrain.accounting.poisson.poisson import PoissonPLD, SubsampledGaussianCurve
 from dptrain.accounting.poisson.truncated import (
-    TruncatedPoissonAddRemove,
     TruncatedPoissonPLD,
-    TruncatedPoissonReplaceOne,
     truncated_curve,
 )
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair
@@ -64,7 +62,7 @@ class TestContract(AccountantContract):
 
 class TestContractOfAddRemove(TestContract):
     def accountant(self):
-        return TruncatedPoissonAddRemove()
+        return TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
 
     def mechanism(self):
         # The added example's loss is bounded by n log 1/q.
@@ -76,7 +74,7 @@ class TestContractOfAddRemove(TestContract):
 
 class TestContractOfReplaceOne(TestContract):
     def accountant(self):
-        return TruncatedPoissonReplaceOne()
+        return TruncatedPoissonPLD(adjacency=Adjacency.REPLACE_ONE)
 
 
 # --- the pairs, by half lines; q2 by its sum over s, not the shorter form -----------------------
@@ -304,7 +302,7 @@ def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
 
 def test_add_remove_covers_every_number_of_examples_and_tells_none():
     most, p, largest, sigma = 9, 0.4, 3, 1.0
-    member = TruncatedPoissonAddRemove()
+    member = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
     found = member.profile(mechanism(most, p, largest, 4, sigma, nominal=most), EPSILONS)
     for size in range(1, most + 2):  # of the larger data set
         single = curve(size, p, largest, 4, adjacency=ADD_REMOVE).delta(sigma, EPSILONS)
@@ -323,7 +321,7 @@ def test_add_remove_covers_every_number_of_examples_and_tells_none():
 def test_add_remove_costs_little_more_than_the_one_size():
     # Where few batches are cut, q2 of the most examples is close to p.
     size, p, largest, sigma, steps = 10_000, 0.01, 120, 1.0, 100
-    found = TruncatedPoissonAddRemove().guarantee(
+    found = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).guarantee(
         mechanism(size, p, largest, steps, sigma, nominal=size), delta=1e-5
     )
     single = curve(size + 1, p, largest, steps, adjacency=ADD_REMOVE).epsilon(sigma, 1e-5)
@@ -333,10 +331,10 @@ def test_add_remove_costs_little_more_than_the_one_size():
 def test_add_remove_is_exact_where_no_size_is_cut():
     # At B = M nothing is cut, but with one example more it is.
     capped = mechanism(9, 0.4, 9, 4, 1.0, nominal=9)
-    assert TruncatedPoissonAddRemove().kind_of(capped) is Kind.UPPER_BOUND
+    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(capped) is Kind.UPPER_BOUND
     assert TruncatedPoissonPLD().kind_of(mechanism(9, 0.4, 9, 4, 1.0)) is Kind.EXACT
     roomy = mechanism(9, 0.4, 10, 4, 1.0, nominal=9)
-    assert TruncatedPoissonAddRemove().kind_of(roomy) is Kind.EXACT
+    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(roomy) is Kind.EXACT
 
 
 # --- the pieces --------------------------------------------------------------------------------

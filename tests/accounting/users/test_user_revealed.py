@@ -258,17 +258,17 @@ def test_fixed_and_shuffled_batches_are_gaussian_by_themselves():
 
 def test_choice_and_reasons():
     short = mechanism(2, 0.02, 4, 40, strategy=BSR(bands=3))
-    assert account(short, delta=1e-5).accountant == "revealed draws"
+    assert account(short, delta=1e-5).accountant == "revealed-draws"
     wide = mechanism(2, 0.02, 4, 40, strategy=BSR(bands=6))
     assert account(wide, delta=1e-5).accountant == "gaussian"
     reasons = {a.name: a.reason for a in accountants_for(wide)}
-    assert "fewer bands or a larger min_sep" in reasons["revealed draws"]
-    assert "participation" in reasons["revealed draws, any blocking"]
+    assert "fewer bands or a larger min_sep" in reasons["revealed-draws"]
+    assert "participation" in reasons["revealed-draws-any-blocking"]
     tree = mechanism(2, 0.02, 4, 40, strategy=TreeRestart(height=3))
-    assert account(tree, delta=1e-5).accountant == "revealed draws"
+    assert account(tree, delta=1e-5).accountant == "revealed-draws"
     unused = mechanism(2, 0.02, 4, 40, exclusion="participation")
     found = account(unused, delta=1e-5)
-    assert found.accountant == "revealed draws, any blocking"
+    assert found.accountant == "revealed-draws-any-blocking"
     assert found.kind is Kind.UPPER_BOUND
     assert any("does not use Conj. 6.2" in note for note in found.notes)
 
@@ -291,6 +291,6 @@ def test_statement_is_about_users():
 def test_a_thousand_steps():
     both = mechanism(2, 0.004, 32, 1000, sigma=1.0, strategy=BandMF(bands=32))
     found = account(both, delta=2e-6)
-    assert found.accountant == "revealed draws"
+    assert found.accountant == "revealed-draws"
     # Half of what it costs to use no randomness, and never below one certain participation's ε …
     assert found.epsilon < 0.5 * account(both, delta=2e-6, accountant="gaussian").epsilon

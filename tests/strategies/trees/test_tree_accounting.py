@@ -84,7 +84,7 @@ def test_unsampled_gaussian_has_the_largest_of_all_patterns(strategy, bins, epoc
 def test_poisson_takes_every_tree_and_never_says_more_than_the_gaussian():
     scheme = Poisson(probability=0.1, steps=8, dataset_size=100)
     leaves = MatrixMechanism(scheme=scheme, strategy=TreeRestart(height=1), noise_multiplier=1.0)
-    assert account(leaves, delta=1e-5).accountant == "poisson PLD"
+    assert account(leaves, delta=1e-5).accountant == "poisson-pld"
     taller = MatrixMechanism(scheme=scheme, strategy=TreeRestart(height=2), noise_multiplier=1.0)
     plain = account(taller, delta=1e-5, accountant="gaussian").epsilon
     assert account(leaves, delta=1e-5).epsilon < account(taller, delta=1e-5).epsilon <= plain

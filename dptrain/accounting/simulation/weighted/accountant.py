@@ -50,6 +50,11 @@ from dptrain.mechanism import MatrixMechanism
 METHOD = 1  # raise it when the meaning of a certificate changes
 STEP = 1.01
 ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
+# What certificates called these methods before accountants had plain names.
+_FORMER_NAMES = {
+    "balls-in-bins-importance": "balls-in-bins importance sampling",
+    "min-sep-importance": "b-min-sep importance sampling",
+}
 # Points of the declared grid, from the most private one: the last is where the estimate was.
 _OFFSETS = (4, 2, 1, 0)
 # 1 % a step: a factor of 20,000 in all.
@@ -156,9 +161,10 @@ class WeightedAccountant(SimulatedAccountant):
         rule = Rule(violated, failure, self.max_samples, self.ample)
         if self.cache is not None:
             declared = self._declared(bounds, rule, epsilon)
-            found = load_certificate(Path(self.cache), request, declared, recheck=self.recheck)
-            if found is not None:
-                return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
+            for asked in (request, *self._formerly(request)):
+                found = load_certificate(Path(self.cache), asked, declared, recheck=self.recheck)
+                if found is not None:
+                    return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
         seed = fresh_seed(self.seed)
         top = bounds.least_sigma(epsilon, violated, progress=self.progress)
         if top is None:
@@ -210,6 +216,12 @@ class WeightedAccountant(SimulatedAccountant):
         }
         epsilon = top if depth_shown is None else epsilon_at(depth_shown)
         return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _formerly(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """The same request under the method's former name: another attempt would cost as much δ."""
+        former = _FORMER_NAMES.get(self.name)
+        method = {**request["method"], "name": former}
+        return [] if former is None else [{**request, "method": method}]
 
     def _declared(self, bounds: Bounds, rule: Rule, epsilon: float) -> Declared:
         """What a certificate of ``calibrate`` can be checked against."""
