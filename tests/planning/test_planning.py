@@ -187,6 +187,18 @@ def test_plot_shows_every_row(plan, tmp_path):
     assert "ESTIMATE" in text
 
 
+@pytest.mark.parametrize("count", [1, 2, 10, 11, 25])
+def test_every_scheme_has_a_color_and_a_marker_of_its_own(count):
+    pytest.importorskip("matplotlib")
+    from matplotlib.colors import to_hex
+
+    from dptrain.reporting.plots_plan import styles_of
+
+    styles = styles_of({f"scheme {i}" for i in range(count)})
+    assert len({to_hex(style["color"]) for style in styles.values()}) == count
+    assert len({style["marker"] for style in styles.values()}) == count
+
+
 def test_command_writes_what_it_says(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, figures, plot = (tmp_path / "new" / name for name in ("p.yaml", "p.json", "p.png"))
@@ -225,7 +237,7 @@ def test_command_writes_what_it_says(tmp_path, capsys):
         (["--steps", "10", "--physical-batch-size", "0"], "physical_batch_size=0"),
         (
             ["--steps", "10", "--accountant", "poison"],
-            "'poison' is unknown; did you mean poisson PLD?",
+            "'poison' is unknown; did you mean poisson-pld?",
         ),
         (["--steps", "10", "--out", "FILE/x.yaml"], "file"),
         (["--steps", "10", "--plot", "x.txt"], ".png"),
