@@ -57,20 +57,10 @@ class GaussianCurve(Curve):
 class UnsampledGaussian(DeterministicAccountant):
     """Gaussian mechanism with the sensitivity of C under the scheme's participation bound.
 
-    Claim: under zero-out adjacency the run is μ-GDP with μ = k·sens(C; m, b)/σ, for every scheme
-    whose draws do not depend on the data: k = ``max_per_batch``, m = ``max_participations`` and
-    b = ``min_sep`` of the protected unit.
-
-    Proof. All that the batches are made of (coins, orders, which rows a truncation keeps, what a
-    graph excludes) has the same law on both data sets, as zero-out changes the contents of the
-    unit's examples and not which examples there are: a blanked example is still drawn, still takes
-    its place in a truncated batch, still excludes others. Publishing the draws therefore costs
-    nothing but privacy, and δ is the mean over the draws of the δ given them. Given the draws, the
-    runs differ by C v with v_t = 0 except at the unit's participations, where ‖v_t‖ ≤ k: the
-    sum of at most k clipped gradients. The pattern has at most m participations at least b apart,
-    so ‖C v‖ ≤ k·sens(C; m, b), whatever earlier releases made of the v_t. Every row is Gaussian
-    given the past, so the run is as private as one Gaussian of that shift (Denisov et al. 2022;
-    Dong, Roth & Su 2022; Choquette-Choo et al. 2023 for the sensitivity).
+    Under zero-out adjacency the run is μ-GDP with μ = k·sens(C; m, b)/σ, for every scheme whose
+    draws do not depend on the data: k = ``max_per_batch``, m = ``max_participations`` and
+    b = ``min_sep`` of the protected unit (docs/theory/neighbors.md#thm-unamplified;
+    ``test_unamplified_claims_cover_every_pattern``).
 
     So for truncated schemes too; but only under zero-out: if an example could be *absent*, it would
     make room for another in a truncated batch. No randomness of the draws is used, so it is chosen

@@ -102,25 +102,17 @@ def bin_means(strategy: Strategy, *, steps: int, bins: int) -> Array:
 class ConditionalCompositionCurve(Curve):
     """Bounds for P = (1/b) Σ_i N(m_i, σ²I) against Q = N(0, σ²I), given the means (b, n).
 
-    Theorem (special case of 3.1 in Choquette-Choo et al. 2024). For every step let a pair (P_n,
-    Q_n) be given, and call an outcome bad if for some n its first n-1 coordinates are such that
-    (P_n, Q_n) does not dominate the conditional laws of coordinate n under P and Q. Then
-    H(P‖Q) ≤ H(Π P_n‖Π Q_n) + P(bad), for every hockey-stick divergence H.
-
-    Proof. Let P' and Q' follow P and Q until the past gets bad, and P_n and Q_n from then on. On
-    every set S of outcomes that are not bad P' = P and Q' = Q. So P(S) - γQ(S) ≤ P(bad) +
-    P(S∖bad) - γQ(S∖bad) ≤ P(bad) + H(P'‖Q'), and each conditional pair of (P', Q') is dominated
-    by the fixed (P_n, Q_n), whence adaptive composition gives H(P'‖Q') ≤ H(Π P_n‖Π Q_n).
-
-    Q_n = N(0, σ²), and P_n is a mixture of the N(m_{i,n}, σ²) whose weights are stochastically
-    larger, in m_{i,n}, than the posterior of the bin (``mixture_weights``): such pairs
-    dominate, in both directions (Corollary 4.4 loc. cit.), as the loss against N(0, σ²) grows
-    with every mean. Bad outcomes are those where one of M posterior hazards exceeds its bound, M
-    being the number of (step, bin) pairs that need one; each does so with probability δ_E/M at
-    most, so P(bad) ≤ δ_E by the union bound over all pairs and steps. (The order of the bins
-    differs from step to step: pairs cannot be shared between steps. Replacing the union over the
-    steps of an epoch by the largest quantile is not a bound.) The same with P and Q exchanged, Q
-    then being the law under which hazards are bounded.
+    δ(ε) of the run is at most that of the composed pairs (P_n, Q_n) plus the probability of a bad
+    past, one after which such a pair does not dominate its step
+    (docs/theory/balls-in-bins.md#thm-conditional-composition;
+    ``test_no_bound_lies_below_the_simulated_truth``; Choquette-Choo et al. 2024, Theorem 3.1,
+    arXiv 2310.15526). Q_n = N(0, σ²), and P_n is a mixture of the N(m_{i,n}, σ²) whose weights are
+    stochastically larger, in m_{i,n}, than the posterior of the bin
+    (docs/theory/balls-in-bins.md#thm-posterior-hazards). Bad are pasts where one of M posterior
+    hazards exceeds its bound, M being the number of (step, bin) pairs that need one, each with
+    probability δ_E/M at most. The union is over all pairs and steps: the largest quantile of an
+    epoch's steps is not a bound (docs/theory/balls-in-bins.md#thm-hazard-budget). The same with P
+    and Q exchanged, Q then being the law under which hazards are bounded.
 
     δ_E is free but fixed before anything is released: δ(ε) ≤ δ_E + H_{δ_E}(ε) for each. Powers of
     two are tried. At a given δ it is the largest that is at most δ/2; at a given ε the search

@@ -128,29 +128,20 @@ def _equal_noise(mechanism: MatrixMechanism) -> str | None:
 class AllocationPLD(DeterministicAccountant):
     """PLD of random picks of an epoch's steps with independent noise, remove and add.
 
-    Claim: for ``RandomAllocation`` with one participation and C = c·I the run is dominated by
-    (P^E, Q^E) and (Q^E, P^E), P = (1/t) Σ_i N(c·e_i, σ²I), Q = N(0, σ²I)
-    (``RandomAllocationRenyi`` has the proof). For balls-in-bins and a diagonal C one such pair
-    with m_i = Σ_j C_{:, i+jb} dominates (Schuchardt & Kalinin, Lemma 3.2; ``MinSep`` with p = 1
-    and a warm start is the same law); the m_i are orthogonal. δ is that of the pair up to the
-    rounding of ``lognormal_mean``, some 1e-4 of ε.
-
-    Proof. For orthogonal m_i the numbers <m_i, y> are independent under Q = N(0, σ²I), so that
-    dP/dQ = (1/t) Σ_i exp((<m_i, y> - ‖m_i‖²/2)/σ²) is a mean of independent log-normal variables
-    with r_i = ‖m_i‖/σ. Its law is bounded in convex order in ``lognormal_mean``, hence the
-    pair is dominated, and E independent copies are by as many of the bound.
+    For ``RandomAllocation`` with one participation and C = c·I the run is dominated by E copies of
+    P = (1/t) Σ_i N(c·e_i, σ²I) against Q = N(0, σ²I)
+    (docs/theory/random-allocation.md#thm-allocation-pair). For balls-in-bins and a diagonal C one
+    such pair with the orthogonal m_i = Σ_j C_{:, i+jb} dominates (``MinSep`` with p = 1 and a warm
+    start is the same law). Then dP/dQ is a mean of independent log-normal variables under Q, whose
+    law is bounded in convex order (docs/theory/random-allocation.md#thm-allocation-law;
+    ``test_is_within_the_published_brackets_and_within_our_own``): some 1e-4 of ε.
 
     *k picks of t steps.* An upper bound: one pick from each of k blocks, t mod k of them of ⌈t/k⌉
-    steps and the rest of ⌊t/k⌋ (Feldman & Shenfeld 2025). Proof. Split the t steps into such blocks
-    at random, all splits equally likely, and pick one step of each block. Exchanging two steps
-    changes neither the law of the split nor that of the picks, so that the set picked is a uniform
-    k-subset: P is the mean over the splits π of the laws P_π of their picks, and Q, which no split
-    changes, is the mean of itself. δ is jointly convex in the pair, hence δ(P, Q) is at most the
-    mean of the δ(P_π, Q), and δ(Q, P) of the δ(Q, P_π). These are all equal, as permuting the
-    coordinates takes one split to another, and P_π is a product of one-pick laws.
+    steps and the rest of ⌊t/k⌋ (docs/theory/random-allocation.md#thm-allocation-blocks;
+    ``test_several_picks_lie_between_all_subsets_and_their_blocks``).
 
-    Feldman & Shenfeld (2025) gave the first such numerical account, by directed rounding of the
-    loss in each direction; keeping the mean makes the error one of second order.
+    Feldman & Shenfeld 2025 (arXiv 2502.08202) gave the first such numerical account, by directed
+    rounding of the loss in each direction; keeping the mean makes the error one of second order.
     """
 
     name = "allocation-pld"

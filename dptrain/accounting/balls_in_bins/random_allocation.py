@@ -105,21 +105,11 @@ class RandomAllocationCurve(RenyiCurve):
 class RandomAllocationRenyi(DeterministicAccountant):
     """Rényi accountant for random allocation of one step per epoch, with C = c·I.
 
-    Claim: the run is dominated by (P^E, Q^E) under remove and (Q^E, P^E) under add, with P and Q of
-    ``RandomAllocationCurve``.
-
-    Proof. The picks of the other examples are independent of this example's; condition on them.
-    Let w be a sample of P^E (with the example) or Q^E (without), one real number per step. Then the
-    run is made from w step by step, by the same rule in both worlds: given the releases so far,
-    step s releases known terms plus x_s·g + (σ/c)·noise, where x_s = 1 if the example was picked
-    and g, ‖g‖ ≤ 1, is a function of those releases (and of the others' data). With g = r·u,
-    ‖u‖ = 1, that is (r·w_s/c + √(1-r²)·(σ/c)·z)·u + (σ/c)·z', with fresh noise z along u and z'
-    across it: given x and the past it has the mean x_s·g and the covariance (σ/c)²·I. So the run is
-    a post-processing of w, however later gradients depend on earlier releases, in the same epoch
-    or in previous ones. w consists of E independent copies as the picks are drawn anew in every
-    epoch: none depends on another, nor on what was released before. Hence Rényi divergences add,
-    and so do independent losses. (With kept picks, ``BallsInBins``, the copies would share
-    their pick: another law.)
+    The run is dominated by (P^E, Q^E) under remove and (Q^E, P^E) under add, with P and Q of
+    ``RandomAllocationCurve`` (docs/theory/random-allocation.md#thm-allocation-pair;
+    ``test_is_above_the_simulated_truth``). Hence Rényi divergences of epochs add, and so do
+    independent losses. (With kept picks, ``BallsInBins``, the copies would share their pick:
+    another law.)
     """
 
     name = "random-allocation-renyi"

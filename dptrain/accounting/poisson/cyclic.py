@@ -58,48 +58,18 @@ def independent_sizes(dataset_size: int, cycle: int) -> list[tuple[float, int, i
 class CyclicPoissonPLD(DeterministicAccountant):
     """ceil(n/b) compositions of one subsampled Gaussian of sensitivity max_t ‖C_{:,t}‖, bands ≤ b.
 
-    (Choquette-Choo et al. 2023, Theorem 4 on cyclic Poisson sampling; with truncation Ganesh 2025,
-    section 3.1, on BandMF.) Proof, under *zero-out*:
+    Under zero-out, replace-one and, where examples pick their parts by themselves
+    (``assignment="independent"``), add-or-remove-one
+    (docs/theory/poisson.md#thm-cyclic; ``test_worst_part_by_quadrature_where_norms_are_equal``;
+    Choquette-Choo et al. 2023, Theorem 4, arXiv 2306.08153). Equal parts read N: with one example
+    fewer, others have to move between parts, and change their turns. No theorem covers that.
 
-    * The split into parts does not depend on what examples contain (and N, which an equal split
-      reads, is the same on both data sets), so it may be published: δ is the mean over splits of
-      the δ given the split, at most the worst one. That covers both assignments.
-    * Let the example be in part s and publish everybody else's coins, which its own are independent
-      of. At steps s, s + b, … it tosses coins of probability p; at others it contributes nothing.
-      Given all that was released before step t = s + ib, the coin of t decides whether the
-      contribution v_t, ‖v_t‖ ≤ 1, fixed by then, is added to the rows of column t. Those rows are
-      touched by no other step of the example (bands ≤ b), end before its next step, and are shifted
-      otherwise by what others contribute, which is known from the releases. So the release of
-      these rows is a Gaussian of sensitivity at most ‖C_{:,t}‖, subsampled with probability p, and
-      the blocks compose adaptively.
-    * A smaller norm is a larger σ for the same norm, which is post-processing: the largest column
-      norm of all dominates each. A part has ceil(n/b) steps or one fewer, and a step fewer is
-      post-processing too.
-    * With ``max_batch_size`` the draw of a turn is a truncated Poisson draw from the m examples of
-      the part: given the split, its other m - 1 examples are known, the example may displace one
-      of them, and the displaced gradient is one of step t too. So column t carries the pair of
-      ``TruncatedPoissonPLD`` with N = m and c = ‖C_{:,t}‖.
-      Truncated privacy is not known to be monotone in m, so δ is the mean over m of the δ given m:
-      two sizes that differ by one for ``"equal"``, 1 + Bin(N-1, 1/b) for ``"independent"``, there
-      by intervals of m, each bounded at once (``Branches.covering``).
-
-    *Add-or-remove-one*, for ``assignment="independent"``. There every example picks its part by
-    itself: the others are split alike in both worlds, the added one joins part s with probability
-    1/b, and given s and the split its turns are as under zero-out (with truncation: those of
-    ``TruncatedPoissonPLD`` under add-or-remove-one for a part s of size m).
-
-    With truncation the statement is for every run on at most M = ``nominal_size`` examples, with
-    one more or one fewer, as N is private. For N ≤ M + 1 examples, m = 1 + Bin(N-1, 1/b). The δ
-    given m is at most that of all sizes up to m at once, F(m) (``curve_up_to``), which grows
-    with m; and m grows, in the stochastic order, with N. So the mean of δ over m is at most the
-    mean of F over 1 + Bin(M, 1/b), whatever N is.
-
-    Equal parts read N: with one example fewer, others have to move between parts, and change their
-    turns. No theorem covers that.
-
-    *Replace-one.* N and the split are the same in both worlds. Given them, a turn adds x or x'
-    (or x - w or x' - w) by the same coins to the rows of its column: the pair of ``PoissonPLD``
-    (``TruncatedPoissonPLD``) under replace-one with c = ‖C_{:,t}‖.
+    With ``max_batch_size`` a turn is a truncated Poisson draw from the m examples of the part
+    (Ganesh 2025, section 3.1, arXiv 2508.15089). Truncated privacy is not known to be monotone in
+    m, so δ is the mean over m of the δ given m, by intervals of m for independent parts; under
+    add-or-remove-one the statement is for every run on at most ``nominal_size`` examples, with one
+    more or one fewer (docs/theory/poisson.md#thm-cyclic-sizes;
+    ``test_truncated_parts_average_over_their_sizes``).
 
     The signs of C's entries play no part. With one part it is (truncated) Poisson sampling and
     without truncation exact; otherwise the split is random and hidden, of which no use is made: an

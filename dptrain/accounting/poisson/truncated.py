@@ -58,59 +58,26 @@ def sizes_covered(scheme: AnySizeScheme) -> str:
 class TruncatedPoissonPLD(DeterministicAccountant):
     """PLD of n steps of truncated Poisson sampling, both directions, for C = c·I.
 
-    *Zero-out* (Ganesh 2025, Theorem 3.3, with a sharper pair). Let x be the gradient of the
-    example, blanked to 0 in the other world, where it is still drawn like any other. One step is
-    dominated by a public r and the pair of its case:
+    A step is a public mixture of two cases: r = 1, of probability Pr[Bin(N-1, p) < B], where the
+    example comes on top, and r = 2, where it displaces another with probability q2 of ``Branches``
+    (docs/theory/poisson.md#thm-truncated-cases). With r = 2 the pair is, by its divergences at ε ≥
+    0,
 
-    * r = 1 with probability Pr[Bin(N-1, p) < B]: Bern(p) against 0;
-    * r = 2 otherwise: with q2 of ``Branches``, the pair whose divergences at ε ≥ 0 are those
-      of 2·Bern(q2) against Bern(q2) for (P, Q) and of Bern(q2) against 0 for (Q, P).
+    * zero-out: 2·Bern(q2) against Bern(q2) for (P, Q), Bern(q2) against 0 for (Q, P), and Bern(p)
+      against 0 with r = 1 (docs/theory/poisson.md#thm-truncated-zero-out; sharper than Ganesh 2025,
+      Theorem 3.3, arXiv 2508.15089);
+    * add-or-remove-one: 2·Bern(q2) against 0 (Ganesh 2025, Theorem 3.1). As N is private, the
+      statement is for every run on at most M = ``nominal_size`` examples, with one more or one
+      fewer (docs/theory/poisson.md#thm-truncated-add-remove);
+    * replace-one: 2·Bern(q2) against 0 in both directions, and Bern(p) against -Bern(p) with r = 1
+      (docs/theory/poisson.md#thm-truncated-replace; sharper than Ganesh 2025, Theorem 3.4).
 
-    Proof.
+    Nothing is lost where B ≥ N (Poisson sampling); elsewhere it is an upper bound: no one gradient
+    of the displaced example is the worst for both directions, and r is not published
+    (``test_no_gradients_in_a_plane_attain_more_than_is_claimed``).
 
-    * Draw the others first, in a random order, s of them. If s ≥ B, the example's own coin and the
-      lottery among s + 1 let it in with probability p·B/(s+1), and by symmetry it displaces the
-      B-th in the order, whose gradient is w, ‖w‖ ≤ 1; else the first B are the batch. None of this
-      depends on the world. Publish the order and min(s, B), from which r follows. Given s ≥ B the
-      example enters with probability q2, the mean over s. Padding adds nothing.
-    * Given what is published and all earlier releases, the gradients are fixed, so the others' sum
-      is a known shift. For s < B what is left is Bern(p)·x against 0. For s ≥ B it is x - w with
-      probability q2 against -w with probability q2: lengths of at most 2 and 1, and at most 1
-      apart. ``truncated_step.full_pair`` proves the pair for these.
-    * The law of r does not depend on the data, so the loss of (r, y) is that of y given r: the
-      step's loss distribution is the mixture of the two. Coins are fresh in every step, so the
-      steps compose adaptively.
-
-    Nothing is lost where B ≥ N (Poisson sampling); elsewhere it is an upper bound: no one w is the
-    worst for both directions, and r is not published.
-
-    Rounding: with a smaller q2 the laws of r = 2 arise from those with a larger one by replacing
-    the output by a draw from N(0, σ²) with some probability, so q2 is rounded up. So are both
-    weights, whose sum may then exceed 1 by 2e-10: the composed masses are at least the true ones,
-    whichever case is worse (a small q2 can make r = 2 the better one).
-
-    *Add-or-remove-one* (Ganesh 2025, Theorem 3.1): r = 1: Bern(p) against 0; r = 2: 2·Bern(q2)
-    against 0. Let the larger data set have m examples. The others are the same m - 1 in both
-    worlds, with the same coins and the same random order, and min(s, B) is published as under
-    zero-out; in the smaller world the batch is the first B of the order. So r has the law of
-    Bin(m-1, p), q2 is that of m, and the larger world adds x with probability p (s < B) or x - w,
-    of length at most 2, with probability q2 (s ≥ B), where the smaller one adds nothing. Both
-    batches are padded to the same B.
-
-    That compares m with m - 1, and what it says depends on m, which is private: a statement for
-    the N at hand would differ between neighbors. So it is made for every run on at most
-    M = ``nominal_size`` examples at once, with one more or one fewer: all m ≤ M + 1. For each of
-    them the batch is open with probability at least Pr[Bin(M, p) < B], and else q2 ≤ p: the pair
-    2·Bern(p) against 0 dominates that of r = 2 and that of r = 1 (``Branches.covering``).
-
-    *Replace-one* (Ganesh 2025, Theorem 3.4, with a sharper pair), both directions at once. N, the
-    others, their coins and their order are the same in both worlds, and everything but the
-    example's gradient, x or x'. As under zero-out:
-
-    * r = 1: Bern(p)·x against Bern(p)·x': Bern(p) against -Bern(p);
-    * r = 2: x - w with probability q2 against x' - w with probability q2, lengths at most 2 and at
-      most 2 apart: the divergences of 2·Bern(q2) against 0 at ε ≥ 0, in both directions
-      (``truncated_step.full_pair``), where the theorem has those of 2·Bern(q2) against -2·Bern(q2).
+    Rounding: q2 and both weights are rounded up; the weights may then add up to more than 1 by
+    2e-10, so that the composed masses are at least the true ones.
     """
 
     name = "truncated-poisson-pld"

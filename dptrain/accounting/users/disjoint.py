@@ -18,23 +18,14 @@ class UserMinSepMonteCarlo(SimulatedUser):
     Both rules of exclusion, bands ≤ b, any C. Exact for a user of k' examples but for the
     certificate's margin; the loss is the largest over the k' that users have.
 
-    Proof. No example of another user is a neighbour of u's, so u's coins change nobody else's
-    batches, and others' coins change nothing about u's. Publish others' coins: x_t = |B_t ∩ D_u| is
-    u's own chain, independent of them, and what others contribute is known given earlier releases.
-    The pair (C x + σ z, σ z) dominates the run, whatever the gradients (the lemma of
-    ``dptrain.accounting.users.exposed``), and is attained by aligned gradients of norm 1.
+    The user's own chain, burn-in included, is the dominating pair, whatever the gradients
+    (docs/theory/users.md#thm-users-disjoint; ``test_a_disjoint_graph_costs_what_is_attained``).
+    Under ``"sampling"`` a zeroed draw bars as well; the recursion of Theorem 6.1 of Dong & Ganesh
+    2026 (arXiv 2602.09338), in which it does not, is an upper bound
+    (``test_participation_bars_less_than_sampling_coordinate_by_coordinate``).
 
-    The chain is the true one for either rule: under ``"participation"`` the recursion of Theorem
-    6.1 of Dong & Ganesh 2026, f_i = (1-p)^k f_{i+1} + Σ_j P(Bin(k,p) = j) e^{…} f_{i+b}; under
-    ``"sampling"`` a zeroed draw bars as well. (The theorem uses the former for the latter too. That
-    is an upper bound: with the same coins, no draw in the window means no participation in it, so
-    x is at least as large, coordinate by coordinate. No shift in time and no Toeplitz C is needed,
-    and the paper's shift would need one kernel that serves all histories at once.) The burn-in is
-    part of the chain: the law of the countdown at step 1 is computed exactly.
-
-    A user of fewer examples is barred less often, and neither chain dominates the other: hence the
-    largest loss. That every example has one user is read off the graph's public facts, edges =
-    examples, which are part of the scheme's hash and checked when edges are attached.
+    That every example has one user is read off the graph's public facts, edges = examples, which
+    are part of the scheme's hash and checked when edges are attached.
     """
 
     name = "user-min-sep-monte-carlo"
