@@ -52,7 +52,7 @@ class Field:
 
 def run_fields(schema: type, prefix: str = "") -> Iterator[Field]:
     """Fields of a dataclass and of those inside it, by dotted name; families without theirs."""
-    kinds = typing.get_type_hints(schema)
+    kinds = typing.get_type_hints(schema, include_extras=True)
     said = described_by_class(schema)
     for field in dataclasses.fields(schema):
         name = f"{prefix}{field.name}"
@@ -195,8 +195,10 @@ def _first_paragraph(text: str | None) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """A type in the words of YAML."""
+    """A type in the words of YAML, with the bounds that it is held to."""
     parts = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Annotated:
+        return f"{_kind(parts[0])} {', '.join(_bounds(parts[1:]))}".strip()
     if hint is type(None):
         return "null"
     if typing.get_origin(hint) in (list, tuple):
@@ -207,6 +209,15 @@ def _kind(hint: Any) -> str:
         return " or ".join(_kind(part) for part in parts)
     names = {bool: "bool", int: "int", float: "float", str: "text"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _bounds(metadata: typing.Iterable[Any]) -> Iterator[str]:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    for each in metadata:
+        for bound in getattr(each, "metadata", ()):
+            for name, sign in signs.items():
+                if (value := getattr(bound, name, None)) is not None:
+                    yield f"{sign} {value:g}"
 
 
 def _annotation(text: Any) -> str:

@@ -37,8 +37,8 @@ class Block:
 
 
 def sources(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
-    """The README, and every page under docs/."""
-    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    """The README and its neighbors, and every page under docs/."""
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
 
 
 def blocks(text: str) -> list[Block]:
