@@ -57,15 +57,10 @@ def add_orders(bins: int, ratio: float, largest: int) -> Array:
 
     Q is N(0, σ²I_t) and P = (1/t) Σ_i N(c·e_i, σ²I_t), so dP/dQ is A = (1/t) Σ_i X_i under Q, with
     independent X_i = e^{kZ_i - k²/2}, k = c/σ; and R_α(Q‖P) = (1/s) log E[A^{-s}], s = α - 1.
-    From a^{-s} Γ(s) = ∫ λ^{s-1} e^{-λa} dλ,
-
-        E[A^{-s}] = (1/Γ(s)) ∫_0^∞ λ^{s-1} f(λ) dλ,    f(λ) = E[e^{-λA}] = E[e^{-λX/t}]^t.
-
-    f is at most its bound f̂ of ``_log_laplace``. log f is convex, as of every Laplace
-    transform, hence below the chords of log f̂; under a chord the integral is an incomplete gamma
-    function. Below the first node f ≤ 1. Beyond the last node Λ, e^{-λA} ≤ e^{-ΛA/2} e^{-λA/2} and
-    the inequalities of Cauchy-Schwarz and of the means (E[A^{-2s}] ≤ e^{sk² + 2s²k²/t}, the step of
-    Lemma 3.4) leave at most 2^s f(Λ)^{1/2} e^{sk²/2 + s²k²/t}.
+    That moment is an integral of f(λ) = E[e^{-λA}] = E[e^{-λX/t}]^t, which is bounded at nodes, by
+    chords of its logarithm between them, and by the inequalities of Cauchy-Schwarz and of the means
+    beyond (docs/theory/random-allocation.md#thm-allocation-add;
+    ``test_add_moments_are_above_the_truth_and_near_it``).
     """
     result = np.full(largest + 1, np.inf)
     if ratio > _LARGEST_RATIO:

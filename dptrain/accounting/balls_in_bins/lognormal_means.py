@@ -10,20 +10,12 @@ convex functions of A:
 
     remove  δ(ε) = E[(A - e^ε)_+],        add  δ(ε) = E[(1 - e^ε A)_+].
 
-So every *spread* of A that keeps the mean (a larger law in convex order) bounds both from above.
-Means of independent variables keep the order: if X̂ ≥ X, then wX̂ + (1-w)Y ≥ wX + (1-w)Y, as
-x ↦ E[φ(wx + (1-w)Y)] is convex for a convex φ. Hence the law of A may be built step by step, and
-after every step each value is split between two grid points around it, with the mean kept. The
-error is of second order in the spacing, and one law serves both directions.
-
-Spreads are the same as domination of pairs: (aμ̂, μ̂), with μ̂ the law of Â, dominates (P, Q) in the
-sense of Blackwell (Strassen's theorem: there is a martingale from A to Â), so that independent
-copies of it dominate independent copies of (P, Q), and losses compose.
-
-Two more points close the grid. A value below it is split between 0 and the lowest point; one above
-it between 0 and M with M → ∞: its mass goes to 0, its mean counts "at infinity", where the loss of
-P is infinite. Also, all bounds are integrals of positive functions against products of μ̂: more
-mass anywhere can only raise them, so masses may be rounded up.
+So every *spread* of A that keeps the mean (a larger law in convex order) bounds both from above,
+and the law of A may be built by averaging two independent laws at a time, after which each value is
+split between two grid points around it, with the mean kept
+(docs/theory/random-allocation.md#thm-convex-order; ``test_mixing_spreads_every_pair``). The error
+is of second order in the spacing, and one law serves both directions. Two more points close the
+grid: 0 below it, and "at infinity" above it, where the loss of P is infinite.
 
 Rounding: masses are products and sums of positive numbers, each relatively exact; 1e-12 is added to
 the masses of every variable, above the errors of its interval masses (1e-13) and its share of those

@@ -63,16 +63,16 @@ class BallsInBinsLosses(Simulation):
     Q, row i of G under component i of P. So b normals replace n.
 
     *Whatever G is.* The rows m̃_j of R (``dominating_factor``) are means in R^b with Gram matrix
-    G̃ = R R^T ⪰ G. Hence ‖Σ a_j m_j‖ ≤ ‖Σ a_j m̃_j‖ for all a, so there is a linear map A with
-    A m̃_j = m_j and ‖A‖ ≤ 1, and adding N(0, σ²(I - A A^T)) to A y turns the pair of the m̃_j into
-    that of the m_j: post-processing. What is drawn is the pair of the m̃_j, which is therefore at
-    most as private as the true one, at every σ; a singular G needs no special treatment.
+    R R^T ⪰ G. What is drawn is their pair, which is at most as private as the true one, at every σ
+    (docs/theory/balls-in-bins.md#thm-bins-factor;
+    ``test_the_factor_dominates_even_a_singular_gram_matrix``); a singular G needs no special
+    treatment.
 
     *Rounding.* With ρ = max ‖m̃_j‖ and ‖z‖ ≤ 13.75 √b, the products <m̃_j, z>/σ are off by at most
-    (b+3)u·ρ‖z‖/σ, the shifts (G̃_ij - G̃_jj/2)/σ² by (b+4)u·2ρ²/σ², exponentials by 4u each, the sum
-    of b non-negative terms by bu, both relative, and the logarithm by 4u(1 + |L|): see
-    ``rounding``, which is twice their sum. ``slack`` covers it while ρ ≤ 16σ, and at least
-    1e-9; where σ is so small that it does not, every loss is reported as ∞, an upper bound.
+    (b+3)u·ρ‖z‖/σ, the shifts (G̃_ij - G̃_jj/2)/σ² by (b+4)u·2ρ²/σ², exponentials by 4u each, the
+    sum of b non-negative terms by bu, both relative, and the logarithm by 4u(1 + |L|): see
+    ``rounding``, which is twice their sum. ``slack`` covers it while ρ ≤ 16σ, and at least 1e-9;
+    where σ is so small that it does not, every loss is reported as ∞, an upper bound.
 
     Args:
         strategy: C; its entrywise magnitude is used (Schuchardt & Kalinin, Lemma 2.8).

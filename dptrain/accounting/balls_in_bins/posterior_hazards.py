@@ -75,11 +75,10 @@ def event_count(means: Array) -> int:
 def mixture_weights(log_odds: Array) -> Array:
     """Weights, shape (1 + r,), of the lowest level and of every row; they sum to 1.
 
-    Given the earlier releases y, the step is a mixture over the posterior of the bin z. Sort the
-    bins by m_{i,n}, in any order within a level. With the reverse hazards λ_i = Pr[z = i | z ≤ i]
-    the posterior has Pr[z ≤ i] = Π_{j>i} (1-λ_j), so bounds λ̄_j ≥ λ_j make a law that is
-    stochastically larger. Only Pr[z ≤ i] for i at the top of a level matters, as mass may move
-    within one: nothing depends on λ_j for j in the lowest level, which therefore needs no bound.
+    They belong to a law that is stochastically larger than the posterior of the bin, made of bounds
+    on the reverse hazards λ_i = Pr[z = i | z ≤ i] of the bins above the lowest level
+    (docs/theory/balls-in-bins.md#thm-posterior-hazards;
+    ``test_weights_dominate_the_posterior_whatever_the_order_of_ties``).
 
     Args:
         log_odds: log λ̄/(1-λ̄) of the rows of a step (``hazard_log_odds``), shape (r,).
@@ -106,10 +105,10 @@ def lower_quantiles(step: Step, *, sigma: float, failure: float, remove: bool) -
     """τ_i with Pr[L_i < τ_i] ≤ ``failure`` for every row, shape (r,).
 
     L_i = log (1/c) Σ_j N(y; μ_j)/N(y; μ_i) over the c bins of lower rank, y ~ P (remove) or Q
-    (add), and λ_i = 1/(1 + c e^{L_i}). Terms with μ_j = μ_i are 1: with n0 of them and n1 others,
-    L_i = log(n0/c + (n1/c) e^{L'}), L' the same over the others. It grows with L', so a bound on L'
-    gives one; another is that on all c terms with equal weights, and the larger is taken (which
-    one is known beforehand, so neither failure probability adds to the other's).
+    (add), and λ_i = 1/(1 + c e^{L_i}). Terms with μ_j = μ_i are 1 and can be kept apart or not; the
+    larger bound is taken, which one is known beforehand
+    (docs/theory/balls-in-bins.md#thm-hazard-quantiles;
+    ``test_each_hazard_exceeds_its_bound_no_more_often_than_stated``).
     """
     zeros, others = step.equal.sum(axis=1), step.other.sum(axis=1)
     uncertain = step.uncertain

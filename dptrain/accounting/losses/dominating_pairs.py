@@ -150,18 +150,10 @@ class TwoSidedLosses:
     """The losses of a pair (P, Q) with δ_{P,Q} = f and δ_{Q,P} = b on ε ≥ 0.
 
     f(ε) and b(ε), ε ≥ 0, are the divergences of the two arguments, which must agree at ε = 0 (the
-    total variation has no direction). For γ = e^ε, ε ≥ 0, any pair has ∫(P - Q/γ)_+ =
-    1 - 1/γ + ∫(Q - γP)_+/γ; so f and b say everything, and a pair with these divergences dominates
-    every mechanism whose own are at most f and b: masses of (P, Q) at positive losses L from f, at
-    -L those of b times e^{-L}, and the rest at 0. (The rest is ≥ 0 where the masses of positive
-    losses leave room for it: see the pairs of ``truncated_step``.)
-
-    Rounding. Let m be masses that agree with discretised divergences f', b' ≥ f, b at losses > 0
-    and, mirrored, < 0, M and M' their total and that of m e^{-L}. At γ < 1 m's divergence is
-    M - γM' + γ(b'(1/γ) - i_b), where i_b is the mass at ∞ that mirroring loses; that is at least
-    1 - γ + γ b'(1/γ) for all γ < 1 if M ≥ 1 and M ≥ M' + i_b. The first holds if the rest is
-    rounded up to at least 0, the second if f'(0) ≥ b'(0): where rounding prevents that, mass is
-    added to the least positive loss.
+    total variation has no direction). The pair dominates every mechanism whose own divergences are
+    at most f and b, and its losses are rounded so that they still do
+    (docs/theory/poisson.md#thm-two-sided-losses;
+    ``test_two_full_steps_bound_every_choice_of_the_gradients``).
 
     Args:
         forward: f, the divergence of (P, Q).

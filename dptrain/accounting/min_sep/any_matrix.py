@@ -42,20 +42,18 @@ def greatest_overlaps(gram: Array, min_sep: int) -> Array:
 class AnyMatrixLosses(Simulation):
     """Upper bounds on the losses of b-min-sep sampling with any non-negative C.
 
-    (Dong & Ganesh 2026, Appendix B.) P/Q(y) = E_x[exp(<Cx,y>/σ² - ‖Cx‖²/(2σ²))] with
-    ‖Cx‖² = Σ_i ‖c_i‖² + 2 Σ_{i<j} <c_i, c_j> over the participations of x. All overlaps are
-    non-negative, so leaving them out can only enlarge P/Q, and then the mean is the recursion of
-    ``Recursion`` with whole columns:
+    Leaving out the overlaps of columns enlarges P/Q, and then it is the recursion of ``Recursion``
+    with whole columns (Dong & Ganesh 2026, Appendix B, arXiv 2602.09338):
 
         f_i = (1-p) f_{i+1} + p exp((2<y,c_i> - ‖c_i‖²)/(2σ²)) f_{i+b} ≥ P/Q.
 
-    A larger P/Q overestimates δ when y ~ P (remove), and underestimates it when y ~ Q, where
-    δ = E_Q[(1 - e^ε P/Q)_+] falls with P/Q. There each i is charged the most that the later
-    participations of any pattern can overlap with it, 2κ_i in place of 2 Σ_{j>i} <c_i, c_j>:
+    A larger P/Q overestimates δ when y ~ P (remove), and underestimates it when y ~ Q. There each i
+    is charged the most that the later participations of any pattern can overlap with it:
 
         g_i = (1-p) g_{i+1} + p exp((2<y,c_i> - ‖c_i‖² - 2κ_i)/(2σ²)) g_{i+b} ≤ P/Q.
 
-    A warm start averages either over the barred steps, with the same inequality.
+    See docs/theory/min-sep.md#thm-min-sep-any and
+    ``test_bounds_enclose_the_exact_ratio_of_every_output``.
     """
 
     strategy: Strategy

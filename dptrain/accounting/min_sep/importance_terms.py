@@ -25,24 +25,18 @@ _MOST_STATES = 16_000
 class TiltedMinSep:
     """Importance sampling of both directions of a b-min-sep law at one σ.
 
-    *Remove*, δ = E_P[(1 - e^{ε-L})_+] with L = log P/Q. Draw y from R = (P/Q)^α Q/A instead, for an
-    integer α ≥ 2 and A = E_Q[(P/Q)^α]: R is a mixture of Gaussians that ``Replicas`` draws
-    from exactly. As dP/dR = A e^{-(α-1)L}, δ is the mean under R of
+    *Remove*: y is drawn from R = (P/Q)^α Q/A, A = E_Q[(P/Q)^α], a mixture of Gaussians
+    (``Replicas``). δ is the mean of terms that do not exceed the bound on δ that the Rényi
+    divergence of order α gives, so that sampling refines that bound
+    (docs/theory/certification.md#thm-weighted-remove;
+    ``test_terms_average_to_a_known_delta_and_stay_below_their_ceiling``).
 
-        A e^{-(α-1)L} (1 - e^{ε-L})_+  ∈  [0, A e^{-(α-1)ε} (1-1/α)^α/(α-1)],
+    *Add*: the loss is below a Gaussian variable (``LinearLoss``), along whose direction alone y is
+    drawn otherwise (docs/theory/certification.md#thm-weighted-add;
+    ``test_deep_delta_is_seen_by_a_few_samples``).
 
-    the largest value being at e^{L-ε} = α/(α-1). The range's upper end is the bound on δ that the
-    Rényi divergence of order α gives, so sampling refines that bound.
-
-    *Add*, δ = E_Q[(1 - e^{ε-L'})_+] with L' = log Q/P ≤ Y, Y ~ N(ν, ξ²) under Q
-    (``LinearLoss``). With h(x) = (1 - e^{ε-x})_+ and Z = E_Q[h(Y)] draw y from R' = h(Y) Q/Z:
-    then δ is the mean under R' of Z h(L')/h(Y) ∈ [0, Z], as h grows. Only the coordinate of y along
-    Y's direction has another law than under Q; it is drawn by rejection from a truncated normal.
-
-    A mean of s terms in [0, M] that is at most δ' shows δ ≤ δ_v but for a probability of
-    exp(-s·KL(δ'/M‖δ_v/M)) (``failure_probability`` of the terms
-    divided by M): about M times the samples that plain terms in [0, 1] need. Nothing is assumed
-    about the variance of the terms or how the tilt fits.
+    Terms in [0, M] need about M times the samples that terms in [0, 1] do, and nothing is assumed
+    about their variance or how the tilt fits (docs/theory/certification.md#thm-weighted-verdict).
 
     Rounding: losses are taken 1e-9 to the side that makes terms larger, A and the ceilings are
     rounded up by as much, which also covers the rounding of the probabilities drawn with.

@@ -80,8 +80,8 @@ class MinSepLaw:
     def participation(self) -> float:
         """Chance that an example takes part at all, rounded up: the total variation at most.
 
-        P is (1-π) Q + π R for this π and some R, so ∫(P - e^ε Q)_+ ≤ π and ∫(Q - e^ε P)_+ ≤ π for
-        every ε ≥ 0 and σ.
+        It bounds δ(ε) in both directions (docs/theory/min-sep.md#thm-participation;
+        ``test_who_hardly_ever_takes_part_loses_nothing``).
         """
         p, barred = self.probability, np.zeros(1)
         weights = np.ones(1)

@@ -18,16 +18,10 @@ from dptrain.core import Array
 class LinearLoss:
     """Y(y) = ν - <direction, y>/σ ≥ log Q/P(y) for every y: under Q it is N(ν, ξ²).
 
-    Jensen's inequality for any law ψ of participations in place of the true one π:
-
-        log P/Q(y) = log E_π[e^{<Cx,y>/σ² - ‖Cx‖²/(2σ²)}]
-                   ≥ <C E_ψ[x], y>/σ² - E_ψ‖Cx‖²/(2σ²) - KL(ψ‖π).
-
-    Here ψ is b-min-sep sampling with another probability and the same start. By the chain rule
-    KL(ψ‖π) = Σ_t Pr_ψ[available at t]·KL(Bern(p_ψ)‖Bern(p)), and E_ψ‖Cx‖² = Σ_t E_ψ[x_t]‖c_t‖²
-    because participations b ≥ bands apart touch different rows. With ψ = π it is the step behind
-    Lemma 3.4 of Schuchardt & Kalinin; fewer participations (what is seen where the loss is large)
-    make it sharper.
+    By Jensen's inequality with b-min-sep sampling of another probability in place of the true one
+    (docs/theory/min-sep.md#thm-min-sep-linear; ``test_linear_loss_is_never_below_the_loss``). With
+    the true one it is the step behind Lemma 3.4 of Schuchardt & Kalinin 2026 (arXiv 2601.21636);
+    fewer participations (what is seen where the loss is large) make it sharper.
 
     Attributes:
         nu: ν.

@@ -98,13 +98,11 @@ class MinSepRenyiCurve(RenyiCurve):
 class MinSepRenyi(DeterministicAccountant):
     """Rényi divergences of orders 2..8 for b-min-sep sampling, bands ≤ b; no simulation.
 
-    Claim: δ(ε) of (P, Q) is at most e^{log A - (α-1)ε} (1-1/α)^α/(α-1) with A = E_Q[(P/Q)^α], P the
-    mixture of N(Cx, σ²I) over the patterns x of b-min-sep sampling and Q = N(0, σ²I) (the
-    dominating pair: Dong & Ganesh 2026, section 5); δ of (Q, P) is at most that of
-    ``LinearLoss``. A is computed exactly by ``Replicas`` (expanding the α-th power of the
-    mixture; the same step as Lemma 3.2 of Schuchardt & Kalinin for balls-in-bins). Larger orders
-    need more states than memory holds (1 + b-1 ages, α copies), so at a small ε this is loose and
-    the accountants that simulate are better.
+    Remove: the divergence of order α, of the exact moment E_Q[(P/Q)^α] of the dominating pair
+    (docs/theory/min-sep.md#thm-min-sep-moments); add: the best ``LinearLoss``
+    (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need more states than
+    memory holds (1 + b-1 ages, α copies), so at a small ε this is loose and the accountants that
+    simulate are better.
     """
 
     name = "min-sep-renyi"

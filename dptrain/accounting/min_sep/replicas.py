@@ -47,11 +47,12 @@ def largest_order(law: MinSepLaw, sigma: float) -> int:
 class Replicas:
     """α independent copies x¹, …, x^α of one example's participations, weighted by their overlaps.
 
-    (P/Q)^α Q = E_x[Π_k e^{<Cx^k,y>/σ² - ‖Cx^k‖²/(2σ²)}] Q is the mixture of N(C Σ_k x^k, σ²I) with
-    weights Pr[x¹]…Pr[x^α]·e^{Σ_{k<l} <Cx^k, Cx^l>/σ²}, whose sum is A = E_Q[(P/Q)^α]. The state
-    before step t is the multiset of the copies' ages: steps since the last participation, b-1 for
-    an available copy. As bands ≤ b, it holds every participation that step t can overlap with. So
-    A is a backward program over the states and the mixture can be drawn from, forwards.
+    Their weights Pr[x¹]…Pr[x^α]·e^{Σ_{k<l} <Cx^k, Cx^l>/σ²} add up to A = E_Q[(P/Q)^α], and with
+    them (P/Q)^α Q/A is a mixture of the N(C Σ_k x^k, σ²I). The state before step t is the multiset
+    of the copies' ages: steps since the last participation, b-1 for an available copy. A is a
+    backward program over the states, and the mixture can be drawn from, forwards
+    (docs/theory/min-sep.md#thm-min-sep-moments;
+    ``test_moment_equals_the_sum_over_all_tuples_of_patterns``).
 
     Args:
         law: the sampling law.

@@ -34,8 +34,9 @@ _MOST_LANES = 4096
 class TruncatedMinSepLosses(Simulation):
     """The pair of ``MinSep`` with ``max_batch_size`` under zero-out, exact for each output.
 
-    Corollary D.2 of Dong & Ganesh 2026: public are the numbers r_t of other examples drawn; given
-    them, x and y are made from the same draws of the example, and from the same lottery:
+    Corollary D.2 of Dong & Ganesh 2026 (arXiv 2602.09338): public are the numbers r_t of other
+    examples drawn; given them, x and y are made from the same draws of the example, and from the
+    same lottery:
 
         x_t = 1, y_t = 0 if it is drawn and r_t < B,
         x_t = 2, y_t = -1 if it is drawn, r_t ≥ B, and it is kept (probability B/(r_t + 1)),
@@ -46,29 +47,8 @@ class TruncatedMinSepLosses(Simulation):
     k exp(2u_i - 4h_i) + 1 - k, k = B/(r_i + 1), if not; Q/R likewise by 1 and k exp(-u_i - h_i) +
     1 - k. Columns c_i are cut at row n. Each is averaged over a warm start, then they are divided.
 
-    Why the pair dominates the mechanism under zero-out:
-
-    * *What is public.* Bars depend on an example's own draws, kept or not, so before the cut the
-      examples are independent, and the example's draws have one law in both worlds. Publish the
-      others' draws, a random order of those drawn in each step, and thereby r_t. If r_t ≥ B, the
-      example is kept with probability B/(r_t+1), independently, and then displaces the B-th in the
-      order, of gradient w_t; if it is cut, the first B are the batch. So step t's sum is what is
-      known, plus g_t (r_t < B), or plus g_t - w_t, if the example is drawn (and kept), where g_t is
-      its gradient; in the other world g_t = 0. |x_t| and |y_t| above bound these contributions.
-    * *From vectors to numbers, adaptively.* A pattern i of draws and lottery has the same
-      probability p_i in both worlds. In row j its mean is A_ij in P, B_ij in Q: vectors fixed by
-      the rows before (the known part is subtracted), ‖A_ij‖ ≤ a_ij = (C x)_j and ‖B_ij‖ ≤ b_ij =
-      -(C y)_j, as C ≥ 0. Write the divergence E_R[F(P/R, Q/R)] with F(u, v) = (u - γv)_+ or any
-      convex, homogeneous F; it has F_uu ≥ 0, F_vv ≥ 0 and F_uv ≤ 0 (smooth F approximate). With the
-      weights p, q of the patterns so far, let S_j(p, q) be its value over rows j, …, n with means
-      a, -b. Its second derivatives have the signs of F's, as it averages F over non-negative
-      combinations of p and of q: ≥ 0 for two p's or two q's, ≤ 0 for one of each. Replacing the
-      vectors of row j by numbers replaces the logarithms of the likelihoods there, Gaussian with
-      covariance K = <·,·>/σ² and mean -K/2 on the diagonal. Along Gaussians with covariance between
-      the two, d/ds E[S] = ½ Σ K̇_kl E[w_k w_l ∂_k∂_l S] (Kahane), and K̇ has just these signs:
-      <A_i, A_k> ≤ a_i a_k, <B_i, B_k> ≤ b_i b_k, and <A_i, B_k> ≥ -a_i b_k. So numbers are worse in
-      row j if those in the rows after it are given; by induction from the last row, in all.
-    * Conditioning on the public r_t is averaging: its law is the same in both worlds.
+    The pair dominates the mechanism under zero-out (docs/theory/min-sep.md#thm-truncated-min-sep;
+    ``test_ratio_by_enumeration``, ``test_vectors_are_no_worse_than_numbers``).
 
     σ: more noise is post-processing given r. ``sensitivity`` is the mechanism's own (publish
     the example's draws, too: the difference is C d·g, ‖g_t‖ ≤ 1, d_t in {0, 1}), not the pair's.

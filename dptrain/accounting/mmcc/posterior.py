@@ -52,19 +52,12 @@ def projection_bounds(
 
     Add: <σz, a> is normal, τ = σ‖a‖z with z the quantile of ``failure``.
 
-    Remove: <y, a> = X + Y with X = Σ_k x_k g_k, g_k = <a, a_k> ≥ 0, and Y = N(0, s²), s = σ‖a‖,
-    independent. log Pr[N(0, 1) > w] is concave in w with the slope -h(w), h the hazard rate, hence
-    lies under each of its tangents: with τ = su + v, for any u and v,
-
-        Pr[X + Y > τ] = E Φ̄((τ - X)/s) ≤ Φ̄(u) E e^{λ(X - v)},   λ = h(u)/s.
-
-    By Bennett's inequality log E e^{λX} ≤ B = pλΣg + p/(1-p) Σg²/g² (e^t - 1 - t), t = λ(1-p)g and
-    g ≥ max g_k: x_k - p has mean 0, variance p(1-p), is at most 1 - p, and (e^t - 1 - t)/t² grows
-    with t. So v = (log Φ̄(u) + B - log failure)/λ does for every u, and as X ≤ Σg, so does
-    sz + Σg. The least over some u is taken. At B = 0 and u = z it is the normal's own quantile.
-
-    This replaces the paper's (002, Algorithm 2) quantile s_ij of X at failure/2 plus that of Y,
-    which pays for both to be extreme at once.
+    Remove: <y, a> is a sum of coins times <a, a_k> and an independent normal number; a tangent of
+    the normal tail and Bennett's inequality bound it, for any point of contact, of which the best
+    of some is taken (docs/theory/mmcc.md#thm-mmcc-tail; ``test_events_fail_as_rarely_as_claimed``).
+    It replaces the quantile of the coins' sum at failure/2 plus that of the normal number in
+    Algorithm 2 of Choquette-Choo et al. 2024 (arXiv 2310.15526), which pays for both to be extreme
+    at once.
     """
     z = -float(ndtri(failure))
     deviation = sigma * np.sqrt(entries.square)

@@ -16,8 +16,9 @@ from dptrain.core import Array
 class NormGrid:
     """Norm ratios ‖g‖/R: 0, then ``smallest`` to 1, each about ``ratio`` times the one before.
 
-    003, App. D.2 buckets σ̃ = σR/‖g‖ *down*, which is rounding the norm up; equal steps of the
-    logarithm make the relative error of ε about the same for small and large norms.
+    Koskela, Tobaben & Honkela 2023 (arXiv 2209.15596), Appendix D.2, round σ̃ = σR/‖g‖ *down*,
+    which is rounding the norm up; equal steps of the logarithm make the relative error of ε about
+    the same for small and large norms.
 
     Args:
         smallest: the least positive ratio, in (0, 1]; smaller norms are rounded up to it.

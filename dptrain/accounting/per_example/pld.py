@@ -1,4 +1,4 @@
-"""Individual ε of many examples from counts of their gradient norms (003, section 5 and App. D)."""
+"""Individual ε of many examples from counts of their gradient norms."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class IndividualPLD:
     does. Norms are rounded up to a grid and counted; the example's loss is a sum of independent
     losses, one for each count.
 
-    The paper multiplies discrete Fourier transforms of losses on a lattice and takes their inner
-    product with that of [1 - e^{ε-s}]₊ (Plancherel). Here no loss is put on a lattice. The
-    transforms are those of the continuous losses, under an exponential tilt that centres the total
-    where δ is wanted, by trapezoid sums that converge exponentially; wrapping around can only raise
-    δ; frequencies left out are bounded and added (``tilted_totals``). About ten
-    frequencies do where the paper needs the whole lattice, δ keeps its relative precision
-    however small it is, and the answer is never below the truth, up to rounding that is estimated
-    and added. It is at most about 1e-4 of ε above, besides the rounding of norms, where there are
-    more than a few steps.
+    Koskela, Tobaben & Honkela 2023 (arXiv 2209.15596, section 5 and App. D) multiply discrete
+    Fourier transforms of losses on a lattice. Here no loss is put on a lattice: the transforms are
+    those of the continuous losses, under an exponential tilt that centers the total where δ is
+    wanted, at about ten frequencies; what they leave out, and wrapping around, can only raise δ
+    (docs/theory/composition.md#thm-periodic; ``test_brute_force_of_two_steps``). δ keeps its
+    relative precision however small it is, and the answer is never below the truth, up to rounding
+    that is estimated and added. It is at most about 1e-4 of ε above, besides the rounding of norms,
+    where there are more than a few steps.
 
-    The numbers are an example's own guarantee only for steps that did not depend on the outputs
-    (003, section 5): for adaptive training they are an estimate. They are private data.
+    The numbers are an example's own guarantee only for steps that did not depend on the outputs:
+    for adaptive training they are an estimate (docs/theory/individual.md#thm-pld-filter). They are
+    private data.
 
     Args:
         probability: Poisson rate q in (0, 1].
@@ -151,7 +151,8 @@ class IndividualPLD:
 
         Both directions at ε ≥ 0 are both at all real ε. The comparison is made at ε = 0 and at the
         ε of ``levels`` values of δ, even in the logarithm; what happens below ``floor`` is left
-        out: for all ε whatever μ would be the √(Σ r²)/σ of no sampling (003, section 5).
+        out: for all ε whatever μ would be the √(Σ r²)/σ of no sampling
+        (docs/theory/individual.md#thm-pld-filter).
 
         Args:
             counts: how often each value of the grid occurred, whole numbers, shape (N, grid).

@@ -70,12 +70,10 @@ class BinomialMixtureCurve(Curve):
 def group_curve(mechanism: MatrixMechanism, *, group_size: int) -> BinomialMixtureCurve:
     """Privacy of any ``group_size`` examples together, all zeroed out, under Poisson sampling.
 
-    (Choquette-Choo et al. 2024, Appendix F.5; Ganesh 2024.) At every step Bin(k, p) of the group
-    are drawn, by coins that nothing before depends on; the sum of what they contribute, chosen by
-    the past, has at most that norm times c. Vectors are dominated by their norms and smaller norms
-    by larger ones (``MMCC``, "Scalars"), so each step, given the past, is dominated by
-    c·Bin(k, p) + σz against σz, in both directions, and the steps compose. It is attained by
-    examples with equal gradients.
+    Each step is dominated by c·Bin(k, p) + σz against σz, in both directions, and the steps
+    compose; examples with equal gradients attain it (docs/theory/poisson.md#thm-group;
+    ``test_one_step_by_quadrature``; Choquette-Choo et al. 2024, Appendix F.5, arXiv 2310.15526;
+    Ganesh 2024, arXiv 2401.10294).
 
     Raises:
         ValueError: if the scheme is not Poisson, noise is correlated or varies, or the group is
@@ -94,12 +92,11 @@ def group_curve(mechanism: MatrixMechanism, *, group_size: int) -> BinomialMixtu
 def last_iterate_curve(mechanism: MatrixMechanism, *, group_size: int = 1) -> BinomialMixtureCurve:
     """Privacy of the last iterate alone, for losses that are **linear** in the parameters.
 
-    (Choquette-Choo et al. 2024, Appendix F.5.) Then an example's clipped gradient g is the same at
-    every step, and with a constant learning rate, no momentum and no projection the last iterate is
-    a function of the sum of the steps: (number of participations)·g, Bin(nk, p) of them in n steps
-    for k examples of equal gradients (fewer norms otherwise), with noise of variance nσ². Nothing
-    else of the run may be released, and nothing is claimed for other losses: it is not an
-    accountant that is ever chosen automatically.
+    With a constant learning rate, no momentum and no projection it is Bin(nk, p) participations
+    with noise of variance nσ² (docs/theory/poisson.md#thm-last-iterate;
+    ``test_last_iterate_by_quadrature``; Choquette-Choo et al. 2024, Appendix F.5, arXiv
+    2310.15526). Nothing else of the run may be released, and nothing is claimed for other losses:
+    it is not an accountant that is ever chosen automatically.
 
     Raises:
         ValueError: as for ``group_curve``.

@@ -66,9 +66,10 @@ class Branches:
     ) -> Branches:
         """For a data set of unknown size, least ≤ N ≤ most.
 
-        Pr[Bin(N-1, p) ≥ B] grows with N and q2 falls (given s ≥ B, more examples make larger s more
-        likely). So ``full`` of the least N and ``open`` of the most are parts of every N's weights,
-        q2 of the least N bounds every N's, and what is left over is of either kind.
+        ``full`` of the least N and ``open`` of the most are parts of every N's weights, q2 of the
+        least N bounds every N's, and what is left over is of either kind
+        (docs/theory/poisson.md#thm-truncated-cases;
+        ``test_branches_of_an_interval_cover_every_size_in_it``).
         """
         low = cls.of(dataset_size=least, probability=probability, max_batch_size=max_batch_size)
         if least == most:
