@@ -43,7 +43,8 @@ def certify_noise(
 ) -> dict[str, Any]:
     """The least σ of a declared grid that a simulation certifies for (ε, δ), and the evidence.
 
-    Estimate-verify-release without an empty output (Dong & Ganesh 2026, Appendix A):
+    Estimate-verify-release without an empty output (Dong & Ganesh 2026, Appendix A,
+    arXiv 2602.09338):
 
     1. *Estimate.* A rough σ from a few samples.
     2. *Declare.* A grid of powers of 1.01 around it; on top a σ that the unamplified Gaussian
@@ -51,19 +52,11 @@ def certify_noise(
     3. *Verify.* s fresh samples a direction; a σ is accepted if the mean of (1 - e^{ε-L})_+ is at
        most δ' in both. The answer is the smallest σ such that it and all larger ones accept.
 
-    The run with that σ is (ε, δ_v + q(1-δ_v))-DP end to end, which is at most (ε, δ). Why:
-
-    * Privacy grows with σ. Let σ_j be the largest grid point that is not (ε, δ_v)-DP. A bad σ is
-      released only if σ_j is accepted: a single event, whatever the other verdicts. σ_j violates
-      at least one direction, and acceptance needs both, so that event has probability ≤ q with
-      q not doubled, and neither the directions nor the σ need samples independent of each other:
-      only the s samples of one σ in one direction do. Hence one set of normals serves the whole
-      grid and both directions.
-    * Given the grid, all of this holds whatever the grid is, as long as the verifying samples are
-      independent of it. Estimate and verification draw from different streams of one seed, so the
-      estimate may choose the grid.
-    * A verdict may reject as soon as the partial sum exceeds s·δ' (terms are ≥ 0), and a rejected
-      σ makes all smaller ones irrelevant; nothing is accepted before all s samples are in.
+    The run with that σ is (ε, δ_v + q(1-δ_v))-DP end to end, which is at most (ε, δ)
+    (docs/theory/certification.md#thm-evr; ``test_false_acceptance_stays_below_q``). q counts once:
+    the directions and the σ may share their normals, and only the s samples of one σ in one
+    direction are independent of each other, and of the estimate that chose the grid. A verdict may
+    reject early, as terms are ≥ 0; nothing is accepted before all s samples are in.
 
     Every further attempt for the same purpose (another seed, a rerun until the answer pleases)
     adds its q. With ``cache`` a certificate is made once and reused with its seeds and verdicts,

@@ -44,8 +44,8 @@ def failure_probability(threshold: float, violated: float, samples: int) -> floa
     """q = exp(-s·KL(δ'‖δ_v)), rounded up.
 
     An upper bound on the chance that the mean of s independent values in [0, 1], each of mean
-    ≥ ``violated`` = δ_v, is at most ``threshold`` = δ' < δ_v (Chernoff-Hoeffding; Chua et al. 2025,
-    Fact 4.2, as used by Dong & Ganesh 2026, Appendix A).
+    ≥ ``violated`` = δ_v, is at most ``threshold`` = δ' < δ_v (Hoeffding 1963, Theorem 1;
+    docs/theory/certification.md#thm-chernoff; ``test_the_bound_holds_for_bernoulli_sums``).
 
     Raises:
         ValueError: if not 0 ≤ δ' < δ_v < 1 or s < 1.
@@ -189,8 +189,8 @@ def largest_threshold(delta: float, samples: int, failure: float) -> float:
 def upper_confidence(mean: float, samples: int, failure: float) -> float:
     """Upper bound on the mean of values in [0, 1], false with probability ≤ ``failure``.
 
-    The largest u with exp(-s·KL(mean‖u)) ≥ failure. If the true mean is m, the event m > u means
-    that the observed mean lies so far below m that ``failure_probability`` is < ``failure``.
+    The largest u with exp(-s·KL(mean‖u)) ≥ failure (docs/theory/certification.md#thm-chernoff;
+    ``test_upper_confidence_covers``).
 
     Raises:
         ValueError: if the mean is not in [0, 1], s < 1 or the failure not in (0, 1).

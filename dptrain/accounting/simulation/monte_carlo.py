@@ -110,11 +110,11 @@ class MonteCarloAccountant(SimulatedAccountant):
         """The least ε of a declared grid that the simulation supports at δ: kind CONFIDENCE.
 
         A grid point is accepted if the mean of (1 - e^{ε-L})_+ is at most δ' in both directions,
-        with δ' such that exp(-s·KL(δ'‖δ)) ≤ q. Let ε_j be the largest grid point with true δ(ε_j) >
-        δ; the answer is wrong only if ε_j was accepted, which has probability ≤ q, because the
-        answer is the least ε such that it and all larger points accept. (So the directions may, and
-        do, share their normals.) The largest point is the
-        unamplified Gaussian's ε and needs no verdict.
+        with δ' such that exp(-s·KL(δ'‖δ)) ≤ q; the answer is the least ε such that it and all
+        larger points accept. It is wrong with probability at most q
+        (docs/theory/certification.md#thm-confidence-grid;
+        ``test_guarantee_brackets_the_gaussian``). The largest point is the unamplified Gaussian's ε
+        and needs no verdict.
 
         Raises:
             ValueError: if the mechanism is refused, δ not in (0, 1), or the samples are too few or

@@ -116,9 +116,9 @@ class WeightedAccountant(SimulatedAccountant):
     """Certifies a pair with few weighted samples.
 
     δ(ε) is the mean of terms that never exceed a proven bound M: so many samples are needed as M/δ
-    says, not 1/δ. Statements and their failure are those of ``certify_noise``: a grid is declared,
-    fresh samples verify it from its most private point on, and the answer is wrong only if one
-    event of probability q happened.
+    says, not 1/δ (docs/theory/certification.md#thm-weighted-verdict). Statements and their failure
+    are those of ``certify_noise``: a grid is declared, fresh samples verify it from its most
+    private point on, and the answer is wrong only if one event of probability q happened.
 
     In ``calibrate`` the chance of failure is a thousandth of δ and part of it. Where more than
     ``max_samples`` samples would be needed to better the deterministic bound, that bound stands.

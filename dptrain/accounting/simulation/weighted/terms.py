@@ -42,7 +42,7 @@ def below_linear_loss(
 
     With h(x) = (1 - e^{ε-x})_+ and Z ≥ E[h(Y)] they are Z h(L')/h(Y) ∈ [0, Z] under z of density
     h(Y)/E[h(Y)] against N(0, I): only the coordinate along the direction has another law, and is
-    drawn by rejection from a truncated normal.
+    drawn by rejection from a truncated normal (docs/theory/certification.md#thm-weighted-add).
 
     Args:
         loss: L' of standard normals, shape (len(direction), size).

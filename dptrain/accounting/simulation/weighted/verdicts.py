@@ -100,9 +100,9 @@ def verify_points(
 ) -> list[dict[str, Any]]:
     """Verdicts for points from the most to the least private, up to the first rejection.
 
-    Accepted is a point whose two directions are; the last one accepted is the answer. If a point
-    is not (ε, δ_v)-private, the first such one is accepted with probability ≤ q (it violates one
-    direction, whose terms are independent), and nothing after it can be the answer unless it is.
+    Accepted is a point whose two directions are; the last one accepted is the answer. It is not
+    (ε, δ_v)-private with probability at most q (docs/theory/certification.md#thm-weighted-verdict;
+    ``test_false_claims_are_rare``).
     """
     rows = []
     # How many samples a verdict takes shows when it begins: the bar counts verdicts, in parts.
