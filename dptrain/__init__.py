@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
     from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
-    from dptrain.engine import PrivacyEngine, PrivateTraining, ScaledAdam
+    from dptrain.engine import (
+        Gradients,
+        Loading,
+        NoiseOptions,
+        PrivacyEngine,
+        PrivateTraining,
+        ScaledAdam,
+    )
     from dptrain.mechanism import MatrixMechanism
     from dptrain.noise import register_noise_stream
     from dptrain.sampling import (
@@ -70,12 +77,15 @@ __all__ = [
     "Dense",
     "Flat",
     "GradientRule",
+    "Gradients",
     "Guarantee",
     "Identity",
     "Kind",
     "LayerRule",
+    "Loading",
     "MatrixMechanism",
     "MinSep",
+    "NoiseOptions",
     "PerGroup",
     "PerLayer",
     "Poisson",
@@ -109,7 +119,7 @@ _NAMES = {
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",
-    "engine": "PrivacyEngine PrivateTraining ScaledAdam",
+    "engine": "Gradients Loading NoiseOptions PrivacyEngine PrivateTraining ScaledAdam",
     "mechanism": "MatrixMechanism",
     "noise": "register_noise_stream",
     "sampling": (

@@ -9,8 +9,16 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 
-from dptrain import MatrixMechanism, PrivacyEngine, PrivateTraining
+from dptrain import (
+    Gradients,
+    Loading,
+    MatrixMechanism,
+    NoiseOptions,
+    PrivacyEngine,
+    PrivateTraining,
+)
 from dptrain.accounting import Accountant
 from dptrain.accounting.base import check_delta
 from dptrain.configuration import build_scheme
@@ -214,29 +222,33 @@ def _wire(
     optimizer = settings.optimizer.build([p for p in task.model.parameters() if p.requires_grad])
     assert settings.steps is not None
     scheduler = LambdaLR(optimizer, Schedule(settings.optimizer.schedule, settings.steps))
-    private = PrivacyEngine().make_private(
+    private = PrivacyEngine(
+        accountant=accountant, ledger=RunFolder.ledger_path(settings.output)
+    ).make_private(
         module=task.model,
         optimizer=optimizer,
-        dataset=task.train,
+        data=DataLoader(
+            task.train,
+            collate_fn=task.collate_fn,
+            num_workers=settings.num_workers,
+            pin_memory=settings.device != "cpu",
+        ),
         target_delta=settings.privacy.delta,
         max_grad_norm=settings.privacy.max_grad_norm,
-        clipping=settings.build_clipping(),
-        grad_sample_mode=settings.grad_sample_mode,
-        max_physical_batch_size=settings.max_physical_batch_size,
-        collate_fn=task.collate_fn,
-        num_workers=settings.num_workers,
-        pin_memory=settings.device != "cpu",
-        lr_scheduler=scheduler,
         seed=settings.seed,
-        accountant=accountant,
-        secure=settings.privacy.secure,
-        noise_dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
-        regenerate_noise=settings.privacy.regenerate_noise,
-        ledger=RunFolder.ledger_path(settings.output),
-        views=task.views,
         individual=settings.build_filter(),
+        gradients=Gradients(
+            clipping=settings.build_clipping(), mode=settings.grad_sample_mode, views=task.views
+        ),
+        noise=NoiseOptions(
+            secure=settings.privacy.secure,
+            dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
+            regenerate=settings.privacy.regenerate_noise,
+        ),
+        loading=Loading(max_physical_batch_size=settings.max_physical_batch_size),
         **mechanism,
     )
+    private.register_scheduler(scheduler)
     return private, scheduler
 
 

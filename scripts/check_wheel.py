@@ -43,11 +43,11 @@ data = torch.utils.data.TensorDataset(torch.randn(64, 5), torch.randint(0, 2, (6
 model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    private = PrivacyEngine().make_private(
-        module=model, optimizer=torch.optim.Adam(model.parameters()), dataset=data,
+    private = PrivacyEngine(accountant="gaussian").make_private(
+        module=model, optimizer=torch.optim.Adam(model.parameters()), data=data,
         scheme=MinSep.for_batch_size(batch_size=8, dataset_size=64, min_sep=2, steps=5),
         strategy=BandMF(bands=2), noise_multiplier=2.0, target_delta=1e-5, max_grad_norm=1.0,
-        seed=0, accountant="gaussian")
+        seed=0)
     module, optimizer, loader = private
     for x, y in loader:
         optimizer.zero_grad()

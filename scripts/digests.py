@@ -56,9 +56,12 @@ from dptrain import (
     CyclicPoisson,
     Dense,
     Flat,
+    Gradients,
     Identity,
+    Loading,
     MatrixMechanism,
     MinSep,
+    NoiseOptions,
     PerGroup,
     PerLayer,
     Poisson,
@@ -468,9 +471,21 @@ def momentum_sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+# The group of options, and the field in it, that an option of a case is.
+GROUPED = {
+    "clipping": ("gradients", "clipping"),
+    "loss_reduction": ("gradients", "loss"),
+    "views": ("gradients", "views"),
+    "noise_dtype": ("noise", "dtype"),
+    "regenerate_noise": ("noise", "regenerate"),
+    "max_physical_batch_size": ("loading", "max_physical_batch_size"),
+    "microbatches": ("loading", "microbatches"),
+}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One short run; ``options`` are those of ``make_private``."""
+    """One short run; ``options`` are those of ``make_private`` and of its groups of options."""
 
     scheme: str | Scheme = "Poisson"
     strategy: str = "Identity"
@@ -489,19 +504,30 @@ class Run:
         optimizer = self.optimizer(module.parameters())
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         options: dict[str, Any] = {"max_grad_norm": 1.0, "seed": 5, **self.options}
-        options |= {"accountant": self.accountant, "lr_scheduler": schedule}
         if self.by_loader:
             loader = DataLoader(self.data(), batch_size=6)
-            options |= {"data_loader": loader, "epochs": 2}
+            options |= {"data": loader, "epochs": 2}
         else:
             scheme = schemes()[self.scheme] if isinstance(self.scheme, str) else self.scheme
             strategy = strategies(scheme.steps)[self.strategy]
-            options |= {"dataset": self.data(), "scheme": scheme, "strategy": strategy}
+            options |= {"data": self.data(), "scheme": scheme, "strategy": strategy}
         if "target_epsilon" not in options:
             options.setdefault("noise_multiplier", 1.0)
-        private = PrivacyEngine().make_private(
-            module=module, optimizer=optimizer, grad_sample_mode=self.mode, **options
+        engine = PrivacyEngine(accountant=self.accountant, ledger=options.pop("ledger", None))
+        groups: dict[str, dict[str, Any]] = {"gradients": {"mode": self.mode}, "noise": {}}
+        groups["loading"] = {}
+        for name in [name for name in options if name in GROUPED]:
+            group, field = GROUPED[name]
+            groups[group][field] = options.pop(name)
+        private = engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            gradients=Gradients(**groups["gradients"]),
+            noise=NoiseOptions(**groups["noise"]),
+            loading=Loading(**groups["loading"]),
+            **options,
         )
+        private.register_scheduler(schedule)
         torch.manual_seed(99)
         return private, schedule
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.losses import (
     TokenCrossEntropy,
     causal_cross_entropy,
@@ -147,14 +147,12 @@ def test_clipped_sums_are_those_of_one_example_at_a_time(mode, reduction, shift)
     private = PrivacyEngine().make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
-        criterion=criterion,
-        dataset=TensorDataset(ids, labels),
+        data=TensorDataset(ids, labels),
         scheme=Poisson(probability=1.0, dataset_size=rows, steps=1),
         noise_multiplier=0.0,
         max_grad_norm=0.5,
-        grad_sample_mode=mode,
-        loss_reduction=reduction,
         seed=0,
+        gradients=Gradients(loss=criterion, mode=mode),
     )
     for x, y in private.loader:
         criterion(private.module(x), y).backward()

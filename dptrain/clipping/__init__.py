@@ -2,13 +2,14 @@
 
 from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.mixing_layers import why_not
-from dptrain.clipping.modes import choose_mode, wrap_module
+from dptrain.clipping.modes import check_mode_name, choose_mode, wrap_module
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 
 __all__ = [
     "HookedModule",
     "PerExampleClipper",
+    "check_mode_name",
     "choose_mode",
     "parameter_groups",
     "per_example_norms",

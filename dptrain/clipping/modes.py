@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
@@ -20,34 +21,42 @@ MODES = ("bookkeeping", "hooks", "functorch")
 _log = logging.getLogger(__name__)
 
 
+def check_mode_name(mode: Any) -> None:
+    """Refuse what is no mode.
+
+    Raises:
+        TypeError: if it is no text.
+        ValueError: if it is another one.
+    """
+    checks.text("mode", mode, owner="Gradients")
+    if mode == "ghost":
+        raise ValueError(
+            "Gradients: mode='ghost' is no mode: it clips by the norms of one backward pass and "
+            "releases the sums of another, which is any gradient that got there, and rounding "
+            "alone takes them past max_grad_norm; use Gradients(mode='bookkeeping'), which is "
+            "faster and forms sums from what it takes norms of, with the loop of every mode "
+            "(module, optimizer, loader, and your own criterion)"
+        )
+    if mode not in MODES:
+        raise ValueError(f"Gradients: mode={mode!r}: one of {MODES}, or None for the fastest")
+
+
 def choose_mode(mode: str | None, module: nn.Module) -> str:
     """The mode asked for; of ``None`` the fastest that handles every trainable layer.
 
     Raises:
-        ValueError: for another mode, or bookkeeping of a layer that has no rule.
+        ValueError: for bookkeeping of a layer that has no rule.
     """
-    if mode is not None:
-        checks.text("grad_sample_mode", mode)
-    if mode == "ghost":
-        raise ValueError(
-            "grad_sample_mode='ghost' is no mode: it clips by the norms of one backward pass and "
-            "releases the sums of another, which is any gradient that got there, and rounding "
-            "alone takes them past max_grad_norm; use grad_sample_mode='bookkeeping', which is "
-            "faster and forms sums from what it takes norms of, with the loop of every mode "
-            "(module, optimizer, loader, and your own criterion)"
-        )
-    if mode is not None and mode not in MODES:
-        raise ValueError(f"grad_sample_mode={mode!r}: one of {MODES}, or None for the fastest")
     if mode not in (None, "bookkeeping"):
         return mode
     why = check_layers(module)
     if why is None:
         return "bookkeeping"
     if mode is not None:
-        raise ValueError(f"grad_sample_mode='bookkeeping': {why}; or use grad_sample_mode='hooks'")
+        raise ValueError(f"Gradients(mode='bookkeeping'): {why}; or use Gradients(mode='hooks')")
     _log.warning(
-        "grad_sample_mode='hooks', slower and with more memory than 'bookkeeping', because of "
-        "%s. Set grad_sample_mode='hooks' to silence this",
+        "gradients in mode 'hooks', slower and with more memory than 'bookkeeping', because of "
+        "%s. Set gradients=Gradients(mode='hooks') to silence this",
         why,
     )
     return "hooks"
@@ -65,7 +74,7 @@ def wrap_module(
     views: int = 1,
     probe: str = "shapes",
 ) -> tuple[BookkeepingModule | HookedModule, BookkeepingClipper | PerExampleClipper]:
-    """The wrapped module and what clips its gradients, for a ``grad_sample_mode``.
+    """The wrapped module and what clips its gradients, in one of the modes.
 
     Args:
         module: the user's.

@@ -53,7 +53,7 @@ def per_example_norms(
     if not isinstance(module, BookkeepingModule):
         raise TypeError(
             f"module is a {type(module).__name__}: pass the module of a run with "
-            "grad_sample_mode='bookkeeping'"
+            "Gradients(mode='bookkeeping')"
         )
     parameters = [p for p in module.parameters() if p.requires_grad]
     book = _OtherRows(parameters, loss_reduction=module.loss_reduction, rows=rows)

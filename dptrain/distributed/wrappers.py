@@ -38,7 +38,7 @@ def bare_module(module: Any, mode: str | None) -> Any:
         return module
     if mode not in (None, "bookkeeping"):
         raise ValueError(
-            f"module is wrapped in DistributedDataParallel, and grad_sample_mode={mode!r} needs "
+            f"module is wrapped in DistributedDataParallel, and Gradients(mode={mode!r}) needs "
             f"the bare one: pass module=model.module; {_REMEDY}"
         )
     _log.warning(

@@ -12,10 +12,12 @@ import torch
 
 from dptrain.core import Guarantee
 from dptrain.engine.module_state import parts_of
+from dptrain.engine.options import GROUPS, MAY_DIFFER
 from dptrain.engine.release_ledger import checksum
 from dptrain.mechanism import MatrixMechanism
 
 CHECKSUM = "checksum"
+_MISSING = object()
 FIELDS = {
     "mechanism",
     "mechanism_hash",
@@ -97,6 +99,23 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield type(value).__qualname__.encode()
 
 
+def check_format(state: Mapping[str, Any], known: int) -> None:
+    """Refuse a state of another layout than the one that is known.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    found = state.get("format")
+    if found != known:
+        remedy = (
+            "it was written by an earlier dptrain: go on with the one that wrote it (its commit or "
+            "version), or begin a new run, whose guarantee adds to that of the steps released"
+            if isinstance(found, int) and found < known
+            else "it is no state of a private run, or of a later dptrain"
+        )
+        raise ValueError(f"checkpoint format {found!r} is not {known}: {remedy}")
+
+
 def check_fields(state: Mapping[str, Any]) -> None:
     """Refuse what is no state of a private run.
 
@@ -107,20 +126,34 @@ def check_fields(state: Mapping[str, Any]) -> None:
         raise ValueError(f"the checkpoint lacks {missing}; it is no state of a private run")
 
 
-def check_settings(saved: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Refuse a state that was written under other settings.
+def check_settings(saved: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Refuse a state that was written under other options, but for those that may differ.
 
     Raises:
         ValueError: naming those that differ, with both values.
     """
-    names = [n for n in sorted({*settings, *saved}) if saved.get(n) != settings.get(n)]
+    then, now = dict(_leaves(saved)), dict(_leaves(settings))
+    names = [
+        name
+        for name in sorted({*then, *now} - MAY_DIFFER)
+        if then.get(name, _MISSING) != now.get(name, _MISSING)
+    ]
     if names:
-        there = ", ".join(f"{n}={saved.get(n)}" for n in names)
-        here = ", ".join(f"{n}={settings.get(n)}" for n in names)
+        there = ", ".join(f"{n}={then.get(n)}" for n in names)
+        here = ", ".join(f"{n}={now.get(n)}" for n in names)
         raise ValueError(
             f"the checkpoint was written with {there}, this run has {here}: give make_private "
             "what the checkpoint has"
         )
+
+
+def _leaves(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """``{"noise": {"secure": False}}`` as ``"noise.secure", False``."""
+    for name, value in settings.items():
+        if name in GROUPS and isinstance(value, Mapping):
+            yield from ((f"{name}.{field}", option) for field, option in value.items())
+        else:
+            yield name, value
 
 
 def check_guarantee(guarantee: Guarantee, mechanism: MatrixMechanism) -> None:

@@ -21,21 +21,24 @@ from dptrain.core import (
 )
 from dptrain.engine.checkpoint import (
     check_fields,
+    check_format,
     check_guarantee,
     check_seal,
     check_settings,
     seal,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.engine.request import Request
+from dptrain.engine.scaled_adam import ScalesGradients
 from dptrain.engine.unfinished import Progress, progress_of
 from dptrain.engine.validation import check_scheduled
-from dptrain.individual import IndividualFilter, IndividualRecord
+from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
@@ -79,20 +82,17 @@ class PrivateTraining:
         target_delta: float | None,
         accountant: str | Accountant | None,
         seed_given: bool,
-        probe: str,
-        settings: dict[str, Any],
-        individual: IndividualFilter | None = None,
+        request: Request,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
         self.loader = loader
         self.mechanism = mechanism
-        self._settings = dict(settings)  # what changes a released step besides the mechanism
-        self.individual_filter = individual
-        if individual is not None:
-            self._settings["individual"] = individual.to_dict()
+        self.individual_filter = request.individual
+        self._settings = stored_options(request)
         self._target_delta = target_delta
         self._accountant = accountant
+        probe = request.gradients.probe
         self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
         self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
         self._schedulers: list[Any] = []
@@ -247,7 +247,7 @@ class PrivateTraining:
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
             "mechanism_hash": self.mechanism.hash,
-            "settings": dict(self._settings),
+            "settings": copy.deepcopy(self._settings),
             "steps_executed": self.steps_executed,
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
@@ -295,8 +295,7 @@ class PrivateTraining:
             )
         if not isinstance(accept_lost_ledger, bool):
             raise TypeError(f"accept_lost_ledger={accept_lost_ledger!r}: True or False")
-        if state.get("format") != FORMAT:
-            raise ValueError(f"checkpoint format {state.get('format')!r} is not {FORMAT}")
+        check_format(state, FORMAT)
         check_fields(state)
         check_seal(state)
         if state["mechanism_hash"] != self.mechanism.hash:
@@ -344,7 +343,7 @@ class PrivateTraining:
         if not seen_all:
             note = RESUME_NOTE.format(self.steps_executed)
             self._notes = tuple(dict.fromkeys((*self._notes, note)))
-            hint = "" if ledger.path else " (ledger=PATH in make_private lets the run check it)"
+            hint = "" if ledger.path else " (PrivacyEngine(ledger=PATH) lets the run check it)"
             logger.warning("%s%s", note, hint)
         for guarantee in guarantees:
             # What was simulated is kept; anything else is computed again rather than believed.
@@ -373,6 +372,20 @@ class PrivateTraining:
         return progress_of(self.mechanism.hash, seed, self.mechanism.steps)
 
 
+def stored_options(request: Request) -> dict[str, Any]:
+    """All that changes a released step besides the mechanism, as a checkpoint holds it."""
+    settings: dict[str, Any] = {
+        "max_grad_norm": request.max_grad_norm,
+        "scaled": isinstance(request.optimizer, ScalesGradients),
+        "gradients": request.gradients.to_dict(),
+        "noise": request.noise.to_dict(),
+        "loading": request.loading.to_dict(),
+    }
+    if request.individual is not None:
+        settings["individual"] = request.individual.to_dict()
+    return settings
+
+
 def check_scheduler(scheduler: Any) -> None:
     """Refuse what does not tick, or cannot be kept in a checkpoint.
 
@@ -380,7 +393,7 @@ def check_scheduler(scheduler: Any) -> None:
         TypeError: if it has no ``step``, ``state_dict`` and ``load_state_dict``.
     """
     if not all(hasattr(scheduler, n) for n in ("step", "state_dict", "load_state_dict")):
-        start = checks.named("lr_scheduler", scheduler)
+        start = checks.named("scheduler", scheduler)
         raise TypeError(f"{start} must be a torch learning-rate scheduler")
 
 

@@ -99,7 +99,11 @@ class StepLedger:
     """
 
     def __init__(
-        self, mechanism_hash: str, path: str | pathlib.Path | None = None, *, keeper: bool = True
+        self,
+        mechanism_hash: str,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        keeper: bool = True,
     ) -> None:
         self.mechanism_hash = mechanism_hash
         self.path = None if path is None else pathlib.Path(path)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import os
-import pathlib
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from dptrain.core import JsonValue, digest
 from dptrain.distributed import Ranks
+from dptrain.engine.options import MOVED, Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
 from dptrain.engine.shared_step import settings_of
@@ -24,24 +25,31 @@ from dptrain.sampling import PrivateLoader
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_LOCAL = {"self", "num_workers", "pin_memory"}  # may differ between machines
-
 
 def one_run(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorates what makes a run: the arguments have to be those of all ranks.
+    """Decorates the method of an engine that makes a run: all ranks have to make the same one.
 
-    An error of one rank becomes an error of all instead of a hang.
+    An error of one rank becomes an error of all instead of a hang. A keyword that there is none of
+    is answered by where it went, or by the nearest one.
     """
+    signature = inspect.signature(make)
 
     @functools.wraps(make)
     def together(*args: P.args, **kwargs: P.kwargs) -> T:
-        wanted: Any = kwargs.get("distributed")
-        ranks = Ranks.of(wanted)
+        engine: Any = args[0]
+        refuse_unknown(kwargs, signature.parameters)
+        ranks = Ranks.of(engine.distributed)
 
         def facts() -> dict[str, Any]:
-            given = inspect.signature(make).bind(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
             given.apply_defaults()
-            return {k: comparable(v) for k, v in given.arguments.items() if k not in _LOCAL}
+            del given.arguments["self"]
+            named = {f: getattr(engine, f) for f in ("accountant", "ledger", "distributed")}
+            return {
+                name: comparable(value)
+                for argument, whole in {**named, **given.arguments}.items()
+                for name, value in _fields(argument, whole)
+            }
 
         with ranks.together():
             ranks.agree("make_private", facts, secret=("seed",), error=ValueError)
@@ -50,9 +58,33 @@ def one_run(make: Callable[P, T]) -> Callable[P, T]:
     return together
 
 
+def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a keyword that make_private does not have.
+
+    Raises:
+        TypeError: saying where it went, or which one is near.
+    """
+    for name in given:
+        if name in known:
+            continue
+        if name in MOVED:
+            raise TypeError(f"make_private has no {name}=: it is {MOVED[name]}")
+        near = difflib.get_close_matches(name, [*known, *MOVED], n=1)
+        hint = f"did you mean {near[0]}=?" if near else f"it has {', '.join(sorted(known))}"
+        raise TypeError(f"make_private has no {name}=: {hint}")
+
+
+def _fields(argument: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The argument, or, of a group of options, each of them."""
+    if isinstance(value, Gradients | NoiseOptions | Loading):
+        yield from ((f"{argument}.{name}", option) for name, option in vars(value).items())
+    else:
+        yield argument, value
+
+
 def comparable(value: Any) -> Any:
     """What two ranks' arguments are compared by; of unknown objects only their type."""
-    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+    if value is None or isinstance(value, bool | int | float | str | tuple | torch.dtype):
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -74,7 +106,7 @@ def comparable(value: Any) -> Any:
 
 
 def shared_ledger(
-    ranks: Ranks, mechanism: MatrixMechanism, path: str | pathlib.Path | None
+    ranks: Ranks, mechanism: MatrixMechanism, path: str | os.PathLike[str] | None
 ) -> StepLedger:
     """The record of released steps, whose file is rank 0's; all know what is in it."""
     ledger = StepLedger(mechanism.hash, path, keeper=ranks.rank == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,7 +19,7 @@ _PART = "[part "  # of a tensor that is made of several, as sparse ones are
 
 PUBLIC_NOTE = (
     "the guarantee does not cover what the model's forward passes left in {}, which the trainer "
-    "declared public (buffers= of make_private)"
+    "declared public (buffers of Gradients)"
 )
 
 
@@ -53,7 +53,7 @@ class StateWatch:
     Args:
         module: the user's, as it is trained.
         public: patterns (as in ``fnmatch``) of the names of buffers and attributes that may
-            change; see ``checked_public``.
+            change; see ``Gradients``.
         own: attributes that training puts there.
     """
 
@@ -200,7 +200,7 @@ class StateWatch:
             if kind == "parameter"
             else "have the layer not keep it (eval mode, track_running_stats=False, or a return "
             "value instead of an attribute), or, if it depends on no example, name it in "
-            f"make_private(buffers=[{attribute_of(path)!r}])"
+            f"Gradients(buffers=[{attribute_of(path)!r}])"
         )
         when = (
             "in one of the steps so far, which it left without noise; what was released since may "
@@ -217,44 +217,13 @@ class StateWatch:
 
     def _refuse_attached(self, path: str) -> NoReturn:
         self._refusal = (
-            f"{attribute_of(path)!r}, declared public (buffers= of make_private), holds a tensor "
+            f"{attribute_of(path)!r}, declared public (buffers of Gradients), holds a tensor "
             "that a gradient can be taken of: it depends on the batch, and what a loss makes of it "
             "is seen by no check of whether the examples stay apart; nothing of this step was "
             "released. Remedy: have the module's forward return it, or keep its detach(); then "
             "build the module and the run anew, as this module holds it"
         )
         raise RuntimeError(self._refusal)
-
-
-def checked_public(module: nn.Module, public: Any) -> tuple[str, ...]:
-    """The patterns that ``buffers=`` of ``make_private`` stands for.
-
-    A name that nothing has yet is taken: caches may come with the first forward pass.
-
-    Raises:
-        TypeError: if it is neither ``None`` nor text nor some of it.
-        ValueError: if it is one name by itself, or there is a parameter's among them.
-    """
-    if public is None:
-        return ()
-    if public == "public":
-        return ("*",)
-    wanted = "None, 'public' for all, or names as in module.named_buffers()"
-    if isinstance(public, str):
-        raise ValueError(f"buffers={public!r}: {wanted}, for instance buffers=[{public!r}]")
-    if not isinstance(public, Iterable) or isinstance(public, bytes):
-        raise TypeError(f"buffers={public!r}: {wanted}")
-    patterns = tuple(public)
-    if not all(isinstance(pattern, str) and pattern for pattern in patterns):
-        raise TypeError(f"buffers={public!r}: {wanted}")
-    bare = getattr(module, "_orig_mod", module)
-    parameters = {name for name, _ in bare.named_parameters()}
-    if wrong := sorted(parameters & set(patterns)):
-        raise ValueError(
-            f"buffers={public!r}: {wrong} are parameters, which only the private optimizer may "
-            "change; name buffers and other attributes"
-        )
-    return patterns
 
 
 class _Entry(NamedTuple):

@@ -1,9 +1,10 @@
-"""What has to hold before any data is touched."""
+"""Modules, optimizers and schedules that a private run can be made of."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -11,16 +12,11 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.data import DataLoader
 
 from dptrain.clipping import why_not
 from dptrain.clipping.bookkeeping import tapped_layer
 from dptrain.clipping.bookkeeping.rules import RULES
-from dptrain.clipping.probe import PROBES
 from dptrain.core import checks
-from dptrain.sampling import PrivateLoader
-
-NOISE_DTYPES = (torch.float32, torch.bfloat16)
 
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
@@ -93,8 +89,8 @@ def check_mode(module: nn.Module, mode: str) -> None:
     """
     if hasattr(module, "_orig_mod") and mode != "bookkeeping":
         raise ValueError(
-            f"module is compiled, and grad_sample_mode={mode!r} needs eager mode: pass the module "
-            "itself, or use grad_sample_mode='bookkeeping'"
+            f"module is compiled, and Gradients(mode={mode!r}) needs eager mode: pass the module "
+            "itself, or use Gradients(mode='bookkeeping')"
         )
     errors = [
         f"layer {name!r}: {error}"
@@ -113,8 +109,8 @@ def check_mode(module: nn.Module, mode: str) -> None:
     ]
     errors += [
         f"layer {name!r}: {type(layer).__name__} with padding_mode={layer.padding_mode!r}, which "
-        f"grad_sample_mode={mode!r} takes for zeros: norms are not those of the gradients, and "
-        "nothing bounds them; use padding_mode='zeros', or grad_sample_mode='bookkeeping' or "
+        f"Gradients(mode={mode!r}) takes for zeros: norms are not those of the gradients, and "
+        "nothing bounds them; use padding_mode='zeros', or Gradients(mode='bookkeeping') or "
         "'functorch'"
         for name, layer in module.named_modules()
         if type(layer) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -124,7 +120,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
     ]
     errors += [
         f"layer {name!r}: {type(layer).__name__} with sparse=True, whose gradients functorch "
-        "cannot form; use sparse=False, or grad_sample_mode='bookkeeping' or 'hooks'"
+        "cannot form; use sparse=False, or Gradients(mode='bookkeeping') or 'hooks'"
         for name, layer in module.named_modules()
         if mode == "functorch"
         and isinstance(layer, nn.Embedding | nn.EmbeddingBag)
@@ -133,7 +129,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
     ]
     errors += [
         f"layer {name!r}: {type(layer).__name__}, which returns a tuple; use "
-        f"opacus.layers.dp_rnn.DP{type(layer).__name__} with grad_sample_mode='hooks'"
+        f"opacus.layers.dp_rnn.DP{type(layer).__name__} with Gradients(mode='hooks')"
         for name, layer in module.named_modules()
         if mode != "bookkeeping"
         and type(layer) is nn.LSTMCell
@@ -141,9 +137,9 @@ def check_mode(module: nn.Module, mode: str) -> None:
     ]
     errors += [
         f"layer {name!r}: {type(layer).__name__} has trained parameters and the buffer(s) "
-        f"{[n for n, _ in layer.named_buffers()]}, which grad_sample_mode={mode!r} cannot form "
+        f"{[n for n, _ in layer.named_buffers()]}, which Gradients(mode={mode!r}) cannot form "
         "gradients with; freeze its parameters with requires_grad_(False), or use "
-        "grad_sample_mode='bookkeeping', with a rule for it by dptrain.register_layer()"
+        "Gradients(mode='bookkeeping'), with a rule for it by dptrain.register_layer()"
         for name, layer in module.named_modules()
         if mode != "bookkeeping"
         and any(p.requires_grad for p in layer.parameters(recurse=False))
@@ -211,176 +207,28 @@ def check_scheduled(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
     if groups is not None and groups is not optimizer.param_groups:
         raise ValueError(
-            f"lr_scheduler is a {type(scheduler).__name__} of another optimizer: it would leave "
+            f"scheduler is a {type(scheduler).__name__} of another optimizer: it would leave "
             "the run's learning rate alone; build it on the optimizer of the run, the one given to "
             "make_private or the one it returns"
         )
 
 
-def check_criterion(criterion: Any, loss_reduction: str) -> None:
-    """Refuse a criterion that does not split into per-example losses as the engine needs it.
+def check_public(module: nn.Module, public: Sequence[str]) -> None:
+    """Refuse parameters among what is declared public.
 
-    Raises:
-        ValueError: naming what to change.
-    """
-    if criterion is None:
-        return
-    reduction = getattr(criterion, "reduction", None)
-    if reduction is not None and reduction != loss_reduction:
-        raise ValueError(
-            f"criterion.reduction={reduction!r} but loss_reduction={loss_reduction!r}: make them "
-            "equal"
-        )
-    ignored = getattr(criterion, "ignore_index", -100)
-    if ignored != -100 and reduction == "mean":  # -100 is torch's "not set"
-        raise ValueError(
-            f"the criterion has ignore_index={ignored} and reduction='mean': it divides by the "
-            "number of targets of the whole batch that count, which ties the examples together; "
-            "use dptrain.losses.TokenCrossEntropy, or reduction='sum' and loss_reduction='sum'"
-        )
-    if getattr(criterion, "weight", None) is not None and reduction == "mean":
-        raise ValueError(
-            "the criterion has class weights and reduction='mean': it divides by the weights of "
-            "the whole batch, which ties the examples together; use "
-            "dptrain.losses.TokenCrossEntropy, or reduction='sum' and loss_reduction='sum'"
-        )
-
-
-class Numbers(NamedTuple):
-    """The numbers among the arguments, as floats."""
-
-    max_grad_norm: float
-    noise_multiplier: float | None
-    target_epsilon: float | None
-    target_delta: float | None
-
-
-def check_choices(
-    *,
-    loss_reduction: str,
-    probe: Any,
-    max_grad_norm: float,
-    noise_multiplier: float | None,
-    target_epsilon: float | None,
-    target_delta: float | None,
-    mechanism: object | None,
-) -> Numbers:
-    """The numbers as floats; settings that contradict each other are refused.
-
-    Raises:
-        TypeError, ValueError: naming the argument, the value and the remedy.
-    """
-    checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-    checks.choice("probe", probe, PROBES)
-    remedy = "below 1/N, often 1/(2N) for N examples"
-    numbers = Numbers(
-        checks.number("max_grad_norm", max_grad_norm, above=0),
-        _optional("noise_multiplier", noise_multiplier, minimum=0),
-        _optional("target_epsilon", target_epsilon, above=0, remedy="e.g. 8"),
-        _optional("target_delta", target_delta, above=0, below=1, remedy=remedy),
-    )
-    if mechanism is not None:
-        return numbers
-    if noise_multiplier is not None and target_epsilon is not None:
-        raise ValueError(
-            f"noise_multiplier={noise_multiplier} and target_epsilon={target_epsilon} are both "
-            "given: state the noise or the target, not both"
-        )
-    if noise_multiplier is None and target_epsilon is None:
-        raise ValueError("state noise_multiplier=, or target_epsilon= and target_delta=")
-    if target_epsilon is not None and target_delta is None:
-        raise ValueError(f"target_epsilon= needs target_delta=: {remedy}")
-    return numbers
-
-
-def _optional(name: str, value: Any, **limits: Any) -> float | None:
-    return None if value is None else checks.number(name, value, **limits)
-
-
-def check_noise_options(
-    *, secure: bool, noise_dtype: Any, regenerate_noise: bool, seed: Any
-) -> None:
-    """Refuse ways of drawing the noise that do not exist or contradict each other.
-
-    Raises:
-        TypeError: if a switch is neither True nor False.
-        ValueError: naming the argument, the value and the remedy.
-    """
-    checks.flag("secure", secure)
-    checks.flag("regenerate_noise", regenerate_noise)
-    checks.instance("noise_dtype", noise_dtype, torch.dtype)
-    if noise_dtype not in NOISE_DTYPES:
-        raise ValueError(
-            f"noise_dtype={noise_dtype!r}: torch.float32, or torch.bfloat16 for buffers of half "
-            "the size and a guarantee that is only an estimate"
-        )
-    if regenerate_noise and noise_dtype != torch.float32:
-        raise ValueError(
-            f"noise_dtype={noise_dtype} with regenerate_noise=True: noise that is drawn again has "
-            "no buffers; leave one of the two out"
-        )
-    if secure and seed is not None:
-        raise ValueError(
-            f"secure=True with seed={seed}: the seed is the key of the noise, and one that can be "
-            "written down can be guessed or found; leave seed out, which draws 128 bits from the "
-            "operating system (a checkpoint keeps them), or use secure=False"
-        )
-
-
-def check_types(**expected: tuple[Any, type | tuple[type, ...]]) -> None:
-    """Refuse arguments of another type; ``None`` passes.
+    A name that nothing has yet is taken: caches may come with the first forward pass.
 
     Args:
-        expected: by the argument's name, its value and its type.
+        module: the user's.
+        public: patterns of names, see ``Gradients``.
 
     Raises:
-        TypeError: naming the argument and the value.
+        ValueError: naming the parameters.
     """
-    for name, (value, kind) in expected.items():
-        if value is not None:
-            checks.instance(name, value, kind)
-
-
-def check_not_private(**given: object) -> None:
-    """Refuse the loader of a private run as the data of another, by the name of the argument.
-
-    Raises:
-        TypeError: naming the remedy.
-    """
-    for name, value in given.items():
-        if isinstance(value, PrivateLoader):
-            raise TypeError(
-                f"{name}= is the private loader of another run, whose batches it draws: keep the "
-                "data loader that run was made from under a name of its own and pass that (or "
-                "dataset=loader.dataset); the guarantees of runs on the same data add up"
-            )
-
-
-def check_only_mechanism(**others: object) -> None:
-    """Refuse arguments beside ``mechanism=`` that it already fixes.
-
-    Raises:
-        ValueError: naming them.
-    """
-    if given := [name for name, value in others.items() if value is not None]:
-        raise ValueError(f"mechanism= already fixes {given}: leave them out")
-
-
-def dataset_of(data_loader: Any, dataset: Any, collate_fn: Any, num_workers: Any) -> Any:
-    """The data set of the one source that is given.
-
-    Raises:
-        ValueError: if both or none are given, or a data loader's settings are given again.
-    """
-    if (data_loader is None) == (dataset is None):
-        raise ValueError("give either data_loader= or dataset=, one of them")
-    if isinstance(dataset, DataLoader):
-        raise ValueError("dataset= is a DataLoader: pass it as data_loader=")
-    if data_loader is None:
-        return dataset
-    if collate_fn is not None or num_workers is not None:
+    bare = getattr(module, "_orig_mod", module)
+    parameters = {name for name, _ in bare.named_parameters()}
+    if wrong := sorted(parameters & set(public)):
         raise ValueError(
-            "collate_fn and num_workers are taken over from data_loader=: set them there, or pass "
-            "dataset= instead"
+            f"Gradients: buffers={list(public)}: {wrong} are parameters, which only the private "
+            "optimizer may change; name buffers and other attributes"
         )
-    return data_loader.dataset

@@ -40,8 +40,8 @@ class GDPOdometer(GDPFilter):
     of each m by itself. Whoever picks m by the outputs and wants one statement about whatever
     round the run ends in counts δ once for every round that could have been the last, or takes the
     statement of all rounds, B_M-GDP. A run that is set back to an earlier checkpoint states all
-    rounds until it has caught up with what was released (give ``make_private`` a ``ledger=``, or it
-    cannot know in another process).
+    rounds until it has caught up with what was released (give ``PrivacyEngine`` a ``ledger=``, or
+    it cannot know in another process).
 
     Args:
         increments: (Δ_1, ..., Δ_M), each positive, fixed beforehand.

@@ -23,7 +23,16 @@ from scipy.stats import beta
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import BandMF, Identity, MatrixMechanism, MinSep, Poisson, PrivacyEngine, account
+from dptrain import (
+    BandMF,
+    Gradients,
+    Identity,
+    MatrixMechanism,
+    MinSep,
+    Poisson,
+    PrivacyEngine,
+    account,
+)
 from dptrain.noise import NoiseStream
 from scripts.attack.harness import Finding, Part
 from tests.oracles import enumeration
@@ -79,11 +88,11 @@ def observe(subject: MatrixMechanism, seed: int, *, sabotage: float = 1.0) -> tu
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        dataset=TensorDataset(torch.arange(size)[:, None]),
+        data=TensorDataset(torch.arange(size)[:, None]),
         mechanism=subject,
         max_grad_norm=BOUND,
-        loss_reduction="sum",
         seed=seed,
+        gradients=Gradients(loss="sum"),
     )
     module, optimizer, loader = private
     if sabotage != 1.0:

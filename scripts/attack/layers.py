@@ -18,7 +18,7 @@ from opacus.layers import DPGRU, DPLSTM, DPRNN
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Identity, MatrixMechanism, Poisson, PrivacyEngine
+from dptrain import Gradients, Identity, MatrixMechanism, Poisson, PrivacyEngine
 from scripts.attack.harness import Finding, Part
 
 MODES = ("bookkeeping", "hooks", "functorch")
@@ -239,12 +239,11 @@ def released(model: nn.Module, x: torch.Tensor, mode: str, bound: float) -> floa
     module, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(trained, lr=0.0),
-        dataset=TensorDataset(x[None]),
+        data=TensorDataset(x[None]),
         mechanism=mechanism,
         max_grad_norm=bound,
-        loss_reduction="sum",
-        grad_sample_mode=mode,
         seed=1,
+        gradients=Gradients(loss="sum", mode=mode),
     )
     for (row,) in loader:
         optimizer.zero_grad()

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Identity, MatrixMechanism, Poisson, PrivacyEngine
+from dptrain import Gradients, Identity, Loading, MatrixMechanism, Poisson, PrivacyEngine
 from dptrain.individual import GDPFilter, IndividualFilter, PLDFilter, RenyiFilter
 from recipes.models import vgg
 
@@ -88,14 +88,14 @@ class Side:
             private = PrivacyEngine().make_private(
                 module=model,
                 optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
-                dataset=data,
+                data=data,
                 scheme=scheme,
                 noise_multiplier=noise_for(scheme),
                 max_grad_norm=1.0,
-                max_physical_batch_size=1024,
-                grad_sample_mode="bookkeeping",
                 seed=0,
                 individual=None if which is None else FILTERS[which](),
+                gradients=Gradients(mode="bookkeeping"),
+                loading=Loading(max_physical_batch_size=1024),
             )
         private.end_early()
         self.module, self.optimizer, loader = private

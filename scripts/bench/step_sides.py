@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from dptrain import BandMF, Poisson, PrivacyEngine
+from dptrain import BandMF, Gradients, Poisson, PrivacyEngine
 from dptrain.noise import noise_stream
 from scripts.bench.step_models import CASES, Case, Rows, call, tensors, with_position_ids
 
@@ -32,7 +32,7 @@ SIDES: dict[str, tuple[str, str]] = {
     "bookkeeping": ("dptrain", "bookkeeping"),
     "bookkeeping-banded": ("dptrain", "bookkeeping"),
 }
-"""What trains, and with which ``grad_sample_mode``; "banded" has noise of 16 bands."""
+"""What trains, and in which mode of gradients; "banded" has noise of 16 bands."""
 
 DEFAULT_SIDES = [side for side in SIDES if side not in ("functorch", "bookkeeping-banded")]
 
@@ -100,13 +100,11 @@ class Side:
         private = PrivacyEngine().make_private(
             module=module,
             optimizer=optimizer,
-            criterion=self.loss,
-            dataset=Rows(rows),
-            collate_fn=lambda _: batch,
+            data=DataLoader(Rows(rows), collate_fn=lambda _: batch),
             scheme=Poisson(probability=1.0, dataset_size=rows, steps=MAX_STEPS),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
-            grad_sample_mode=mode,
+            gradients=Gradients(loss=self.loss, mode=mode),
         )
         private.end_early()
         self.module, self.optimizer, loader = private

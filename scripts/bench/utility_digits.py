@@ -115,7 +115,7 @@ def train_ours(mechanism: MatrixMechanism, rate: float, seed: int) -> float:
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM),
-        dataset=split().train,
+        data=split().train,
         mechanism=mechanism,
         max_grad_norm=MAX_GRAD_NORM,
         seed=seed,

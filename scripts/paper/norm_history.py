@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients, PrivacyEngine
 from dptrain.accounting.per_example import NormGrid
 from dptrain.clipping import per_example_norms
 from dptrain.sampling import Poisson
@@ -72,14 +72,14 @@ class NormHistory:
         private = PrivacyEngine().make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=training.learning_rate),
-            dataset=TensorDataset(inputs, labels),
+            data=TensorDataset(inputs, labels),
             scheme=Poisson(
                 probability=training.probability, dataset_size=size, steps=training.steps
             ),
             noise_multiplier=training.noise_multiplier,
             max_grad_norm=training.max_grad_norm,
-            grad_sample_mode="bookkeeping",
             seed=training.seed,
+            gradients=Gradients(mode="bookkeeping"),
         )
         module, optimizer, loader = private
         criterion = torch.nn.CrossEntropyLoss()

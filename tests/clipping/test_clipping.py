@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Loading, Poisson, PrivacyEngine
 from tests.helpers.engine import (
     MODES,
     everything_every_step,
@@ -232,13 +232,12 @@ def test_half_precision_parameters_are_summed_and_noised_in_float32(mode):
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=optimizer,
-        dataset=TensorDataset(x),
+        data=TensorDataset(x),
         scheme=everything_every_step(512, 1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        loss_reduction="sum",
-        max_physical_batch_size=1,
-        grad_sample_mode=mode,
+        gradients=Gradients(loss="sum", mode=mode),
+        loading=Loading(max_physical_batch_size=1),
     )
     wrapped, optimizer, loader = private
     for (rows,) in loader:

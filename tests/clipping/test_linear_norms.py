@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients, PrivacyEngine
 from dptrain.clipping.base.linear_norms import outer_norms
 from tests.helpers.engine import MODES, everything_every_step
 
@@ -110,13 +110,12 @@ def test_cancelling_positions_do_not_escape_clipping(mode, scale):
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        dataset=TensorDataset(x),
+        data=TensorDataset(x),
         scheme=everything_every_step(1, 1),
         noise_multiplier=0.0,
         max_grad_norm=0.1,
-        grad_sample_mode=mode,
-        loss_reduction="sum",
         seed=1,
+        gradients=Gradients(mode=mode, loss="sum"),
     )
     wrapped, optimizer, loader = private
     for (rows,) in loader:
@@ -144,13 +143,12 @@ def test_other_layers_with_long_gradients(layer, mode):
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        dataset=TensorDataset(x),
+        data=TensorDataset(x),
         scheme=everything_every_step(2, 1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        grad_sample_mode=mode,
-        loss_reduction="sum",
         seed=1,
+        gradients=Gradients(mode=mode, loss="sum"),
     )
     wrapped, optimizer, loader = private
     for (rows,) in loader:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients, PrivacyEngine
 from dptrain.clipping.base.rows import row_norms_error
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.opacus import per_example
@@ -51,12 +51,11 @@ def started(module, x, mode):
     private = PrivacyEngine().make_private(
         module=module,
         optimizer=optimizer,
-        dataset=TensorDataset(x),
+        data=TensorDataset(x),
         scheme=everything_every_step(ROWS, 1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        loss_reduction="sum",
-        grad_sample_mode=mode,
+        gradients=Gradients(loss="sum", mode=mode),
     )
     return private, next(iter(private.loader))[0]
 

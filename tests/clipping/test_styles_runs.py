@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain import Automatic, Flat, PerGroup, PerLayer, PrivacyEngine
+from dptrain import Automatic, Flat, Gradients, PerGroup, PerLayer, PrivacyEngine
 from dptrain.individual import GDPFilter
 from tests.helpers.engine import everything_every_step, images, make, released, small_net, train
 from tests.helpers.individual_runs import filtered, gradients, precise
@@ -97,13 +97,12 @@ def test_groups_follow_the_optimizers_order_of_parameters():
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(list(model.parameters())[::-1], lr=0.1),
-        dataset=data,
+        data=data,
         scheme=everything_every_step(SIZE, 1),
         noise_multiplier=0.0,
         max_grad_norm=BOUND,
-        clipping=HALVES,
-        grad_sample_mode="hooks",
         seed=1,
+        gradients=Gradients(clipping=HALVES, mode="hooks"),
     )
     train(private)
     found = torch.cat([p.grad.flatten() for p in model.parameters()]) * SIZE
@@ -153,7 +152,7 @@ def test_a_filter_charges_what_is_left_after_clipping(mode):
 
 def test_what_is_no_style_is_refused(mode):
     for wrong in (None, "flat", Automatic):
-        with pytest.raises(TypeError, match=r"clipping=.*expected a clipping style"):
+        with pytest.raises(TypeError, match=r"clipping=.*must be a .*ClippingStyle, not .*Flat"):
             noiseless(small_net(), images(), mode, wrong)
 
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Poisson
 from dptrain.clipping import PerExampleClipper
-from tests.helpers.engine import everything_every_step, flat, make, small_net
+from tests.helpers.engine import everything_every_step, flat, make, small_net, wire
 
 WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
@@ -32,17 +32,15 @@ def strided(x, y):
 
 def release(model, data, *, views, mode="hooks", rows=consecutive, reduction="sum", **options):
     """What one step releases, times B̄ for a mean; and the run."""
-    private = PrivacyEngine().make_private(
+    private = wire(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        dataset=data,
+        data=data,
         scheme=options.pop("scheme", everything_every_step(len(data), 1)),
         noise_multiplier=options.pop("noise_multiplier", 0.0),
         max_grad_norm=options.pop("max_grad_norm", 0.5),
-        grad_sample_mode=mode,
-        loss_reduction=reduction,
-        views=views,
         seed=1,
+        gradients=Gradients(mode=mode, loss=reduction, views=views),
         **options,
     )
     model, optimizer, loader = private

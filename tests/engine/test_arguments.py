@@ -6,7 +6,7 @@ from opacus import GradSampleModule
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from dptrain import BandMF, MinSep, PrivacyEngine
+from dptrain import BandMF, Gradients, Loading, MinSep, PrivacyEngine
 from dptrain.sampling import Poisson
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
@@ -43,7 +43,7 @@ def test_modules_that_cannot_be_trained():
         PrivacyEngine().make_private(
             module=frozen,
             optimizer=optimizer,
-            dataset=DATA,
+            data=DATA,
             scheme=ONE,
             max_grad_norm=1.0,
             noise_multiplier=1.0,
@@ -57,13 +57,21 @@ def test_modules_that_cannot_be_trained():
 def test_optimizer_has_to_train_exactly_the_module():
     engine = PrivacyEngine()
     net = small_net()
-    common = {"dataset": DATA, "scheme": ONE, "max_grad_norm": 1.0, "noise_multiplier": 1.0}
+    common = {"data": DATA, "scheme": ONE, "max_grad_norm": 1.0, "noise_multiplier": 1.0}
     part = torch.optim.SGD(net[0].parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"'5\.weight'"):
-        engine.make_private(module=net, optimizer=part, **common)
+        engine.make_private(
+            module=net,
+            optimizer=part,
+            **common,
+        )
     other = torch.optim.SGD([*net.parameters(), nn.Parameter(torch.ones(3))], lr=0.1)
     with pytest.raises(ValueError, match="does not have"):
-        engine.make_private(module=net, optimizer=other, **common)
+        engine.make_private(
+            module=net,
+            optimizer=other,
+            **common,
+        )
 
 
 def test_frozen_layers_are_fine():
@@ -74,7 +82,7 @@ def test_frozen_layers_are_fine():
     private = PrivacyEngine().make_private(
         module=net,
         optimizer=optimizer,
-        dataset=images(),
+        data=images(),
         scheme=everything_every_step(24, 2),
         max_grad_norm=1.0,
         noise_multiplier=1.0,
@@ -93,9 +101,9 @@ def test_frozen_layers_are_fine():
         ({"noise_multiplier": None, "target_epsilon": -1.0, "target_delta": 1e-5}, "epsilon"),
         ({"noise_multiplier": None, "target_epsilon": 1.0, "target_delta": 1.5}, "delta"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
-        ({"mode": "ghosts"}, "grad_sample_mode"),
-        ({"mode": "ghost"}, "use grad_sample_mode='bookkeeping'"),
-        ({"loss_reduction": "none"}, "loss_reduction"),
+        ({"mode": "ghosts"}, "mode='ghosts'"),
+        ({"mode": "ghost"}, r"use Gradients\(mode='bookkeeping'\)"),
+        ({"loss_reduction": "none"}, "loss='none'"),
         ({"seed": -1}, "seed"),
         ({"epochs": 2}, "epochs"),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size"),
@@ -150,15 +158,17 @@ def test_criterion_that_ties_examples_together_is_refused():
     net = small_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     common = {
-        "module": net, "optimizer": optimizer, "dataset": DATA, "scheme": ONE,
+        "module": net, "optimizer": optimizer, "data": DATA, "scheme": ONE,
         "max_grad_norm": 1.0, "noise_multiplier": 1.0,
     }  # fmt: skip
     engine = PrivacyEngine()
     weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
     with pytest.raises(ValueError, match="class weights"):
-        engine.make_private(criterion=weighted, **common)
-    with pytest.raises(ValueError, match="reduction"):
-        engine.make_private(criterion=nn.CrossEntropyLoss(reduction="sum"), **common)
+        engine.make_private(gradients=Gradients(loss=weighted), **common)
+    with pytest.raises(ValueError, match="reduction='none'"):
+        engine.make_private(
+            gradients=Gradients(loss=nn.CrossEntropyLoss(reduction="none")), **common
+        )
 
 
 @pytest.mark.parametrize("batches", [93, 99, 105, 117])
@@ -171,7 +181,7 @@ def test_taking_over_a_data_loader_loses_no_step(batches):
     private = PrivacyEngine().make_private(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-        data_loader=loader,
+        data=loader,
         epochs=3,
         max_grad_norm=1.0,
         noise_multiplier=1.0,
@@ -189,14 +199,14 @@ def test_epoch_loop_over_a_data_loader_runs_unchanged(caplog):
     private = PrivacyEngine().make_private(
         module=net,
         optimizer=optimizer,
-        data_loader=loader,
+        data=loader,
         epochs=2,
         max_grad_norm=1.0,
         noise_multiplier=1.0,
-        max_physical_batch_size=2,
-        lr_scheduler=scheduler,
         seed=3,
+        loading=Loading(max_physical_batch_size=2),
     )
+    private.register_scheduler(scheduler)
     assert "replaced by Poisson" in caplog.text
     model, optimizer, loader = private
     for _ in range(2):

@@ -233,7 +233,7 @@ def test_what_is_declared_public_may_change_and_the_guarantee_says_so(mode, publ
     train(private)
     assert (private.steps_executed, model.calls) == (3, 3)
     notes = " ".join(private.guarantee(1e-5).notes)
-    assert "declared public (buffers= of make_private)" in notes
+    assert "declared public (buffers of Gradients)" in notes
     state = copy.deepcopy(private.state_dict())
     other = make(Leaves(leave), images(), mode, scheme=everything_every_step(24, 3))
     with pytest.raises(ValueError, match=r"buffers=\["):
@@ -447,7 +447,7 @@ def test_lazy_layers_are_refused_before_anything_is_read():
         PrivacyEngine().make_private(
             module=net,
             optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
-            dataset=images(),
+            data=images(),
             scheme=everything_every_step(24, 1),
             noise_multiplier=1.0,
             max_grad_norm=1.0,

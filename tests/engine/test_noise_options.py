@@ -1,4 +1,4 @@
-"""secure=, noise_dtype= and regenerate_noise=: what is drawn, said, saved and refused."""
+"""NoiseOptions: what is drawn, said, saved and refused."""
 
 import itertools
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism
+from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism, NoiseOptions
 from dptrain.engine.checkpoint import seal
 from dptrain.engine.private_training import SEED_NOTE
 from dptrain.noise.generators.secure import SecureNormals
@@ -83,19 +83,19 @@ def test_a_bfloat16_run_resumes_bit_for_bit():
     ("keyword", "values"),
     [
         ("secure", (False, True)),
-        ("noise_dtype", (torch.float32, torch.bfloat16)),
-        ("regenerate_noise", (False, True)),
+        ("dtype", (torch.float32, torch.bfloat16)),
+        ("regenerate", (False, True)),
     ],
 )
 def test_resuming_with_other_noise_is_refused_both_ways(keyword, values):
     for one, other in (values, values[::-1]):
         common = {"seed": None, **separated(24, 10)}
-        first = make(small_net(), images(), **{keyword: one}, **common)
+        first = make(small_net(), images(), noise=NoiseOptions(**{keyword: one}), **common)
         train(first, batches=2)
         state = through_disk(first.state_dict())
-        second = make(small_net(), images(), **{keyword: other}, **common)
+        second = make(small_net(), images(), noise=NoiseOptions(**{keyword: other}), **common)
         before = second.state_dict()
-        with pytest.raises(ValueError, match=rf"with {keyword}={one}, .*{keyword}={other}"):
+        with pytest.raises(ValueError, match=rf"noise.{keyword}={one}, .*noise.{keyword}={other}"):
             second.load_state_dict(state)
         after = second.state_dict()
         assert after["steps_executed"] == before["steps_executed"] == 0
@@ -109,7 +109,7 @@ def test_a_secure_stream_refuses_the_state_of_a_fast_one():
         first = make(small_net(), images(), secure=one, **common)
         second = make(small_net(), images(), secure=other, **common)
         state = through_disk(first.state_dict())
-        state["settings"]["secure"] = other
+        state["settings"]["noise"]["secure"] = other
         with pytest.raises(ValueError, match=r"generator.*AES-256-CTR"):
             second.load_state_dict(seal(state))
 
@@ -206,13 +206,13 @@ def test_a_mechanism_of_a_checkpoint_takes_the_options_too():
     [
         ({"secure": True, "seed": 7}, ValueError, r"secure=True with seed=7.*leave seed out"),
         ({"secure": 1}, TypeError, "secure=1"),
-        ({"regenerate_noise": None}, TypeError, "regenerate_noise=None"),
-        ({"noise_dtype": torch.float16}, ValueError, r"noise_dtype=torch\.float16.*bfloat16"),
-        ({"noise_dtype": "bfloat16"}, TypeError, "noise_dtype='bfloat16'"),
+        ({"regenerate_noise": None}, TypeError, "regenerate=None"),
+        ({"noise_dtype": torch.float16}, ValueError, r"dtype=torch\.float16.*bfloat16"),
+        ({"noise_dtype": "bfloat16"}, TypeError, "dtype='bfloat16'"),
         (
             {"noise_dtype": torch.bfloat16, "regenerate_noise": True},
             ValueError,
-            "noise_dtype.*regenerate_noise=True",
+            "dtype.*regenerate=True",
         ),
     ],
 )

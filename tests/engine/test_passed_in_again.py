@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import PrivacyEngine
-from tests.helpers.engine import flat, images, small_net, train
+from tests.helpers.engine import flat, images, small_net, train, wire
 
 
 def sgd(module):
@@ -21,11 +21,11 @@ def shuffled():
     return DataLoader(images(), batch_size=4, shuffle=True)
 
 
-def private_run(module, optimizer, data_loader, **options):
-    return PrivacyEngine().make_private(
+def private_run(module, optimizer, data, **options):
+    return wire(
         module=module,
         optimizer=optimizer,
-        data_loader=data_loader,
+        data=data,
         epochs=2,
         noise_multiplier=1.0,
         max_grad_norm=1.0,
@@ -48,7 +48,7 @@ def test_a_second_run_as_in_opacuss_example(mode):
         optimizer = sgd(model)
         if ends:
             again = (model, optimizer, train_loader)
-            with pytest.raises(TypeError, match="data_loader= is the private loader of another"):
+            with pytest.raises(TypeError, match="data= is the private loader of another"):
                 private_run(*again, grad_sample_mode=mode)
         private = private_run(model, optimizer, given, grad_sample_mode=mode)
         _, optimizer, train_loader = private
@@ -61,11 +61,11 @@ def test_a_private_loader_is_no_data_set():
     model = small_net()
     private = private_run(model, sgd(model), shuffled())
     other = small_net()
-    with pytest.raises(TypeError, match="dataset= is the private loader of another run"):
+    with pytest.raises(TypeError, match="data= is the private loader of another run"):
         PrivacyEngine().make_private(
             module=other,
             optimizer=sgd(other),
-            dataset=private.loader,
+            data=private.loader,
             scheme=private.mechanism.scheme,
             noise_multiplier=1.0,
             max_grad_norm=1.0,
@@ -92,11 +92,11 @@ def test_the_parts_of_a_run_in_another_one(mode):
     assert not torch.equal(flat(net), start)
 
 
-@pytest.mark.parametrize("what", ["optimizer", "data_loader"])
+@pytest.mark.parametrize("what", ["optimizer", "data"])
 def test_what_accelerate_prepared_before_is_refused(what):
     accelerate = pytest.importorskip("accelerate")
     net = small_net()
-    given = {"module": net, "optimizer": sgd(net), "data_loader": shuffled()}
+    given = {"module": net, "optimizer": sgd(net), "data": shuffled()}
     prepared = accelerate.Accelerator(cpu=True).prepare(*given.values())
     wrapped = dict(zip(given, prepared, strict=True))
     told = rf"{what}= is an .*prepare\(\) returned: call make_private first.*private.loader is used"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients, PrivacyEngine
 from tests.helpers.engine import (
     everything_every_step,
     flat,
@@ -189,11 +189,11 @@ def of_ids(module, mode):
     return data, PrivacyEngine().make_private(
         module=module,
         optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0),
-        dataset=data,
+        data=data,
         scheme=everything_every_step(SIZE, 1),
         noise_multiplier=0.0,
         max_grad_norm=BOUND,
-        grad_sample_mode=mode,
+        gradients=Gradients(mode=mode),
     )
 
 
@@ -215,7 +215,7 @@ def test_max_norm_is_refused_frozen_or_not(mode):
 
 def test_sparse_embeddings_release_dense_clipped_sums_or_are_refused(mode):
     if mode == "functorch":
-        with pytest.raises(ValueError, match=r"'embed'.*sparse=True.*'bookkeeping' or 'hooks'"):
+        with pytest.raises(ValueError, match=r"'embed'.*sparse=True.*bookkeeping'\) or 'hooks'"):
             of_ids(Bag(sparse=True), mode)
         return
     data, private = of_ids(Bag(sparse=True), mode)

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import BandMF, MinSep, PrivacyEngine
+from dptrain import BandMF, Gradients, MinSep
 from dptrain.core.randomness import split_seed
 from dptrain.engine.scaled_adam import ScaledAdam
 from dptrain.noise import noise_stream
 from tests.engine.test_resume import through_disk
-from tests.helpers.engine import everything_every_step, flat
+from tests.helpers.engine import everything_every_step, flat, wire
 
 WITH_GRADIENTS = ["bookkeeping", "hooks", "functorch"]
 STABILITY = 1e-6  # what Opacus, and dptrain with it, adds to a norm that it divides by
@@ -37,12 +37,13 @@ def make(model, data, *, optimizer=None, mode="hooks", **options):
     options.setdefault("noise_multiplier", 0.7)
     options.setdefault("max_grad_norm", 0.9)
     options.setdefault("seed", 5)
-    return PrivacyEngine().make_private(
+    return wire(
         module=model,
         optimizer=optimizer or ScaledAdam(model.parameters(), lr=0.05, eps_scale=0.2),
-        criterion=nn.MSELoss(reduction=options.get("loss_reduction", "mean")),
-        dataset=data,
-        grad_sample_mode=mode,
+        data=data,
+        gradients=Gradients(
+            loss=nn.MSELoss(reduction=options.get("loss_reduction", "mean")), mode=mode
+        ),
         **options,
     )
 

@@ -65,7 +65,7 @@ def interruptible():
     return PrivacyEngine().make_private(
         module=net,
         optimizer=Interrupted(net.parameters(), lr=0.1),
-        dataset=images(),
+        data=images(),
         max_grad_norm=1.0,
         noise_multiplier=1.0,
         seed=5,

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Loading, Poisson
 from dptrain.engine import unfinished
-from tests.helpers.engine import flat, images, make, separated, small_net, train
+from tests.helpers.engine import flat, images, make, separated, small_net, train, wire
 
 N, STEPS = 24, 12
 SCHEME = Poisson(probability=0.3, dataset_size=N, steps=STEPS)
@@ -89,14 +89,14 @@ class Classifier(nn.Module):
     def configure_optimizers(self):
         module = self.net if self.inner else self
         optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
-        self.private = PrivacyEngine().make_private(
+        self.private = wire(
             module=module,
             optimizer=optimizer,
-            dataset=images(N),
+            data=images(N),
             noise_multiplier=1.0,
             max_grad_norm=1.0,
-            grad_sample_mode=self.mode,
             seed=5,
+            gradients=Gradients(mode=self.mode),
             **self.options,
         )
         return self.private.optimizer
@@ -208,15 +208,15 @@ def test_hugging_faces_trainer_runs_the_whole_plan(tmp_path, options):
             return nn.functional.cross_entropy(model(inputs["x"]), inputs["labels"])
 
     net = small_net()
-    private = PrivacyEngine().make_private(
+    private = wire(
         module=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
-        dataset=Labelled(),
+        data=Labelled(),
         scheme=SCHEME,
-        steps_per_epoch=4,
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         seed=5,
+        loading=Loading(steps_per_epoch=4),
         **options,
     )
     arguments = transformers.TrainingArguments(
@@ -296,7 +296,7 @@ SCRIPT = """
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        dataset=TensorDataset(torch.randn(9, 2), torch.zeros(9, dtype=torch.int64)),
+        data=TensorDataset(torch.randn(9, 2), torch.zeros(9, dtype=torch.int64)),
         scheme=Poisson(probability=0.5, dataset_size=9, steps=6),
         noise_multiplier=1.0,
         max_grad_norm=1.0,

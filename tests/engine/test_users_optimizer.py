@@ -5,15 +5,14 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ExponentialLR, LambdaLR, SequentialLR
 
-from dptrain import PrivacyEngine
-from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
+from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train, wire
 
 
 def engine(net, optimizer, **options):
-    return PrivacyEngine().make_private(
+    return wire(
         module=net,
         optimizer=optimizer,
-        dataset=images(),
+        data=images(),
         scheme=everything_every_step(24, options.pop("steps", 2)),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
@@ -56,17 +55,11 @@ OWN = {
 
 
 @pytest.mark.parametrize("kind", OWN)
-@pytest.mark.parametrize("given", ["before", "after", "private"])
+@pytest.mark.parametrize("given", ["after", "private"])
 def test_schedulers_of_another_optimizer_are_refused(kind, given):
     """They would leave the run's learning rate alone, silently."""
     net, other = small_net(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    if given == "before":
-        with pytest.raises(ValueError, match=r"lr_scheduler is a .* of another optimizer"):
-            engine(net, optimizer, lr_scheduler=OWN[kind](other))
-        assert all("forward" not in vars(m) for m in net.modules())
-        engine(net, optimizer, lr_scheduler=OWN[kind](optimizer))
-        return
     private = engine(net, optimizer)
     with pytest.raises(ValueError, match="of another optimizer"):
         private.register_scheduler(OWN[kind](other))

@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 
-from dptrain import PrivacyEngine
 from tests.engine.test_arguments import DATA, ONE, refused
-from tests.helpers.engine import everything_every_step, images, make, small_net, train
+from tests.helpers.engine import everything_every_step, images, make, small_net, train, wire
 
 
 def test_embeddings_that_rescale_their_rows_are_refused():
@@ -35,14 +34,14 @@ def test_a_mean_over_the_targets_that_count_is_refused(mode):
         "module": net,
         "optimizer": torch.optim.SGD(net.parameters(), lr=0.1),
         "criterion": nn.CrossEntropyLoss(ignore_index=2),
-        "dataset": DATA,
+        "data": DATA,
         "scheme": ONE,
         "max_grad_norm": 1.0,
         "noise_multiplier": 1.0,
         "grad_sample_mode": mode,
     }
     with pytest.raises(ValueError, match="ignore_index=2"):
-        PrivacyEngine().make_private(**arguments)
+        wire(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +59,6 @@ def test_a_mean_over_the_targets_that_count_is_refused(mode):
 )
 def test_values_of_another_kind_name_the_argument(options, kind, match):
     refused(match, kind=kind, **options)
-
-
-def test_a_loader_is_no_dataset():
-    with pytest.raises(ValueError, match="data_loader="):
-        make(small_net(), DataLoader(DATA), scheme=ONE)
 
 
 def test_double_precision_models_train(mode):

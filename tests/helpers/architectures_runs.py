@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Loading, Poisson
 from dptrain.engine.private_training import PrivateTraining
 from tests.helpers.architectures import Architecture
 from tests.helpers.clipping_oracle import reduced
+from tests.helpers.engine import wire
 
 # What a mode refuses; tests/engine/test_older_modes.py holds that it does.
 UNKNOWN = {
@@ -43,18 +44,16 @@ def one_batch(
 ) -> PrivateTraining:
     """A run over the architecture's batch, whole in the one step that there is by default."""
     rows = [x.unflatten(0, (a.examples, a.views)) for x in (*a.inputs, a.targets)]
-    return PrivacyEngine().make_private(
+    return wire(
         module=a.module,
         optimizer=torch.optim.SGD([p for p in a.module.parameters() if p.requires_grad], lr=lr),
-        dataset=TensorDataset(*rows),
+        data=TensorDataset(*rows),
         scheme=scheme or Poisson(probability=1.0, dataset_size=a.examples, steps=1),
         noise_multiplier=noise_multiplier,
         max_grad_norm=bound,
-        max_physical_batch_size=most,
-        grad_sample_mode=mode,
-        loss_reduction=reduction,
-        views=a.views,
         seed=1,
+        gradients=Gradients(mode=mode, loss=reduction, views=a.views),
+        loading=Loading(max_physical_batch_size=most),
         **options,
     )
 

@@ -43,7 +43,7 @@ def refusals(rank, folder):
             lambda: PrivacyEngine().make_private(
                 module=(net := small_net()),
                 optimizer=torch.optim.SGD(list(net.parameters())[rank:], lr=0.1),
-                dataset=data,
+                data=data,
                 scheme=FULL,
                 noise_multiplier=1.0,
                 max_grad_norm=1.0,

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine, ScaledAdam
+from dptrain import Gradients, Poisson, PrivacyEngine, ScaledAdam
 from dptrain.distributed.ranks import Ranks
 from dptrain.individual import GDPFilter, RenyiFilter
 from tests.helpers.distributed_refusals import error_of, refusals
@@ -86,12 +86,12 @@ def scaled():
     private = PrivacyEngine().make_private(
         module=net,
         optimizer=ScaledAdam(net.parameters(), lr=0.01, eps_scale=0.1),
-        dataset=images(),
+        data=images(),
         scheme=FULL,
         noise_multiplier=0.5,
         max_grad_norm=5.0,
-        grad_sample_mode="hooks",
         seed=5,
+        gradients=Gradients(mode="hooks"),
     )
     train(private)
     return outcome(private)

@@ -1,10 +1,12 @@
 """A small model, its data, and private runs with them; what a run releases."""
 
+import dataclasses
+
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from dptrain import BandMF, MinSep, Poisson, PrivacyEngine
+from dptrain import BandMF, Gradients, Loading, MinSep, NoiseOptions, Poisson, PrivacyEngine
 
 MODES = ["bookkeeping", "hooks", "functorch"]
 
@@ -41,21 +43,46 @@ def separated(size, steps, bands=3):
     }
 
 
+GROUPED = {
+    "gradients": (
+        Gradients,
+        {"grad_sample_mode": "mode", "criterion": "loss", "loss_reduction": "loss"}
+        | {name: name for name in ("clipping", "views", "probe", "buffers")},
+    ),
+    "noise": (
+        NoiseOptions,
+        {"secure": "secure", "noise_dtype": "dtype", "regenerate_noise": "regenerate"},
+    ),
+    "loading": (
+        Loading,
+        {n: n for n in ("max_physical_batch_size", "microbatches", "steps_per_epoch")},
+    ),
+}
+
+
+def wire(**options):
+    """A private run; options may come by themselves, and a group of them in addition."""
+    engine = {n: options.pop(n) for n in ("accountant", "ledger", "distributed") if n in options}
+    fetching = {n: options.pop(n) for n in ("collate_fn", "num_workers") if n in options}
+    if fetching:
+        options["data"] = DataLoader(options["data"], **fetching)
+    for group, (kind, names) in GROUPED.items():
+        stated = {names[name]: options.pop(name) for name in list(options) if name in names}
+        options[group] = dataclasses.replace(options.get(group, kind()), **stated)
+    scheduler = options.pop("lr_scheduler", None)
+    private = PrivacyEngine(**engine).make_private(**options)
+    if scheduler is not None:
+        private.register_scheduler(scheduler)
+    return private
+
+
 def make(module, data, mode="hooks", lr=0.1, momentum=0.9, **options):
     optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum)
-    criterion = nn.CrossEntropyLoss(reduction=options.get("loss_reduction", "mean"))
     options.setdefault("max_grad_norm", 1.0)
     options.setdefault("seed", 5)
     if "mechanism" not in options:
         options.setdefault("noise_multiplier", 1.0)
-    return PrivacyEngine().make_private(
-        module=module,
-        optimizer=optimizer,
-        criterion=criterion,
-        dataset=data,
-        grad_sample_mode=mode,
-        **options,
-    )
+    return wire(module=module, optimizer=optimizer, data=data, grad_sample_mode=mode, **options)
 
 
 def train(private, batches=None, steps=None, after_step=lambda: None):

@@ -7,9 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from dptrain import PrivacyEngine
 from dptrain.individual import GDPFilter
-from tests.helpers.engine import everything_every_step, images, make, small_net
+from tests.helpers.engine import everything_every_step, images, make, small_net, wire
 
 BOUND, SIGMA, STEPS = 2.0, 1.5, 9
 FILTER = GDPFilter(target_epsilon=6.0, target_delta=1e-3, max_steps=50)  # about 4 full norms
@@ -128,15 +127,15 @@ def filtered(module, data, individual, mode="hooks", *, steps=8, sigma=1.0, **op
 
 def make_with(optimizer, module, data, individual, mode, *, steps, sigma, **options):
     """A filtered run with an optimiser of the test's own."""
-    return PrivacyEngine().make_private(
+    return wire(
         module=module,
         optimizer=optimizer,
-        dataset=data,
-        grad_sample_mode=mode,
+        data=data,
         scheme=everything_every_step(len(data), steps),
         noise_multiplier=sigma,
         individual=individual,
         seed=5,
+        grad_sample_mode=mode,
         **options,
     )
 

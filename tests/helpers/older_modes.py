@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Loading, Poisson, PrivacyEngine
 from tests.helpers.architectures import Architecture
 from tests.helpers.architectures_parts import Residual, disturb
 from tests.helpers.clipping_oracle import (
@@ -37,15 +37,13 @@ def wired(a, mode, bound=0.5, reduction="mean", most=None):
     return PrivacyEngine().make_private(
         module=a.module,
         optimizer=torch.optim.SGD([p for p in a.module.parameters() if p.requires_grad], lr=0.0),
-        criterion=Loss(reduction),
-        dataset=TensorDataset(*a.inputs, a.targets),
+        data=TensorDataset(*a.inputs, a.targets),
         scheme=Poisson(probability=1.0, dataset_size=a.examples, steps=1),
         noise_multiplier=0.0,
         max_grad_norm=bound,
-        grad_sample_mode=mode,
-        max_physical_batch_size=most,
-        loss_reduction=reduction,
         seed=1,
+        gradients=Gradients(loss=Loss(reduction), mode=mode),
+        loading=Loading(max_physical_batch_size=most),
     )
 
 

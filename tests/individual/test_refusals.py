@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from dptrain import Adjacency, MatrixMechanism, Poisson, PrivacyEngine
+from dptrain import Adjacency, Gradients, MatrixMechanism, Poisson
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.individual import GDPFilter, GDPOdometer
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BISR, BLT, BSR, BandInvMF, BandMF, Dense, Identity, Tree
 from tests.engine.test_schemes_release import SCHEMES as OTHERS
+from tests.helpers.engine import wire
 
 N, STEPS = 24, 6
 FULL = Poisson(probability=1.0, dataset_size=N, steps=STEPS)
@@ -41,7 +42,7 @@ def attempt(error, message, **options):
         "module": model,
         "optimizer": optimizer,
         "criterion": nn.CrossEntropyLoss(),
-        "dataset": Unread(),
+        "data": Unread(),
         "scheme": FULL,
         "noise_multiplier": 2.0,
         "max_grad_norm": 1.0,
@@ -52,7 +53,7 @@ def attempt(error, message, **options):
         del arguments["scheme"], arguments["noise_multiplier"]
     for mode in ("bookkeeping", "hooks", "functorch"):
         with pytest.raises(error, match=message):
-            PrivacyEngine().make_private(grad_sample_mode=mode, **arguments)
+            wire(gradients=Gradients(mode=mode), **arguments)
         assert list(model.modules()) == modules
         for layer in modules:
             assert not layer._forward_hooks
@@ -157,7 +158,7 @@ def test_no_noise_level():
 
 @pytest.mark.parametrize("individual", [GDPFilter, "GDPFilter", 2.0, {"type": "GDPFilter"}])
 def test_what_is_no_filter(individual):
-    message = r"individual=.*expected an individual filter.*GDPFilter\(target_epsilon"
+    message = r"individual=.*must be a .*IndividualFilter, not .*GDPFilter\(target_epsilon"
     attempt(TypeError, message, individual=individual)
 
 

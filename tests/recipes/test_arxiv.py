@@ -152,7 +152,7 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
         (["scheme.batch_size=10000"], "largest possible"),
         (["scheme.min_sep=4", "scheme.batch_size=80"], "largest possible"),
         (["model.head=sentiment"], 'model.head="sentiment"'),
-        (["grad_sample_mode=ghost"], "grad_sample_mode='bookkeeping'"),
+        (["grad_sample_mode=ghost"], "mode='bookkeeping'"),
         (["data.max_examples=0"], "max_examples=0"),
         (["data.max_neighbours=0"], "max_neighbours=0"),
         (["--simulate", "100"], "use at most 12"),

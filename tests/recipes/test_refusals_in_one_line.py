@@ -47,12 +47,12 @@ def test_a_refusal_while_the_run_is_made(config, tmp_path, monkeypatch, capsys):
     """Not only values: what make_private refuses by another kind of error, too."""
     make = PrivacyEngine.make_private
 
-    def with_views(self, **given):
-        return make(self, **{**given, "views": 2.5})
+    def with_seed(self, **given):
+        return make(self, **{**given, "seed": 2.5})
 
-    monkeypatch.setattr(PrivacyEngine, "make_private", with_views)
+    monkeypatch.setattr(PrivacyEngine, "make_private", with_seed)
     assert run(config, tmp_path / "run", *PLAIN) == 2
-    assert last_line(capsys) == "error: views=2.5 must be an integer, not float"
+    assert last_line(capsys) == "error: seed=2.5 must be an integer, not float"
 
 
 def test_too_little_memory(config, tmp_path, monkeypatch, capsys):

@@ -26,7 +26,7 @@ import recipes.vision
 data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
 model = torch.nn.Linear(4, 2)
 private = PrivacyEngine().make_private(
-    module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), dataset=data,
+    module=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data,
     scheme=Poisson(probability=0.25, dataset_size=64, steps=3), noise_multiplier=1.0,
     max_grad_norm=1.0)
 model, optimizer, loader = private

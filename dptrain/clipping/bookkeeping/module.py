@@ -35,7 +35,7 @@ def check_layers(module: nn.Module) -> str | None:
 _LEAK = (
     "parameter {name!r} is used outside the layer that owns it (through torch.nn.functional, say, "
     "or in a penalty on the weights), which no rule for per-example gradients knows: call the "
-    "layer, use the optimizer's weight_decay, or grad_sample_mode='hooks', which leaves such "
+    "layer, use the optimizer's weight_decay, or Gradients(mode='hooks'), which leaves such "
     "gradients out"
 )
 

@@ -229,7 +229,7 @@ class _Each(torch.autograd.Function):
 def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
     if torch.is_grad_enabled():
         raise RuntimeError(
-            "create_graph=True: grad_sample_mode='bookkeeping' does not see what a gradient "
+            "create_graph=True: Gradients(mode='bookkeeping') does not see what a gradient "
             "penalty, or another derivative of a gradient, does with the parameters; leave it "
             "out, or estimate it by a difference of two forward passes"
         )

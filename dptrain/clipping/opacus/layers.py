@@ -70,7 +70,7 @@ class OpacusLayers(GradSampleHooks):
             raise RuntimeError(
                 "the output of a layer is written to in place, which torch forbids for outputs "
                 f"with hooks{named}: use inplace=False, h = h + x for h += x, h.clone() before "
-                "an assignment to a part of it, or grad_sample_mode='bookkeeping'"
+                "an assignment to a part of it, or Gradients(mode='bookkeeping')"
             ) from error
 
     def iterate_submodules(self, module: nn.Module) -> Iterator[nn.Module]:

@@ -155,7 +155,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         raise RuntimeError(
             f"layer {self._name(module)!r}, a {type(module).__name__}, is called with {what}, and "
             "Opacus forms its gradients from one tensor: freeze its parameters with "
-            "requires_grad_(False), or use grad_sample_mode='bookkeeping', with a rule for it by "
+            "requires_grad_(False), or use Gradients(mode='bookkeeping'), with a rule for it by "
             "dptrain.register_layer() if there is none"
         )
 
@@ -273,7 +273,7 @@ class PerExampleClipper(GradientClipper):
             raise RuntimeError(
                 f"of the forward calls that use parameter(s) {names}, the backward pass reached "
                 "some and not others: run forward passes that the loss does not depend on under "
-                "torch.no_grad(), or use grad_sample_mode='bookkeeping'"
+                "torch.no_grad(), or use Gradients(mode='bookkeeping')"
             )
 
     def _grad_sample(self, p: nn.Parameter, examples: int) -> torch.Tensor | None:

@@ -36,7 +36,7 @@ _MOST = 8  # examples that a probe is made of
 _DEPTH = 4  # of objects within what a module returns
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
 
-_SWITCH = "make_private(probe='off') goes on without this check, which the guarantee then says"
+_SWITCH = "Gradients(probe='off') goes on without this check, which the guarantee then says"
 _OUTSIDE = "called outside the module's own forward"
 _UNSEEN = (
     "a gradient reached layer {layer!r}, which the outputs of the module do not depend on as far "

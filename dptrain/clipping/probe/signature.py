@@ -63,7 +63,7 @@ class LossSignature:
                 "as where a cross entropy with reduction='mean' has ignored targets or class "
                 "weights. One example then changes the gradients of all others before they are "
                 "clipped: take the loss from dptrain.losses, which reduces each example by itself "
-                "(or set make_private(probe='off'), which the guarantee then says)"
+                "(or set Gradients(probe='off'), which the guarantee then says)"
             )
 
 

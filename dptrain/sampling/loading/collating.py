@@ -61,7 +61,7 @@ class CollateCheck:
                 "cutmix or where the batch's own mean or counts go into every row. An example then "
                 "changes the gradients of others before they are clipped, and no example's "
                 "contribution can be bounded: leave it out, or mix views of one example. "
-                "make_private(probe='off') goes on without this check, which the guarantee then "
+                "Gradients(probe='off') goes on without this check, which the guarantee then "
                 "says"
             )
 

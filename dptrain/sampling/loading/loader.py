@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
@@ -162,7 +162,9 @@ class PrivateLoader:
         checks.instance("scheme", scheme, Scheme, owner="PrivateLoader")
         check_length(data_loader.dataset, scheme)
         check_sampler(data_loader)
-        _log.warning(
+        stated = type(data_loader.sampler) is not SequentialSampler or data_loader.batch_size != 1
+        _log.log(
+            logging.WARNING if stated else logging.DEBUG,  # of torch's defaults nothing is lost
             "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
             "varying size, %g examples on average",
             type(data_loader.sampler).__name__,

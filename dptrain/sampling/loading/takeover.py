@@ -38,7 +38,7 @@ def check_sampler(data_loader: DataLoader) -> None:
     Raises:
         ValueError: if it does not batch, or has its own batch sampler or sampler.
     """
-    remedy = "pass dataset=… and collate_fn=… instead if the scheme is to draw from all rows"
+    remedy = "pass a DataLoader(dataset, collate_fn=…) if the scheme is to draw from all rows"
     if data_loader.batch_size is None:
         if data_loader.batch_sampler is not None:
             raise ValueError(
@@ -47,7 +47,7 @@ def check_sampler(data_loader: DataLoader) -> None:
             )
         raise ValueError(
             "the data loader has batch_size=None, so its collate function does not make batches; "
-            "give it a batch size or pass dataset=… and collate_fn=… instead"
+            "give it a batch size"
         )
     # SubsetRandomSampler, say, would leave rows out that the scheme would then train on.
     if type(data_loader.sampler) not in (RandomSampler, SequentialSampler):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.stacked import Stacked
 from dptrain.clipping.bookkeeping.uses.uses import Materialised
@@ -28,11 +28,11 @@ def make(model, x, y):
     return PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0),
-        dataset=TensorDataset(x, y),
+        data=TensorDataset(x, y),
         scheme=Poisson(probability=1.0, dataset_size=len(x), steps=1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        grad_sample_mode="bookkeeping",
+        gradients=Gradients(mode="bookkeeping"),
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dptrain
-from dptrain import GradientRule, LayerRule, Poisson, PrivacyEngine, register_layer
+from dptrain import GradientRule, Gradients, LayerRule, Poisson, register_layer
 from dptrain.clipping.bookkeeping.rules import rules as module_of_rules
 from dptrain.clipping.bookkeeping.rules.rules import RULES
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -24,6 +24,7 @@ from tests.helpers.clipping_oracle import (
     reduced,
     reference,
 )
+from tests.helpers.engine import wire
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs/tutorials/own-layers.md"
 
@@ -52,14 +53,14 @@ def affine(layer, inputs, gradient):
 
 
 def make(model, data, mode=None, **options):
-    return PrivacyEngine().make_private(
+    return wire(
         module=model,
         optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0),
-        dataset=data,
+        data=data,
         scheme=Poisson(probability=1.0, dataset_size=len(data), steps=1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        grad_sample_mode=mode,
+        gradients=Gradients(mode=mode),
         **options,
     )
 

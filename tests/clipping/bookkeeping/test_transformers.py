@@ -13,7 +13,7 @@ from opacus.layers import DPLSTM
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.bookkeeping import check_layers
 from tests.helpers.clipping_oracle import assert_norms, assert_sums, flat_factors, reference
 
@@ -109,12 +109,11 @@ def make(model, tensors, mode="bookkeeping"):
     return PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0),
-        dataset=TensorDataset(*tensors),
+        data=TensorDataset(*tensors),
         scheme=Poisson(probability=1.0, dataset_size=len(tensors[0]), steps=1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        grad_sample_mode=mode,
-        loss_reduction="sum",
+        gradients=Gradients(mode=mode, loss="sum"),
     )
 
 
@@ -174,12 +173,11 @@ def test_a_model_is_trained(name):
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        dataset=TensorDataset(ids, mask, targets),
+        data=TensorDataset(ids, mask, targets),
         scheme=Poisson(probability=1.0, dataset_size=ROWS, steps=2),
         noise_multiplier=0.0,
         max_grad_norm=2.0,
-        grad_sample_mode="bookkeeping",
-        loss_reduction="sum",
+        gradients=Gradients(mode="bookkeeping", loss="sum"),
     )
     for i, m, y in private.loader:
         wanted = reference(alone, (ids, mask), targets)
@@ -230,7 +228,7 @@ class Recurrent(nn.Module):
 def test_layers_without_a_rule_are_named(model, layer, kind, caplog):
     ids, _, y = texts()
     says = f"layer '{layer}'.*: {kind} has no rule.*register_layer"
-    with pytest.raises(ValueError, match="grad_sample_mode='bookkeeping': " + says):
+    with pytest.raises(ValueError, match=r"Gradients\(mode='bookkeeping'\): " + says):
         make(model(), (ids, y), "bookkeeping")
     assert f"'{layer}'" in check_layers(model())
     with caplog.at_level(logging.WARNING):
@@ -242,5 +240,5 @@ def test_layers_without_a_rule_are_named(model, layer, kind, caplog):
         else:
             private = assert_equals_loop(model().double(), (ids, y), mode=None)
             assert type(private.module).__name__ == "HookedModule"
-    assert "grad_sample_mode='hooks', slower and with more memory than 'bookkeeping'" in caplog.text
+    assert "mode 'hooks', slower and with more memory than 'bookkeeping'" in caplog.text
     assert f"layer '{layer}'" in caplog.text

@@ -293,6 +293,6 @@ WEIGHTS = {
 def test_weights_that_are_computed_from_others_are_refused_by_the_layers_name(kind):
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), WEIGHTS[kind](nn.Linear(6, 2)))
     a = case(module, torch.randn(ROWS, 4))
-    with pytest.raises(ValueError, match=r"layer '2[.'].*grad_sample_mode='hooks'"):
+    with pytest.raises(ValueError, match=r"layer '2[.'].*Gradients\(mode='hooks'\)"):
         run_of(a)
     assert all("forward" not in vars(m) for m in module.modules())

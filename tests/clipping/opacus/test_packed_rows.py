@@ -89,7 +89,7 @@ def test_rows_that_the_recurrent_layer_would_reorder_are_refused(mode, named):
 
 
 def test_bookkeeping_has_no_rule_for_recurrent_layers():
-    with pytest.raises(ValueError, match=r"'recurrent.*has no rule.*grad_sample_mode='hooks'"):
+    with pytest.raises(ValueError, match=r"'recurrent.*has no rule.*Gradients\(mode='hooks'\)"):
         private_run(Sequences(True), SORTED, "bookkeeping")
 
 

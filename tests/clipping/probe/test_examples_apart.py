@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients
 from dptrain.clipping.probe.inputs import structure
 from dptrain.clipping.probe.untouched import replay, untouched
-from tests.helpers.engine import MODES, everything_every_step, make
+from tests.helpers.engine import MODES, everything_every_step, make, wire
 
 R = 0.05  # below most norms here, so that mixing shows in the sum
 SIZES = [2, 3, 4, 5, 6]  # lengths, channels, heads, widths and vocabularies of what follows
@@ -55,14 +55,14 @@ def clipped_alone(module, inputs, y):
 
 def run_of(module, inputs, y, mode, **options):
     options.setdefault("scheme", everything_every_step(len(y), 1))
-    return PrivacyEngine().make_private(
+    return wire(
         module=module,
         optimizer=torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.0),
-        dataset=TensorDataset(*inputs, y),
-        grad_sample_mode=mode,
+        data=TensorDataset(*inputs, y),
         max_grad_norm=R,
         noise_multiplier=0.0,
         seed=1,
+        gradients=Gradients(mode=mode),
         **options,
     )
 

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from dptrain import PrivacyEngine
+from dptrain import Gradients
 from dptrain.losses import causal_cross_entropy, reduce_examples, token_cross_entropy
-from tests.helpers.engine import MODES, everything_every_step
+from tests.helpers.engine import MODES, everything_every_step, wire
 
 ROWS, TOKENS, CLASSES = 4, 6, 9
 
@@ -55,14 +55,14 @@ def inputs(ids, mask):
 
 def run_of(module, tensors, mode="bookkeeping", **options):
     options.setdefault("scheme", everything_every_step(ROWS, 1))
-    return PrivacyEngine().make_private(
+    return wire(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.0),
-        dataset=TensorDataset(*tensors),
-        grad_sample_mode=mode,
+        data=TensorDataset(*tensors),
         max_grad_norm=0.05,
         noise_multiplier=0.0,
         seed=1,
+        gradients=Gradients(mode=mode),
         **options,
     )
 

@@ -60,22 +60,20 @@ def make_private(**options: Any) -> Any:
     given: dict[str, Any] = {
         "module": module,
         "optimizer": torch.optim.SGD(parameters, lr=0.1),
-        "dataset": DATA,
+        "data": DATA,
         "scheme": MECHANISM.scheme,
         "noise_multiplier": 1.0,
         "max_grad_norm": 1.0,
     }
-    if "data_loader" in options:
-        del given["dataset"]
     if "mechanism" in options:
         del given["scheme"], given["noise_multiplier"]
     if "epochs" in options:
-        del given["scheme"], given["dataset"]
-        given["data_loader"] = DataLoader(DATA, batch_size=10)
+        del given["scheme"]
+        given["data"] = DataLoader(DATA, batch_size=10)
     if "target_epsilon" in options:
         del given["noise_multiplier"]
         given["target_delta"] = 1e-3
-    return dptrain.PrivacyEngine().make_private(**(given | options))
+    return dptrain.PrivacyEngine().make_private(**given | options)
 
 
 SIZES = {"dataset_size": INTEGER, "steps": STEPS}
@@ -482,30 +480,56 @@ TRAINING: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] =
         {
             "module": Argument((5, "x", [1], int)),
             "optimizer": THING,
-            "criterion": FUNCTION,
+            "data": Argument((5, 1.5, Odd())),
             "scheme": THING.optional,
             "strategy": THING.optional,
             "noise_multiplier": NOT_NEGATIVE.optional,
             "target_delta": DELTA.but(0.5, 0.01).optional,
             "max_grad_norm": POSITIVE,
-            "clipping": THING,
-            "steps_per_epoch": INTEGER.optional,
-            "max_physical_batch_size": INTEGER.optional,
-            "grad_sample_mode": NAME.optional,
-            "loss_reduction": NAME,
-            "views": INTEGER,
-            "collate_fn": FUNCTION,
-            "num_workers": Argument(INTEGER.optional.types, (-1,)),
-            "pin_memory": FLAG,
-            "lr_scheduler": Argument(FUNCTION.types),
             "seed": SEED.optional,
-            "ledger": Argument((True, 5, 1.5, [], Odd())),
-            "accountant": NAME.optional,
-            "secure": FLAG,
-            "noise_dtype": Argument((None, 5, "float32", Odd()), (torch.float16, torch.int32)),
-            "regenerate_noise": FLAG,
             "individual": THING.optional,
+            "gradients": THING,
+            "noise": THING,
+            "loading": THING,
+        },
+    ),
+    (
+        dptrain.PrivacyEngine,
+        {},
+        {
+            "accountant": Argument(NAME.types).optional,
+            "ledger": Argument((True, 5, 1.5, [], Odd())),
             "distributed": Argument(FLAG.types[1:]),
+        },
+    ),
+    (
+        dptrain.Gradients,
+        {},
+        {
+            "mode": NAME.optional,
+            "clipping": THING,
+            "loss": NAME,
+            "views": INTEGER,
+            "probe": NAME,
+            "buffers": Argument((5, 1.5, True, b"x", [5], Odd()), ("running_mean",)),
+        },
+    ),
+    (
+        dptrain.NoiseOptions,
+        {},
+        {
+            "secure": FLAG,
+            "dtype": Argument((None, 5, "float32", Odd()), (torch.float16, torch.int32)),
+            "regenerate": FLAG,
+        },
+    ),
+    (
+        dptrain.Loading,
+        {},
+        {
+            "max_physical_batch_size": INTEGER.optional,
+            "microbatches": INTEGER.optional,
+            "steps_per_epoch": INTEGER.optional,
         },
     ),
     (
@@ -515,11 +539,6 @@ TRAINING: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] =
     ),
     (make_private, {"mechanism": MECHANISM}, {"mechanism": THING.optional}),
     (make_private, {"epochs": 2}, {"epochs": INTEGER.but(10**12).optional}),
-    (
-        make_private,
-        {"data_loader": DataLoader(DATA, batch_size=10)},
-        {"data_loader": THING.optional},
-    ),
 ]
 
 

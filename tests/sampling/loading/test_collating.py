@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from dptrain import Poisson, PrivacyEngine
+from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.sampling import PrivateLoader
 from dptrain.sampling.loading.collating import CollateCheck
 
@@ -178,12 +178,11 @@ def test_a_run_refuses_before_anything_is_released(probe):
     private = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        dataset=_points(),
-        collate_fn=_mixup,
+        data=DataLoader(_points(), collate_fn=_mixup),
         scheme=Poisson(probability=0.5, dataset_size=N, steps=2),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
-        probe=probe,
+        gradients=Gradients(probe=probe),
     )
 
     def run():

@@ -44,7 +44,7 @@ class ConvShape:
         if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise TypeError(
                 f"layer is a {type(layer).__name__}; Conv1d, Conv2d and Conv3d have per-example "
-                "gradients here: register your own rule for it, or use grad_sample_mode='hooks'"
+                "gradients here: register your own rule for it, or use Gradients(mode='hooks')"
             )
         return cls(
             in_channels=layer.in_channels,

@@ -163,7 +163,7 @@ RULES: dict[type[nn.Module], LayerRule] = {}
 
 
 def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients) -> None:
-    """Make ``grad_sample_mode="bookkeeping"`` handle layers of exactly the type ``kind``.
+    """Make ``Gradients(mode="bookkeeping")`` handle layers of exactly the type ``kind``.
 
     Example:
         >>> class Scale(nn.Module):

@@ -1,0 +1,270 @@
+"""The options of a run, grouped: how gradients are formed, noise is drawn and batches come.
+
+Each is a frozen value that checks its fields when it is made, writes itself to plain values and
+reads itself back. A checkpoint holds all three whole, and a run goes on with the same ones only,
+but for what ``MAY_DIFFER`` names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+
+from dptrain.clipping import check_mode_name
+from dptrain.clipping.base import FLAT, ClippingStyle
+from dptrain.clipping.probe import PROBES
+from dptrain.core import JsonValue, checks
+from dptrain.sampling import check_microbatches
+
+DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
+EVERYTHING = ("*",)  # the patterns that buffers="public" stands for
+
+# The keywords of make_private that are groups of options, each stored under its name.
+GROUPS = ("gradients", "noise", "loading")
+
+# Of what is stored with a checkpoint, what a resumed run may have otherwise: it decides how the
+# work is cut up, neither what is released nor what is proven of it.
+MAY_DIFFER = frozenset(
+    ("loading.max_physical_batch_size", "loading.microbatches", "loading.steps_per_epoch")
+)
+
+# Where keywords of Opacus, and of make_private as it was, have gone.
+MOVED = {
+    "data_loader": "data=",
+    "dataset": "data=",
+    "collate_fn": "data=DataLoader(dataset, collate_fn=...)",
+    "num_workers": "data=DataLoader(dataset, num_workers=...)",
+    "pin_memory": "data=DataLoader(dataset, pin_memory=...)",
+    "criterion": "gradients=Gradients(loss=...)",
+    "loss_reduction": "gradients=Gradients(loss=...)",
+    "grad_sample_mode": "gradients=Gradients(mode=...)",
+    "clipping": "gradients=Gradients(clipping=...)",
+    "views": "gradients=Gradients(views=...)",
+    "probe": "gradients=Gradients(probe=...)",
+    "buffers": "gradients=Gradients(buffers=...)",
+    "secure": "noise=NoiseOptions(secure=...)",
+    "noise_dtype": "noise=NoiseOptions(dtype=...)",
+    "regenerate_noise": "noise=NoiseOptions(regenerate=...)",
+    "max_physical_batch_size": "loading=Loading(max_physical_batch_size=...)",
+    "microbatches": "loading=Loading(microbatches=...)",
+    "steps_per_epoch": "loading=Loading(steps_per_epoch=...)",
+    "accountant": "PrivacyEngine(accountant=...)",
+    "ledger": "PrivacyEngine(ledger=...)",
+    "distributed": "PrivacyEngine(distributed=...)",
+    "lr_scheduler": "private.register_scheduler(...), of what make_private returns",
+    "poisson_sampling": "scheme=, for instance Poisson(...) or Shuffled(...)",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gradients(JsonValue, family="gradients"):
+    """How per-example gradients are formed, clipped and checked.
+
+    Args:
+        mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``. ``None`` is bookkeeping if it
+            knows every trainable layer, and else hooks.
+        clipping: how an example's gradient is brought to norm R: shortened as a whole (``Flat``),
+            layers or groups of parameters by themselves (``PerLayer``, ``PerGroup``), or always
+            normalized (``Automatic``). The sensitivity is R in each of them.
+        loss: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch; or the loss
+            function itself (a torch criterion, one of ``dptrain.losses``), whose ``reduction`` is
+            then taken, and which is refused if it ties the examples together.
+        views: K ≥ 1, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
+            K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
+            (B, K, ...), labels by ``y.repeat_interleave(K)``), and the loss is reduced over all
+            B·K rows. The mean of the K rows' gradients is clipped, once. With K equal views
+            the release is that of ``views=1``, whatever the reduction. In another order of
+            rows one example would reach several of these means, and the guarantee be false.
+        probe: when it is checked, by passes over a few examples that leave no trace, that the
+            module keeps the examples apart: ``"shapes"`` whenever its arguments come in shapes
+            (but for the number of rows) that were not seen before, ``"first"`` on the first
+            batch, ``"off"`` never. The guarantee says where less was done than ``"shapes"``.
+        buffers: what forward passes may change in the module: its running statistics, caches,
+            counters. A step that changes a buffer or an attribute is refused before anything of
+            it is released, unless its name (as in ``named_buffers``; patterns as in ``fnmatch``)
+            is declared public here, because no example has an influence on it. ``"public"``: all
+            of them. The guarantee says so.
+
+    Raises:
+        TypeError: if a field is of another type.
+        ValueError: if a field is out of range, or the loss ties the examples together.
+    """
+
+    mode: str | None = None
+    clipping: ClippingStyle = FLAT
+    loss: str | Callable[..., Any] = "mean"
+    views: int = 1
+    probe: str = "shapes"
+    buffers: str | Iterable[str] | None = None
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        if self.mode is not None:
+            check_mode_name(self.mode)
+        example = "Flat(), PerLayer() or Automatic()"
+        checks.instance("clipping", self.clipping, ClippingStyle, example=example, owner=owner)
+        object.__setattr__(self, "loss", _reduction_of(self.loss))
+        object.__setattr__(self, "views", checks.integer("views", self.views, owner=owner))
+        checks.choice("probe", self.probe, PROBES, owner=owner)
+        object.__setattr__(self, "buffers", _patterns(self.buffers))
+
+    @property
+    def reduction(self) -> str:
+        """``"mean"`` or ``"sum"``, of the loss over the rows."""
+        assert isinstance(self.loss, str)
+        return self.loss
+
+    @property
+    def public(self) -> tuple[str, ...]:
+        """The patterns of the names that ``buffers`` declares public."""
+        assert isinstance(self.buffers, tuple)
+        return self.buffers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseOptions(JsonValue, family="noise options"):
+    """How noise is drawn and kept; how much of it is a matter of the mechanism.
+
+    Args:
+        secure: draw noise so that floating-point sampling gives nothing away, slower; see
+            ``SecureNormals``. Excludes a seed.
+        dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the noise is
+            not the one that was accounted for and the guarantee is an estimate.
+        regenerate: draw past noise again instead of keeping it; for a banded inverse.
+
+    Raises:
+        TypeError: if a switch is neither True nor False, or ``dtype`` is no ``torch.dtype``.
+        ValueError: if the dtype is another one, or contradicts ``regenerate``.
+    """
+
+    secure: bool = False
+    dtype: torch.dtype = torch.float32
+    regenerate: bool = False
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        checks.flag("secure", self.secure, owner=owner)
+        checks.flag("regenerate", self.regenerate, owner=owner)
+        checks.instance("dtype", self.dtype, torch.dtype, owner=owner)
+        if self.dtype not in DTYPES.values():
+            raise ValueError(
+                f"{owner}: dtype={self.dtype!r}: torch.float32, or torch.bfloat16 for buffers of "
+                "half the size and a guarantee that is only an estimate"
+            )
+        if self.regenerate and self.dtype != torch.float32:
+            raise ValueError(
+                f"{owner}: dtype={self.dtype} with regenerate=True: noise that is drawn again has "
+                "no buffers; leave one of the two out"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As for every value, with the dtype by its name."""
+        return {**super().to_dict(), "dtype": str(self.dtype)}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Self:
+        """As for every value, with the dtype by its name.
+
+        Raises:
+            ValueError: if the dtype, the type or a field is unknown, or out of range.
+        """
+        if not isinstance(value, Mapping) or "dtype" not in value:
+            return super().from_dict(value)
+        if value["dtype"] not in DTYPES:
+            raise ValueError(f"NoiseOptions: dtype={value['dtype']!r} is none of {sorted(DTYPES)}")
+        return super().from_dict({**value, "dtype": DTYPES[value["dtype"]]})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loading(JsonValue, family="loading"):
+    """How a logical batch comes: in parts that fit into memory, and so many steps an epoch.
+
+    What a ``DataLoader`` knows (its collate function, workers, pinning) is taken over from the one
+    that ``make_private(data=...)`` is given.
+
+    Args:
+        max_physical_batch_size: most examples in memory at once; larger batches come in parts,
+            whose number is random.
+        microbatches: in how many parts every batch comes instead, whatever its size. Then
+            ``len(loader)`` is known, which trainers that count batches need.
+        steps_per_epoch: logical steps that one pass over the loader yields; ``None``: all.
+
+    Raises:
+        TypeError: if one is no integer.
+        ValueError: if one is below 1, or the first two are both given.
+    """
+
+    max_physical_batch_size: int | None = None
+    microbatches: int | None = None
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_physical_batch_size", "microbatches", "steps_per_epoch"):
+            if (value := getattr(self, name)) is not None:
+                value = checks.integer(name, value, owner=type(self).__name__)
+                object.__setattr__(self, name, value)
+        check_microbatches(self.max_physical_batch_size, self.microbatches)
+
+
+def _reduction_of(loss: Any) -> str:
+    """How a loss reduces over the rows, of its name or of the function itself.
+
+    Raises:
+        TypeError: if it is neither.
+        ValueError: if it is another reduction, or one that ties the examples together.
+    """
+    known = ("mean", "sum")
+    if isinstance(loss, str):
+        return checks.choice("loss", loss, known, owner="Gradients")
+    reduction = getattr(loss, "reduction", None)
+    if not callable(loss) or not isinstance(reduction, str):
+        start = checks.named("loss", loss, "Gradients")
+        raise TypeError(
+            f"{start} must be 'mean' or 'sum', as the loss reduces over the rows of the batch, or "
+            "a loss function that has it as its attribute reduction"
+        )
+    if reduction not in known:
+        raise ValueError(
+            f"Gradients: loss is a {type(loss).__name__} with reduction={reduction!r}: use one "
+            f"with a reduction of {known}, or state loss= as your loop reduces it"
+        )
+    ignored = getattr(loss, "ignore_index", -100)
+    remedy = "use dptrain.losses.TokenCrossEntropy, or a loss with reduction='sum'"
+    if ignored != -100 and reduction == "mean":  # -100 is torch's "not set"
+        raise ValueError(
+            f"Gradients: loss is a {type(loss).__name__} with ignore_index={ignored} and "
+            "reduction='mean': it divides by the number of targets of the whole batch that count, "
+            f"which ties the examples together; {remedy}"
+        )
+    if getattr(loss, "weight", None) is not None and reduction == "mean":
+        raise ValueError(
+            f"Gradients: loss is a {type(loss).__name__} with class weights and reduction='mean': "
+            "it divides by the weights of the whole batch, which ties the examples together; "
+            f"{remedy}"
+        )
+    return reduction
+
+
+def _patterns(public: Any) -> tuple[str, ...]:
+    """The patterns that ``buffers`` stands for.
+
+    Raises:
+        TypeError: if it is neither ``None`` nor text nor some of it.
+        ValueError: if it is one name by itself.
+    """
+    if public is None:
+        return ()
+    if public == "public":
+        return EVERYTHING
+    wanted = "None, 'public' for all, or names as in module.named_buffers()"
+    if isinstance(public, str):
+        raise ValueError(f"Gradients: buffers={public!r}: {wanted}, e.g. buffers=[{public!r}]")
+    if not isinstance(public, Iterable) or isinstance(public, bytes):
+        raise TypeError(f"{checks.named('buffers', public, 'Gradients')}: {wanted}")
+    patterns = tuple(public)
+    if not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise TypeError(f"{checks.named('buffers', public, 'Gradients')}: {wanted}")
+    return patterns

@@ -1,0 +1,308 @@
+"""What a run is asked to be: every argument checked, in one order, before anything is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from dptrain.accounting.base import check_delta
+from dptrain.clipping import choose_mode, parameter_groups
+from dptrain.core import checks
+from dptrain.distributed import bare_module, check_not_prepared, check_whole_optimizer
+from dptrain.engine.options import Gradients, Loading, NoiseOptions
+from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
+from dptrain.individual import IndividualFilter
+from dptrain.mechanism import MatrixMechanism
+from dptrain.noise import NoiseStream, noise_stream
+from dptrain.sampling import Poisson, PrivateLoader, Scheme
+from dptrain.sampling.loading import check_length, check_sampler
+from dptrain.strategies import Identity, Strategy
+
+_DELTA = "below 1/N, often 1/(2N) for N examples"
+
+
+class Noise(NamedTuple):
+    """How much noise there is to be: a multiplier, or a target that it is calibrated to."""
+
+    multiplier: float | None
+    epsilon: float | None
+    delta: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``make_private`` was asked for, every value checked and in its one type.
+
+    Attributes:
+        module: without torch's DistributedDataParallel.
+        optimizer: over exactly the module's trainable parameters.
+        parameters: those, in the optimizer's order.
+        groups: the number of each parameter's group in the clipping style.
+        data: a data set, or a data loader that is taken over.
+        scheme: how batches are drawn; also of ``mechanism``, where that is given.
+        strategy: bound to the scheme's steps; likewise.
+        mechanism: both with the noise, or ``None`` where the noise is to be found.
+        amount: how much noise there is to be.
+        max_grad_norm: R.
+        individual: a budget for every example, or ``None``.
+        gradients: with the mode that was chosen.
+        noise, loading: as given; ``loading`` with the steps of an epoch of the loader's.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    groups: list[int]
+    data: Any
+    scheme: Scheme
+    strategy: Strategy
+    mechanism: MatrixMechanism | None
+    amount: Noise
+    max_grad_norm: float
+    individual: IndividualFilter | None
+    gradients: Gradients
+    noise: NoiseOptions
+    loading: Loading
+
+    @property
+    def open_noise(self) -> Callable[..., NoiseStream]:
+        """``noise_stream`` with the options of the run."""
+        options = self.noise
+        return functools.partial(
+            noise_stream,
+            secure=options.secure,
+            dtype=options.dtype,
+            regenerate=options.regenerate,
+        )
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        module: Any,
+        optimizer: Any,
+        data: Any,
+        max_grad_norm: Any,
+        epochs: Any,
+        scheme: Any,
+        strategy: Any,
+        mechanism: Any,
+        noise_multiplier: Any,
+        target_epsilon: Any,
+        target_delta: Any,
+        individual: Any,
+        seed: Any,
+        gradients: Any,
+        noise: Any,
+        loading: Any,
+    ) -> Request:
+        """The request, or the first thing that is wrong with it: see ``make_private``.
+
+        The order is that of how far a mistake reaches: each argument's type and range; arguments
+        that contradict each other; the module, the optimizer, the data; the plan of steps; the
+        noise stream. No example is read, and nothing of the user's is changed.
+
+        Raises:
+            TypeError, ValueError: naming the argument, the value and the remedy.
+        """
+        _check_types(scheme, strategy, mechanism, individual, gradients, noise, loading)
+        if seed is not None:
+            seed = checks.integer("seed", seed, minimum=0)
+        max_grad_norm = checks.number("max_grad_norm", max_grad_norm, above=0)
+        amount = Noise(
+            _optional("noise_multiplier", noise_multiplier, minimum=0),
+            _optional("target_epsilon", target_epsilon, above=0, remedy="e.g. 8"),
+            _optional("target_delta", target_delta, above=0, below=1, remedy=_DELTA),
+        )
+        _check_amount(amount, mechanism, individual)
+        if mechanism is not None:
+            _check_only_mechanism(scheme=scheme, strategy=strategy, amount=amount)
+        _check_secret(noise, seed)
+
+        module = bare_module(module, gradients.mode)
+        check_whole_optimizer(optimizer)
+        check_not_prepared(optimizer=optimizer, data=data)
+        check_module(module)
+        check_public(module, gradients.public)
+        gradients = dataclasses.replace(gradients, mode=choose_mode(gradients.mode, module))
+        check_mode(module, gradients.mode)
+        check_optimizer(optimizer, module)
+        parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
+        groups = parameter_groups(gradients.clipping, module, parameters)
+
+        dataset = _dataset_of(data)
+        if mechanism is not None:
+            scheme, strategy = mechanism.scheme, mechanism.strategy
+        if scheme is None:
+            scheme, loading = _poisson_like(data, epochs, loading)
+        elif epochs is not None:
+            raise ValueError(
+                f"epochs={epochs}: the scheme already says how many steps run; drop it"
+            )
+        check_length(dataset, scheme)
+        if isinstance(data, DataLoader):
+            check_sampler(data)
+        if amount.delta is not None:
+            check_delta(amount.delta, scheme, name="target_delta", large="refuse")
+        strategy = Identity() if strategy is None else strategy
+        if individual is not None:
+            individual.check_plan(scheme, strategy)
+        request = cls(
+            module=module,
+            optimizer=optimizer,
+            parameters=parameters,
+            groups=groups,
+            data=data,
+            scheme=scheme,
+            strategy=strategy.bind(scheme.steps),
+            mechanism=mechanism,
+            amount=amount,
+            max_grad_norm=max_grad_norm,
+            individual=individual,
+            gradients=gradients,
+            noise=noise,
+            loading=loading,
+        )
+        # Whatever the stream refuses is to be refused before minutes of calibration.
+        request.open_noise(request.strategy, steps=scheme.steps, like=[torch.empty(1)], seed=0)
+        return request
+
+
+def _check_types(
+    scheme: Any,
+    strategy: Any,
+    mechanism: Any,
+    individual: Any,
+    gradients: Any,
+    noise: Any,
+    loading: Any,
+) -> None:
+    """Refuse arguments of another type; ``None`` passes where it stands for a default.
+
+    Raises:
+        TypeError: naming the argument and the value.
+    """
+    a_filter = "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
+    for name, value, kind, example in (
+        ("scheme", scheme, Scheme, ""),
+        ("strategy", strategy, Strategy, ""),
+        ("mechanism", mechanism, MatrixMechanism, ""),
+        ("individual", individual, IndividualFilter, a_filter),
+    ):
+        if value is not None:
+            checks.instance(name, value, kind, example=example)
+    checks.instance("gradients", gradients, Gradients, example="Gradients(mode='hooks')")
+    checks.instance("noise", noise, NoiseOptions, example="NoiseOptions(secure=True)")
+    checks.instance("loading", loading, Loading, example="Loading(max_physical_batch_size=64)")
+
+
+def _optional(name: str, value: Any, **limits: Any) -> float | None:
+    return None if value is None else checks.number(name, value, **limits)
+
+
+def _check_amount(amount: Noise, mechanism: object | None, individual: object | None) -> None:
+    """Refuse a noise level that is stated twice, or not at all.
+
+    Raises:
+        ValueError: naming the remedy.
+    """
+    stated = amount.multiplier is not None or mechanism is not None
+    if individual is not None and not (stated and amount.epsilon is None):
+        given = f"target_epsilon={amount.epsilon}" if amount.epsilon else "no noise level"
+        raise ValueError(
+            f"{given} with individual=: the filter holds the target, and the noise level decides "
+            "when it begins to leave examples out; state noise_multiplier=, for instance "
+            "GDPFilter.noise_multiplier(full_norm_steps=...), or mechanism="
+        )
+    if mechanism is not None:
+        return
+    if amount.multiplier is not None and amount.epsilon is not None:
+        raise ValueError(
+            f"noise_multiplier={amount.multiplier} and target_epsilon={amount.epsilon} are both "
+            "given: state the noise or the target, not both"
+        )
+    if amount.multiplier is None and amount.epsilon is None:
+        raise ValueError("state noise_multiplier=, or target_epsilon= and target_delta=")
+    if amount.epsilon is not None and amount.delta is None:
+        raise ValueError(f"target_epsilon= needs target_delta=: {_DELTA}")
+
+
+def _check_only_mechanism(*, scheme: object, strategy: object, amount: Noise) -> None:
+    """Refuse arguments beside ``mechanism=`` that it already fixes.
+
+    Raises:
+        ValueError: naming them.
+    """
+    others = {
+        "scheme": scheme,
+        "strategy": strategy,
+        "noise_multiplier": amount.multiplier,
+        "target_epsilon": amount.epsilon,
+    }
+    if given := [name for name, value in others.items() if value is not None]:
+        raise ValueError(f"mechanism= already fixes {given}: leave them out")
+
+
+def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
+    """Refuse a seed beside secure noise.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if noise.secure and seed is not None:
+        raise ValueError(
+            f"secure=True with seed={seed}: the seed is the key of the noise, and one that can be "
+            "written down can be guessed or found; leave seed out, which draws 128 bits from the "
+            "operating system (a checkpoint keeps them), or use NoiseOptions(secure=False)"
+        )
+
+
+def _dataset_of(data: Any) -> Any:
+    """The data set that is given, or that of the loader.
+
+    Raises:
+        TypeError: for the private loader of another run, or what is neither; naming the remedy.
+    """
+    if isinstance(data, PrivateLoader):
+        raise TypeError(
+            "data= is the private loader of another run, whose batches it draws: keep the data "
+            "loader that run was made from under a name of its own and pass that (or "
+            "data=loader.dataset); the guarantees of runs on the same data add up"
+        )
+    if isinstance(data, DataLoader):
+        return data.dataset
+    if not isinstance(data, Dataset) and not hasattr(type(data), "__getitem__"):
+        raise TypeError(
+            f"{checks.named('data', data)} must be a map-style data set with a length, or a "
+            "DataLoader over one"
+        )
+    return data
+
+
+def _poisson_like(data: Any, epochs: Any, loading: Loading) -> tuple[Scheme, Loading]:
+    """Poisson batches of a loader's size for so many of its epochs, and the steps of one.
+
+    Raises:
+        TypeError, ValueError: if one of the two is missing, or there is no epoch.
+    """
+    if not isinstance(data, DataLoader) or epochs is None or data.batch_size is None:
+        raise ValueError(
+            "scheme=None needs data= to be a DataLoader (with a batch_size) and epochs=, from "
+            "which Poisson sampling follows; or state scheme=, for instance "
+            "dptrain.Poisson.for_batch_size(...)"
+        )
+    length = len(data)
+    epochs = checks.integer("epochs", epochs, maximum=checks.MOST_STEPS // max(1, length))
+    scheme = Poisson.for_batch_size(
+        batch_size=data.batch_size,
+        dataset_size=len(data.dataset),  # type: ignore[arg-type]
+        steps=epochs * length,
+    )
+    steps = loading.steps_per_epoch or length
+    return scheme, dataclasses.replace(loading, steps_per_epoch=steps)
