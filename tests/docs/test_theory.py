@@ -38,7 +38,6 @@ PLACES = ("dptrain", "recipes", "scripts", "tests", "docs", "configs", ".github"
 KINDS = {".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".cff"}
 # Files that are still to be mended; the list only shrinks.
 STILL = {
-    "dptrain/accounting/base/statement.py",
     "dptrain/sampling/scheme.py",
 }
 

@@ -24,7 +24,7 @@ SMALLEST_DELTA = 1e-300
 With Gaussian noise δ is positive at every ε; what is lost to underflow is far less than this.
 """
 
-# Belongs to every statement about users: fixed-graph adjacency (``notation``).
+# Belongs to every statement about users: fixed-graph adjacency (docs/theory/users.md).
 PUBLIC_GRAPH = (
     "Which examples belong to which users is taken to be public; protected is what those examples "
     "contain"
