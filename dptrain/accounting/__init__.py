@@ -13,8 +13,14 @@ from dptrain.accounting.base.registry import (
     register_accountant,
     registered_accountants,
 )
-from dptrain.accounting.calibration import Calibration, calibrate
-from dptrain.accounting.dispatch import account, accountants_for, find_accountants, profile
+from dptrain.accounting.dispatch import (
+    Calibration,
+    account,
+    accountants_for,
+    calibrate,
+    find_accountants,
+    profile,
+)
 from dptrain.accounting.dp_event import to_dp_event
 from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.importance import MinSepImportance

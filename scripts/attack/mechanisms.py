@@ -21,7 +21,7 @@ from scripts.attack.harness import Finding, Part
 from tests.oracles.enumeration import log_sum_exp
 from tests.oracles.random_mechanisms import FAMILIES, Subject
 from tests.oracles.test_every_bound import answering, check_guarantee, compare
-from tests.oracles.true_delta import Branch, TruePair, World
+from tests.oracles.true_delta import Branch, Evidence, TruePair, World
 
 Array = npt.NDArray[np.float64]
 
@@ -52,20 +52,10 @@ class Weighted:
         return np.asarray(self.weights * -np.expm1(np.minimum(epsilon - self.losses, 0.0)))
 
 
-@dataclasses.dataclass(frozen=True)
-class WeightedEvidence:
-    """Both directions: (P, Q) and (Q, P)."""
+class DeepEvidence(Evidence):
+    """Both directions, far below what plain draws resolve."""
 
-    remove: Weighted
-    add: Weighted
-
-    def lower(self, epsilons: npt.ArrayLike) -> tuple[Array, Array]:
-        """Lower limits at every ε, of both directions."""
-        at = np.atleast_1d(np.asarray(epsilons, dtype=np.float64))
-        remove, add = (np.array([s.lower(e) for e in at]) for s in (self.remove, self.add))
-        return remove, add
-
-    def where(self, delta: float) -> float:
+    def where_one(self, delta: float) -> float:
         """An ε ≥ 0 at which the larger δ is about ``delta``."""
         low, high = 0.0, 700.0
         for _ in range(40):
@@ -75,13 +65,13 @@ class WeightedEvidence:
         return low
 
 
-def weighted(pair: TruePair, seed: int, draws: int = DRAWS) -> WeightedEvidence:
+def weighted(pair: TruePair, seed: int, draws: int = DRAWS) -> DeepEvidence:
     """Evidence of both directions."""
     remove, add = (
         _one_side(side, np.random.default_rng([seed, number]), draws)
         for number, side in enumerate((pair, pair.swapped()))
     )
-    return WeightedEvidence(remove, add)
+    return DeepEvidence(remove, add)
 
 
 def _one_side(pair: TruePair, rng: np.random.Generator, draws: int) -> Weighted:
@@ -125,7 +115,7 @@ def _proposal(branch: Branch, sigma: float, rng: np.random.Generator) -> World:
 def check_deep(subject: Subject, members: list[Accountant], seed: int) -> int:
     """Profiles and guarantees of deterministic accountants, far down; how many were compared."""
     found = weighted(subject.pair(), seed)
-    epsilons = np.unique([round(found.where(delta), 6) for delta in DEEP])
+    epsilons = np.unique([round(found.where_one(delta), 6) for delta in DEEP])
     true = found.lower(epsilons)
     count = 0
     for member in members:

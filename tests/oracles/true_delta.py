@@ -15,6 +15,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -173,12 +174,20 @@ class Side:
         return np.asarray(-np.expm1(np.minimum(epsilon - self.losses, 0.0)))
 
 
+class Limits(Protocol):
+    """What is known of δ(ε) in one direction."""
+
+    def value(self, epsilon: float) -> float: ...
+
+    def lower(self, epsilon: float) -> float: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Evidence:
     """Both directions: (P, Q) and (Q, P)."""
 
-    remove: Side
-    add: Side
+    remove: Limits
+    add: Limits
 
     def lower(self, epsilons: npt.ArrayLike) -> tuple[Array, Array]:
         """Lower limits at every ε, of both directions."""

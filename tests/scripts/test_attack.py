@@ -77,7 +77,7 @@ def test_the_oracle_is_right_far_down(sigma: float) -> None:
     pair = TruePair((Branch(1.0, _point(1.0), _point(0.0)),), sigma)
     found = mechanisms.weighted(pair, seed=1)
     for delta in mechanisms.DEEP:
-        epsilon = found.where(delta)
+        epsilon = found.where_one(delta)
         mu = 1 / sigma
         true = norm.cdf(mu / 2 - epsilon / mu) - np.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
         for side in (found.remove, found.add):

@@ -105,7 +105,7 @@ def _participations(
     return keys[:inside], order[:inside] % count
 
 
-class _Window:
+class _BackwardRecursion:
     """f_i, …, f_{i+b-1} of one σ and direction: the two recursions of ``min_sep_recursion``."""
 
     def __init__(self, law: MinSepLaw, sigma: float, count: int, device: torch.device) -> None:
@@ -200,7 +200,9 @@ def sample(
         signal = torch.empty((rows, size), dtype=torch.float64, device=place)
     noise = torch.zeros((rows + halo + rows % 2, size), dtype=torch.float64, device=place)
     product = torch.empty((rows, size), dtype=torch.float64, device=place)
-    windows = [[_Window(law, sigma, size, place) for sigma in sigmas] for _ in directions]
+    windows = [
+        [_BackwardRecursion(law, sigma, size, place) for sigma in sigmas] for _ in directions
+    ]
     even = rows + rows % 2
     pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=place)
     for block, start in enumerate(starts):

@@ -23,8 +23,8 @@ _ROW_RATIO = 0.01
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows (or blocks of rows) of |C|, equal ones once.
+class MatrixRows:
+    """MatrixRows (or blocks of rows) of |C|, equal ones once.
 
     Attributes:
         entries: of all rows, one row after the other, positive sizes only.
@@ -44,7 +44,7 @@ class Rows:
         return float(np.add.reduceat(self.entries.size, self.starts[:-1]).max()) * (1.0 + 1e-12)
 
 
-def rows_of(strategy: Strategy, *, steps: int, cycle: int) -> list[Rows]:
+def rows_of(strategy: Strategy, *, steps: int, cycle: int) -> list[MatrixRows]:
     """One member a part of the cycle; for Toeplitz matrices the first part, which is the worst.
 
     Part s has the columns s, s + cycle, … and no coins in between. A block is what is released
@@ -78,7 +78,7 @@ def _toeplitz_blocks(bands: int, steps: int, cycle: int) -> int:
     return min(math.ceil(steps / cycle), math.ceil((2 * bands - 1) / cycle) + 1)
 
 
-def _toeplitz_rows(c: Array, steps: int, cycle: int) -> Rows:
+def _toeplitz_rows(c: Array, steps: int, cycle: int) -> MatrixRows:
     total = math.ceil(steps / cycle)
     blocks = _toeplitz_blocks(c.size, steps, cycle)
     rows = min(blocks * cycle, steps)
@@ -100,7 +100,7 @@ def _toeplitz_rows(c: Array, steps: int, cycle: int) -> Rows:
     return _gathered(dense, block_starts, np.array(chosen), counts, pairs)
 
 
-def _rows_of_dense(dense: Array, *, each_row: bool) -> Rows:
+def _rows_of_dense(dense: Array, *, each_row: bool) -> MatrixRows:
     rows = dense.shape[0]
     if each_row:
         block_starts = np.arange(rows)
@@ -126,7 +126,7 @@ def _gathered(
     chosen: Indices,
     counts: Indices | None,
     pairs: int | None,
-) -> Rows:
+) -> MatrixRows:
     """The chosen blocks; by default all count once, equal ones are merged, and pairs are counted.
 
     <a, a_k> is the sum of C_rj C_rk over the rows r before the block. So Σ_k <a, a_k> is that of
@@ -170,4 +170,4 @@ def _gathered(
     if pairs is None:
         pairs = int(np.count_nonzero(present & (square > 0.0)))
     starts = np.cumsum([0, *(table.shape[1] for table in tables)])
-    return Rows(Entries(*np.concatenate(tables, axis=1)), starts, np.array(times), pairs)
+    return MatrixRows(Entries(*np.concatenate(tables, axis=1)), starts, np.array(times), pairs)

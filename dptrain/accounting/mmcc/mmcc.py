@@ -15,7 +15,7 @@ from dptrain.accounting.losses.coin_sums import row_law
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
 from dptrain.accounting.losses.loss_distribution import LossDistribution
-from dptrain.accounting.mmcc.blocks import MOST_ENTRIES, Rows, rows_of, work_entries
+from dptrain.accounting.mmcc.blocks import MOST_ENTRIES, MatrixRows, rows_of, work_entries
 from dptrain.accounting.mmcc.posterior import participation_bounds
 from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.core import Array, Kind
@@ -32,7 +32,7 @@ _MOST_SPLITS = 60
 
 
 def row_mixtures(
-    rows: Rows, *, probability: float, sigma: float, failure: float, remove: bool
+    rows: MatrixRows, *, probability: float, sigma: float, failure: float, remove: bool
 ) -> GaussianMixtures:
     """Mixtures, with shared means, that dominate the rows unless one of the events fails.
 
@@ -75,10 +75,10 @@ class MMCCCurve(Curve):
     """
 
     probability: float
-    parts: tuple[Rows, ...]
+    parts: tuple[MatrixRows, ...]
 
     def _composed(
-        self, rows: Rows, sigma: float, failure: float, *, remove: bool
+        self, rows: MatrixRows, sigma: float, failure: float, *, remove: bool
     ) -> HeterogeneousComposition:
         mixtures = row_mixtures(
             rows, probability=self.probability, sigma=sigma, failure=failure, remove=remove
@@ -92,7 +92,7 @@ class MMCCCurve(Curve):
 
         return HeterogeneousComposition(losses())
 
-    def _needs_events(self, rows: Rows) -> bool:
+    def _needs_events(self, rows: MatrixRows) -> bool:
         return rows.pairs > 0 and self.probability < 1.0
 
     def epsilon(self, sigma: float, delta: float) -> float:
@@ -114,7 +114,9 @@ class MMCCCurve(Curve):
                 result[which] = np.maximum(result[which], found)
         return result[0], result[1]
 
-    def _delta_of_part(self, rows: Rows, sigma: float, epsilon: Array, *, remove: bool) -> Array:
+    def _delta_of_part(
+        self, rows: MatrixRows, sigma: float, epsilon: Array, *, remove: bool
+    ) -> Array:
         if not self._needs_events(rows):
             return self._composed(rows, sigma, 0.0, remove=remove).delta(epsilon)
 

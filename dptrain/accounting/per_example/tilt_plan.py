@@ -30,7 +30,7 @@ _ALIAS = -11.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TiltPlan:
     """What suits each of n totals. Only ``chernoff`` and ``log_moment`` need to be right.
 
     Args:
@@ -51,12 +51,12 @@ class Plan:
     log_moment: Array
     chernoff: Array
 
-    def of(self, rows: npt.NDArray[np.intp]) -> Plan:
+    def of(self, rows: npt.NDArray[np.intp]) -> TiltPlan:
         """Of some of the totals."""
-        return Plan(*[getattr(self, field.name)[rows] for field in dataclasses.fields(self)])
+        return TiltPlan(*[getattr(self, field.name)[rows] for field in dataclasses.fields(self)])
 
     @classmethod
-    def joined(cls, parts: list[Plan]) -> Plan:
+    def joined(cls, parts: list[TiltPlan]) -> TiltPlan:
         """Of all totals, from some at a time."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
@@ -96,7 +96,7 @@ class TiltPlanner:
     def plan(
         self, counts: Array, *, epsilon: Array | None = None, log_delta: Array | None = None,
         guess: Array | None = None,
-    ) -> Plan:  # fmt: skip
+    ) -> TiltPlan:  # fmt: skip
         """For targets ε or log δ, and an idea of the other, each of shape (n,).
 
         Args:
@@ -131,7 +131,7 @@ class TiltPlanner:
         order, log_moment, variance = TILTS[tilt], bound[row, tilt], self._saddle(counts, tilt)[0]
         main = np.minimum(level + order * near - log_moment, kernel[tilt])
         scale = np.maximum(near / (order + 1.0), 0.1 * np.minimum(variance, order**-2.0))
-        return Plan(
+        return TiltPlan(
             tilt=tilt,
             period=self._period(bound + kernel, order, near, level),
             smoothing=np.sqrt(_SMOOTHING * scale),

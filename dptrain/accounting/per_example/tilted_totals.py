@@ -12,7 +12,7 @@ from dptrain.accounting.per_example.periodic_hockey_stick import (
     PeriodicHockeyStick,
     kernel_transform,
 )
-from dptrain.accounting.per_example.tilt_plan import TILTS, Plan, TiltPlanner
+from dptrain.accounting.per_example.tilt_plan import TILTS, TiltPlan, TiltPlanner
 from dptrain.core import Array
 
 Indices = npt.NDArray[np.intp]
@@ -84,15 +84,15 @@ class TiltedTotals:
             members = members[open_]
         return result
 
-    def _plan(self, counts: Counts, members: Indices, **targets: Array | None) -> Plan:
+    def _plan(self, counts: Counts, members: Indices, **targets: Array | None) -> TiltPlan:
         parts = []
         for rows in _slices(members.size):
             chosen = {k: None if v is None else v[rows] for k, v in targets.items()}
             parts.append(self._planner.plan(counts[members[rows]].astype(float), **chosen))
-        return Plan.joined(parts) if parts else Plan(*[np.zeros(0)] * 7)  # type: ignore[arg-type]
+        return TiltPlan.joined(parts) if parts else TiltPlan(*[np.zeros(0)] * 7)  # type: ignore[arg-type]
 
     def _sticks(
-        self, counts: Counts, members: Indices, plan: Plan
+        self, counts: Counts, members: Indices, plan: TiltPlan
     ) -> Iterator[tuple[Indices, PeriodicHockeyStick]]:
         """Positions in ``members`` and δ(ε) of those, group by group."""
         octave = np.ceil(np.log2(plan.period)).astype(int)
@@ -109,8 +109,8 @@ class _Group:
     """Totals that share a tilt λ and a period."""
 
     def __init__(
-        self, planner: TiltPlanner, counts: Counts, members: Indices, group: Indices, plan: Plan,
-        *, tilt: float, period: float,
+        self, planner: TiltPlanner, counts: Counts, members: Indices, group: Indices,
+        plan: TiltPlan, *, tilt: float, period: float,
     ) -> None:  # fmt: skip
         self._counts, self._members, self._group, self._plan = counts, members, group, plan
         self._tilt, self._step = tilt, 2.0 * math.pi / period

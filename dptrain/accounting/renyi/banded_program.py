@@ -30,7 +30,7 @@ _STEP_OVERHEAD = 3_000
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan:
+class _BallStates:
     """Chain states with at most A balls, and where each comes from.
 
     A state is (m; newest, …, oldest): m balls so far, of which the last p-1 bins hold those
@@ -60,7 +60,7 @@ def _compositions(parts: int, most: int) -> Ints:
 
 
 @functools.lru_cache(maxsize=4)
-def _plan(bandwidth: int, largest: int) -> _Plan:
+def _plan(bandwidth: int, largest: int) -> _BallStates:
     width = bandwidth - 1
     pieces = [_compositions(width, m) for m in range(largest + 1)]
     balls = np.repeat(np.arange(largest + 1), [len(piece) for piece in pieces])
@@ -71,7 +71,7 @@ def _plan(bandwidth: int, largest: int) -> _Plan:
     # (m; t, rest): keys that ascend in the order of the groups find it.
     group_keys = _keys(np.column_stack((group_balls, group_counts)))
     source_keys = _keys(np.column_stack((balls - counts[:, 0], counts[:, 1:])))
-    return _Plan(
+    return _BallStates(
         counts=counts,
         state_end=np.cumsum([len(piece) for piece in pieces]),
         group=np.cumsum(first) - 1,
@@ -135,7 +135,7 @@ def banded_log_sums(a: Array, bandwidth: int, largest: int) -> Array:
 
 def _one_cut(
     a: Array,
-    plan: _Plan,
+    plan: _BallStates,
     bandwidth: int,
     largest: int,
     window: int,
@@ -185,7 +185,7 @@ def _one_cut(
 
 
 def _advance(
-    plan: _Plan, table: Array, coupling: Array, cap: int, single: Array, own: float
+    plan: _BallStates, table: Array, coupling: Array, cap: int, single: Array, own: float
 ) -> Array:
     """Values of the states with at most ``cap`` balls after one more bin.
 

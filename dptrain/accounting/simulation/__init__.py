@@ -11,9 +11,12 @@ from dptrain.accounting.simulation.certificate import (
 from dptrain.accounting.simulation.certificate_cache import check_folder
 from dptrain.accounting.simulation.confidence import samples_needed
 from dptrain.accounting.simulation.declaration import request_of
-from dptrain.accounting.simulation.merging import merge, merge_partial_files
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
-from dptrain.accounting.simulation.partial_certificate import PartialCertificate
+from dptrain.accounting.simulation.partial_certificate import (
+    PartialCertificate,
+    merge,
+    merge_partial_files,
+)
 from dptrain.accounting.simulation.simulation import Simulation, default_threads, loss_chunks
 from dptrain.accounting.simulation.verification import verify_chunks
 

@@ -193,29 +193,23 @@ def load_certificate(
 ) -> dict[str, Any] | None:
     """The stored certificate for this request, or ``None`` if there is none.
 
-    A digest shows damage, not intent: whoever edits a file can write a fresh one. So all that
-    request and simulation determine is computed again, given the seed and the estimate around
-    which the grid was declared: the grid, the ceiling, the samples, what they prove. What is left
-    to the file are seed, estimate, means and verdicts; with ``recheck`` the seed's samples are
-    drawn once more, at the cost of the first time, and have to give the same verdicts.
+    Computed again are, given the seed and the estimate around which the grid was declared: the
+    grid, the ceiling, the samples, what they prove. With ``recheck`` the seed's samples are drawn
+    once more, at the cost of the first time, and have to give the same verdicts.
 
     Raises:
         ValueError: if the file is corrupt, answers another request, or says something else than
             what is computed here.
     """
-    path = certificate_cache.path_of(directory, request)
-    if not path.exists():
-        return None
-    certificate = certificate_cache.read_certificate(path)
-    try:
-        problem = _undeclared(certificate, simulation, request)
-        if recheck and problem is None:
-            problem = _redrawn(certificate, simulation, threads or default_threads(), progress)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
-    return certificate
+
+    def redetermined(certificate: dict[str, Any]) -> str | None:
+        wrong = _undeclared(certificate, simulation, request)
+        if recheck and wrong is None:
+            wrong = _redrawn(certificate, simulation, threads or default_threads(), progress)
+        return wrong
+
+    supported = certificate_cache.unsupported_noise
+    return certificate_cache.load(directory, request, supported, redetermined)
 
 
 def _declared(

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +73,6 @@ def store(directory: Path, request: dict[str, Any], certificate: dict[str, Any])
     return path
 
 
-def without_digest(value: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What ``store`` was given, and what is wrong with the digest (``None`` if nothing is).
-
-    Verdicts support a certificate's σ, but say nothing of its ceiling: that is what was stored only
-    if nothing was changed.
-    """
-    stored = dict(value)
-    if stored.pop("digest", None) != digest(stored):
-        return stored, "its digest does not match its contents"
-    return stored, None
-
-
 def whole_number(text: Any) -> int:
     """A seed as certificates write it.
 
@@ -122,8 +111,31 @@ def _differ(side: dict[str, Any] | None, fresh: dict[str, Any] | None) -> bool:
     return not math.isclose(side["mean"], fresh["mean"], rel_tol=1e-6, abs_tol=1e-300)
 
 
-def read_certificate(path: Path) -> dict[str, Any]:
-    """Read a certificate whose verdicts support its σ.
+Problem = Callable[[dict[str, Any]], str | None]
+"""What is wrong with a certificate, or ``None``."""
+
+
+def load(directory: Path, request: dict[str, Any], *problems: Problem) -> dict[str, Any] | None:
+    """The stored certificate for a request, or ``None`` if there is none.
+
+    A digest shows damage, not intent: whoever edits a file can write a fresh one. So ``problems``
+    compute all that request and mechanism determine once more. What is left to the file are its
+    seed, its means and its verdicts, unless the samples are drawn again as well.
+
+    Raises:
+        ValueError: if the file is corrupt, or a partial certificate.
+    """
+    path = path_of(directory, request)
+    return read_certificate(path, *problems) if path.exists() else None
+
+
+def read_certificate(path: Path, *problems: Problem) -> dict[str, Any]:
+    """Read a certificate and look for what is wrong with it.
+
+    Args:
+        path: of the file.
+        problems: the first is about the verdicts and comes before the digest, which covers what
+            they say nothing of; by default ``unsupported_noise``. Dear ones come last.
 
     Raises:
         ValueError: if the file is corrupt, lacks a direction, or is a partial certificate.
@@ -132,21 +144,27 @@ def read_certificate(path: Path) -> dict[str, Any]:
     try:
         certificate: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         partial = str(certificate.get("what", "")).startswith("partial certificate")
-        certificate, changed = without_digest(certificate)
-        problem = None if partial else _problem(certificate) or changed
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem is None and partial:
+        first, *others = problems or (unsupported_noise,)
+        changed = certificate.pop("digest", None) != digest(certificate)
+        wrong = None if partial else first(certificate)
+        if wrong is None and changed:
+            wrong = "its digest does not match its contents"
+        for problem in [] if partial else others:
+            wrong = wrong or problem(certificate)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        partial, wrong = False, f"{type(error).__name__}: {error}"
+    if partial:
         raise ValueError(
             f"{path}: not a certificate but a partial one, which states no noise multiplier "
             f"({certificate.get('progress')}); complete it with the call that began it"
         )
-    if problem:
-        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
+    if wrong:
+        raise ValueError(f"{path}: corrupt certificate ({wrong}); delete the file")
     return certificate
 
 
-def _problem(certificate: dict[str, Any]) -> str | None:
+def unsupported_noise(certificate: dict[str, Any]) -> str | None:
+    """Why verdicts on a grid of σ do not support the σ that was chosen of it, or ``None``."""
     rows, request = certificate["grid"], certificate["request"]
     for row in rows:
         for direction in ("remove", "add"):

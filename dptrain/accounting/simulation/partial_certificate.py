@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,39 @@ class PartialCertificate:
                 f"{path}: not a usable partial certificate ({error}); restore the file, or delete "
                 "it to begin another attempt"
             ) from error
+
+
+def merge(partials: Sequence[PartialCertificate]) -> PartialCertificate:
+    """All chunks of partial certificates of one declaration (request, seed, grid, versions).
+
+    When all s samples are in, ``certificate_of`` makes of it the certificate that a single process
+    would have made, whatever the order of the partial ones.
+
+    Raises:
+        ValueError: if there are none, they belong to different declarations, or share a chunk.
+    """
+    if not partials:
+        raise ValueError("partials: there is nothing to merge")
+    return functools.reduce(PartialCertificate.with_chunks, partials)
+
+
+def merge_partial_files(paths: Sequence[str | os.PathLike[str]]) -> PartialCertificate:
+    """``merge`` of files.
+
+    Raises:
+        ValueError: as there, naming the two files; if a file is corrupt or no partial certificate.
+        FileNotFoundError: if a file is missing.
+    """
+    if not paths:
+        raise ValueError("paths: there is nothing to merge")
+    loaded = [(Path(path), PartialCertificate.load(Path(path))) for path in paths]
+    for index, (path, partial) in enumerate(loaded):
+        for earlier, before in loaded[:index]:
+            try:
+                before.with_chunks(partial)
+            except ValueError as error:
+                raise ValueError(f"{earlier} and {path}: {error}") from error
+    return merge([partial for _, partial in loaded])
 
 
 def _first_difference(mine: Any, theirs: Any) -> str:

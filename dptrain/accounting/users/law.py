@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.users.norms_grid import binomial
+from dptrain.accounting.users.squared_norm_grid import binomial
 from dptrain.core import Array
 from dptrain.sampling.schemes import successes
 from dptrain.sampling.users import Exclusion

@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed_curves import AnyBlockingCurve, Draws, OwnDrawsCurve
+from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
@@ -19,7 +19,9 @@ class _RevealedDraws(DeterministicAccountant):
     """What the accountants that reveal the user's draws share."""
 
     kind = Kind.UPPER_BOUND
-    operations: float  # see NormGrid.of: a tenth of a second for one law, or for one batch of ε
+    operations: (
+        float  # see SquaredNormGrid.of: a tenth of a second for one law, or for one batch of ε
+    )
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, other rules of exclusion, and bands beyond the separation."""
@@ -62,7 +64,7 @@ class _RevealedDraws(DeterministicAccountant):
                 min_sep=scheme.min_sep,
             )
         )
-        grid = NormGrid.of(
+        grid = SquaredNormGrid.of(
             norms**2,
             examples=examples,
             probability=scheme.probability,

@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
-from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed_law import revealed_law, worst_blocking
+from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.core import Array
 
 # Below this, lost underflows could matter; the unamplified Gaussian bound still applies.
@@ -24,7 +24,7 @@ _AT_ONCE = 24  # ε values of one backward program
 class Draws:
     """What the user's draws depend on: k, p, b and the grid of squared norms."""
 
-    grid: NormGrid
+    grid: SquaredNormGrid
     examples: int
     probability: float
     min_sep: int

@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 from tqdm import tqdm
 
-from dptrain.accounting.users.norms_grid import NormGrid, binomial
+from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid, binomial
 from dptrain.core import Array
 
 
 def worst_blocking(
-    grid: NormGrid, final: Array, *, examples: int, probability: float, min_sep: int
+    grid: SquaredNormGrid, final: Array, *, examples: int, probability: float, min_sep: int
 ) -> Array:
     """max over controllers of E[F(‖C x‖²)] for non-negative F, shape (rows,).
 
@@ -59,7 +59,9 @@ def worst_blocking(
     return np.asarray(value[:, 0])
 
 
-def revealed_law(grid: NormGrid, *, examples: int, probability: float, min_sep: int) -> Array:
+def revealed_law(
+    grid: SquaredNormGrid, *, examples: int, probability: float, min_sep: int
+) -> Array:
     """P(level of ‖C x‖²) for a user with exactly ``examples`` examples, shape (size + 1,).
 
     x_t ~ Bin(k, p) where none of the user's own draws in the last b-1 steps was non-empty, else 0;

@@ -19,8 +19,12 @@ from dptrain.accounting.simulation.certificate import certificate_of, certify_no
 from dptrain.accounting.simulation.chunk_sums import BITS, Verdicts, exact_sums
 from dptrain.accounting.simulation.confidence import overall_delta
 from dptrain.accounting.simulation.declaration import Declaration
-from dptrain.accounting.simulation.merging import merge, merge_files
-from dptrain.accounting.simulation.partial_certificate import PartialCertificate, ranges_of
+from dptrain.accounting.simulation.partial_certificate import (
+    PartialCertificate,
+    merge,
+    merge_partial_files,
+    ranges_of,
+)
 from dptrain.accounting.simulation.verification import verify_chunks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson
@@ -201,16 +205,16 @@ def test_files_merge_and_errors_name_them(
     paths = [tmp_path / f"{index}.json" for index in range(3)]
     for index, path in enumerate(paths):
         share(begun, index, 3).store(path)
-    assert merge_files(paths) == certify()
+    assert certificate_of(merge_partial_files(paths)) == certify()
     with pytest.raises(ValueError, match=r"missing are chunks 9-17 \(of shards 2/3\)"):
-        merge_files([paths[0], paths[2]])
+        certificate_of(merge_partial_files([paths[0], paths[2]]))
     paths[1].write_text(paths[0].read_text())
     with pytest.raises(ValueError, match=r"0.json and .*1.json: both contain chunks 0-8"):
-        merge_files(paths[:2])
+        merge_partial_files(paths[:2])
     with pytest.raises(FileNotFoundError):
-        merge_files([tmp_path / "none.json"])
+        merge_partial_files([tmp_path / "none.json"])
     with pytest.raises(ValueError, match="nothing to merge"):
-        merge_files([])
+        merge_partial_files([])
 
 
 @pytest.mark.parametrize("field", ["seed", "request", "versions", "sigmas", "lanes"])

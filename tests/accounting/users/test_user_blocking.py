@@ -8,9 +8,9 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import account
-from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed import RevealedDrawsAnyBlocking
 from dptrain.accounting.users.revealed_law import worst_blocking
+from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.strategies import Dense
 from tests.accounting.users.test_user_revealed import EPSILONS, MATRICES, given, mechanism
 from tests.oracles.enumeration import toeplitz
@@ -52,7 +52,7 @@ def test_worst_blocking_against_all_controllers(name, k, p):
 
 def test_worst_blocking_finds_a_blocker_that_helps():
     # F rewards the heavy last step only: who is drawn at step 0 loses it, so blocking pays.
-    grid = NormGrid(1.0, np.array([[1], [3]]), 4, 3.0)
+    grid = SquaredNormGrid(1.0, np.array([[1], [3]]), 4, 3.0)
     final = np.array([[0.0, 0.0, 0.0, 1.0, 1.0]])
     found = worst_blocking(grid, final, examples=1, probability=0.5, min_sep=2)
     assert found[0] == 0.5  # without blocking: .5 · .5

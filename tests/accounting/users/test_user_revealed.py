@@ -11,9 +11,9 @@ from scipy.stats import binom
 from dptrain.accounting import account, accountants_for, calibrate
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users.norms_grid import NormGrid
 from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
 from dptrain.accounting.users.revealed_law import _DecayingWindow, revealed_law
+from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.min_sep import MinSep
@@ -119,7 +119,9 @@ def test_delta_against_enumeration(name, k, p):
 
 def test_fewer_examples_can_be_worse():
     # p = .5, b = 2: whoever has six examples draws one nearly always and is nearly always barred.
-    grid = NormGrid.of(np.ones(400), examples=6, probability=0.5, most=7200.0, operations=1e6)
+    grid = SquaredNormGrid.of(
+        np.ones(400), examples=6, probability=0.5, most=7200.0, operations=1e6
+    )
     means = [
         float(revealed_law(grid, examples=k, probability=0.5, min_sep=2) @ grid.squared())
         for k in (1, 6)
@@ -136,7 +138,7 @@ def test_fewer_examples_can_be_worse():
 def test_law_of_the_sum_by_simulation():
     # n = 200, b = 7, k = 3: mean and chance of 0 at 6 sigma, mass 1.
     n, b, k, p, runs = 200, 7, 3, 0.02, 40_000
-    grid = NormGrid.of(np.ones(n), examples=k, probability=p, most=9.0 * 29, operations=1e6)
+    grid = SquaredNormGrid.of(np.ones(n), examples=k, probability=p, most=9.0 * 29, operations=1e6)
     law = revealed_law(grid, examples=k, probability=p, min_sep=b)
     assert law.sum() == pytest.approx(1.0, abs=1e-12)
     assert law[-1] < 1e-90
@@ -160,8 +162,8 @@ def test_law_of_the_sum_by_simulation():
 def test_coarse_grids_bound_fine_ones_and_lose_no_mass(operations):
     norms = np.geomspace(0.02, 1.0, 60)
     options = {"examples": 2, "probability": 0.03}
-    fine = NormGrid.of(norms, most=4.0 * norms.sum(), operations=1e12, **options)
-    grid = NormGrid.of(norms, most=4.0 * norms.sum(), operations=operations, **options)
+    fine = SquaredNormGrid.of(norms, most=4.0 * norms.sum(), operations=1e12, **options)
+    grid = SquaredNormGrid.of(norms, most=4.0 * norms.sum(), operations=operations, **options)
     law, best = (revealed_law(g, min_sep=1, **options) for g in (grid, fine))
     assert law.sum() == pytest.approx(1.0, abs=1e-12)
     assert law[-1] < 1e-90 or grid.unit * (grid.size - 1) >= grid.most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -34,7 +35,8 @@ from dptrain.accounting.simulation.weighted.certificate import (
     Declared,
     chosen_point,
     declared_points,
-    load_certificate,
+    problem_of,
+    redrawn,
 )
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms
 from dptrain.accounting.simulation.weighted.verdicts import (
@@ -162,7 +164,10 @@ class WeightedAccountant(SimulatedAccountant):
         if self.cache is not None:
             declared = self._declared(bounds, rule, epsilon)
             for asked in (request, *self._formerly(request)):
-                found = load_certificate(Path(self.cache), asked, declared, recheck=self.recheck)
+                problems = [functools.partial(problem_of, request=asked, declared=declared)]
+                if self.recheck:
+                    problems.append(functools.partial(redrawn, declared=declared))
+                found = certificate_cache.load(Path(self.cache), asked, *problems)
                 if found is not None:
                     return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
         seed = fresh_seed(self.seed)

@@ -1,23 +1,16 @@
-"""Certificates of weighted samples on disk, so that one attempt serves for all that ask again."""
+"""What a certificate of weighted samples has to say, given what was asked for."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dptrain.accounting.simulation.certificate_cache import (
-    differing_verdict,
-    path_of,
-    whole_number,
-    without_digest,
-)
+from dptrain.accounting.simulation.certificate_cache import differing_verdict, whole_number
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.weighted.verdicts import Point, Rule
 
-Rows = list[dict[str, Any]]
+GridRows = list[dict[str, Any]]
 
 
 class Declared(NamedTuple):
@@ -39,7 +32,7 @@ class Declared(NamedTuple):
     most: int
     covers: Callable[[float], bool]
     terms_at: Callable[[float], Point]
-    redraw: Callable[[float, Sequence[int], int], Rows]
+    redraw: Callable[[float, Sequence[int], int], GridRows]
 
 
 def declared_points(depth: int, offsets: Sequence[int]) -> list[int]:
@@ -47,47 +40,21 @@ def declared_points(depth: int, offsets: Sequence[int]) -> list[int]:
     return sorted({depth - offset for offset in offsets if depth - offset > 0})
 
 
-def chosen_point(rows: Rows) -> float | None:
+def chosen_point(rows: GridRows) -> float | None:
     """The last accepted point; ``None`` leaves only what needs no verdict."""
     accepted = [row["point"] for row in rows if row["accepted"] is True]
     return float(accepted[-1]) if accepted else None
 
 
-def load_certificate(
-    directory: Path, request: dict[str, Any], declared: Declared, *, recheck: bool = False
-) -> dict[str, Any] | None:
-    """The stored certificate for this request, or ``None`` if there is none.
-
-    A digest shows damage, not intent: whoever edits a file can write a fresh one. So all that the
-    request determines is computed again: the split of δ, the step and the points of the grid, that
-    the deterministic bounds cover the ceiling, and for every accepted point the bound M of its
-    terms, the threshold that follows from M and the samples, and how many these may be. What is
-    left to the file are seed, means and verdicts. They can be drawn once more (``recheck``), at
-    the cost of the first time.
-
-    Raises:
-        ValueError: if the file is corrupt: no JSON, another request, a noise multiplier that its
-            own verdicts do not support, or values other than those computed here.
-    """
-    path = path_of(directory, request)
-    if not path.exists():
-        return None
-    try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        certificate, changed = without_digest(stored)
-        problem = _problem(certificate, request, declared) or changed
-        if recheck and problem is None:
-            problem = _redrawn(certificate, declared)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        problem = f"{type(error).__name__}: {error}"
-    if problem:
-        raise ValueError(f"{path}: corrupt certificate ({problem}); delete the file")
-    return certificate
-
-
-def _problem(
+def problem_of(
     certificate: dict[str, Any], request: dict[str, Any], declared: Declared
 ) -> str | None:
+    """What a certificate says otherwise than its request determines, or ``None``.
+
+    Computed again are the split of δ, the step and the points of the grid, that the deterministic
+    bounds cover the ceiling, and for every accepted point the bound M of its terms, the threshold
+    that follows from M and the samples, and how many these may be.
+    """
     if certificate["request"] != request:
         return "it answers another request"
     rule, rows, ceiling = declared.rule, certificate["grid"], certificate["ceiling"]
@@ -121,7 +88,7 @@ def _problem(
     return None
 
 
-def _other_grid(points: list[Any], rows: Rows, declared: Declared) -> str | None:
+def _other_grid(points: list[Any], rows: GridRows, declared: Declared) -> str | None:
     """Why these are not the points of a declared grid up to the first rejection, or ``None``."""
     if any(not isinstance(row["accepted"], bool) for row in rows):
         return "a point is neither accepted nor rejected"
@@ -159,8 +126,8 @@ def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str
     return None
 
 
-def _redrawn(certificate: dict[str, Any], declared: Declared) -> str | None:
-    """What the seed does not give again, or ``None``."""
+def redrawn(certificate: dict[str, Any], declared: Declared) -> str | None:
+    """What the seed does not give again, or ``None``: at the cost of the first time."""
     rows = certificate["grid"]
     points = [row["point"] for row in rows]
     again = declared.redraw(certificate["ceiling"], points, int(certificate["seed"]))

@@ -29,7 +29,7 @@ def binomial(trials: int, probability: float) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class NormGrid:
+class SquaredNormGrid:
     """Level i stands for a squared norm of at most i·``unit``; all sums are rounded up.
 
     Attributes:
@@ -53,7 +53,7 @@ class NormGrid:
         probability: float,
         most: float,
         operations: float,
-    ) -> NormGrid:
+    ) -> SquaredNormGrid:
         """The grid of columns with these squared norms; without rounding if they are all equal.
 
         Args:
