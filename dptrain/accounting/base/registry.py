@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from dptrain.accounting.base.accountant import Accountant, Availability
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.core import Adjacency, Kind, checks, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 
+A = TypeVar("A", bound=Accountant)
+
 _KNOWN: dict[str, Accountant] = {}
 _PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-def register_accountant(accountant: Accountant) -> None:
+def register_accountant(accountant: A) -> A:
     """Make an accountant known: to ``account``, ``calibrate``, training and the command line.
 
     It is then found by its name, stands in ``accountants_for`` and in the support table, and
@@ -49,6 +52,9 @@ def register_accountant(accountant: Accountant) -> None:
             adjacency of its ``adjacencies``. An accountant that a class of the same name in the
             same module registered before is replaced (a cell that is run again).
 
+    Returns:
+        The accountant.
+
     Raises:
         TypeError: if it is no accountant, or its kind is none.
         ValueError: if its name is not plain, or another accountant has it.
@@ -68,6 +74,7 @@ def register_accountant(accountant: Accountant) -> None:
             f"{made.__name__}: name={name!r} is that of {'.'.join(_where(known))}; choose another"
         )
     _KNOWN[name] = accountant
+    return accountant
 
 
 def registered_accountants(adjacency: Adjacency | None = None) -> list[Accountant]:

@@ -19,6 +19,7 @@ from dptrain.accounting.min_sep.losses import log_ratio
 from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import Replicas, largest_order
 from dptrain.accounting.poisson.poisson import PoissonPLD
+from dptrain.accounting.simulation import certificate_cache
 from dptrain.accounting.simulation.weighted.accountant import STEP
 from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism
@@ -349,3 +350,22 @@ def test_where_sampling_does_not_pay_the_deterministic_bound_stands() -> None:
     found = none.calibrate(few, epsilon=1.0, delta=1e-8)
     # The top of the grid shows less than δ, to a relative 1e-3 in σ.
     assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
+
+
+def test_a_certificate_of_the_former_name_is_no_other_attempt(tmp_path) -> None:
+    """Names of accountants were sentences once: their certificates still answer."""
+    scheme = MinSep(probability=0.2, min_sep=2, dataset_size=100, steps=6)
+    small = MatrixMechanism(scheme=scheme, strategy=BSR(bands=2), noise_multiplier=1.0)
+    new, old = tmp_path / "new", tmp_path / "old"
+    accountant = MinSepImportance(seed=1, progress=False, threads=1)
+    target = {"epsilon": 1.0, "delta": 1e-4}
+    found = dataclasses.replace(accountant, cache=new).calibrate(small, **target)
+    kept = found.certificate
+    assert kept is not None
+    method = {"name": "b-min-sep importance sampling", "version": 1}
+    kept = {**kept, "method": method, "request": {**kept["request"], "method": method}}
+    file = certificate_cache.store(old, kept["request"], kept)
+    again = dataclasses.replace(accountant, seed=2, cache=old).calibrate(small, **target)
+    assert again.noise_multiplier == found.noise_multiplier
+    assert again.accountant == "min-sep-importance"
+    assert list(old.iterdir()) == [file]
