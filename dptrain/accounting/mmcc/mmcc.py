@@ -174,46 +174,18 @@ def equal_split(rest: Callable[[float], Array], size: int) -> Array:
 class MMCC(DeterministicAccountant):
     """Conditional composition over the rows of C, for coins that are tossed anew at every step.
 
-    (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Theorem 4.3 and
-    Appendix D.) Claim: with the p̃ of ``participation_bounds``, whose events fail with
-    probability at most δ_1 together, the run is (ε, δ_1 + δ_2)-DP in a direction if the composition
-    of the pairs (P̃_i, Q), Q = N(0, σ²) and P̃_i = Σ_j |C_ij| x_j + Q with independent coins x_j of
-    probability p̃_ij, is (ε, δ_2)-DP in it. Proof, under zero-out:
+    With the p̃ of ``participation_bounds``, whose events fail with probability at most δ_1
+    together, the run is (ε, δ_1 + δ_2)-DP in a direction if the composition of the pairs (P̃_i, Q),
+    Q = N(0, σ²) and P̃_i = Σ_j |C_ij| x_j + Q with independent coins x_j of probability p̃_ij, is
+    (ε, δ_2)-DP in it (docs/theory/mmcc.md#thm-mmcc; ``test_quadrature_of_two_steps``,
+    ``test_never_below_monte_carlo``; Choquette-Choo et al. 2024, Theorem 4.3 and Appendix D, arXiv
+    2310.15526). C may have any signs. There are K events, one for each entry C_ij ≠ 0 whose column
+    has a part in the rows before, each at δ_1/K; the diagonal C = c·I has none, δ_1 = 0, and what
+    is composed are n subsampled Gaussians.
 
-    *Scalars.* Everybody else's coins are independent of the example's and toss alike in both
-    worlds: condition on them. The release is post-processing of Cx + σz, x_j = b_j g_j, b_j the
-    example's coins and g_j, ‖g_j‖ ≤ 1, chosen by the past, which is rows with zeros from column j
-    on. Unnormalised mixtures Σ_S w_S N(v_S, σ²I) against e^ε N(0, σ²I) only gain in hockey-stick
-    divergence if each v_S is replaced by a scalar v'_S ≥ ‖v_S‖: with t such that
-    Σ_S w_S exp((tv_S - v_S²/2)/σ²) = e^ε for scalars, (Σ_S a_S)_+ ≤ Σ_S (a_S)_+ taken with each
-    term's share of e^ε at t bounds vectors by their norms; then the best set is a half line [t, ∞),
-    which gains mass when a mean grows. Apply it to the rows from the last to the first, S the set
-    of participations, w_S all other rows' factors: v_S = Σ_{j∈S} C_ij g_j has a norm of at most
-    Σ_{j∈S} |C_ij|. So the pair (|C|b + σz, σz) dominates; C may have any signs. The other direction
-    follows, as domination of (P, Q) and of (Q, P) are the same (Zhu, Dong & Wang 2022, Lemma 29).
-    From here on C is |C|.
-
-    *Coins given the past.* Let a_j be column j's part in the rows before row i, y the outputs
-    there. Given y and all other coins, with A = Σ_{k≠j} b_k a_k, b_j = 1 has the odds p/(1-p) times
-    exp((2<y, a_j> - ‖a_j‖² - 2<A, a_j>)/(2σ²)), and <A, a_j> ≥ 0. So, drawn one after the other,
-    every coin is 1 with probability at most p_ij, what this is at A = 0, whatever the former ones
-    were, and Σ_j C_ij b_j given y is stochastically below the sum over independent coins of p_ij,
-    hence below that of p̃_ij where p_ij ≤ p̃_ij. As mixtures with means ≥ 0 gain from larger
-    means, row i given y is dominated by (P̃_i, Q), in both directions, if the events of row i hold.
-
-    *Composition.* Let M, M' be a direction's two worlds and G the outputs of M at which all events
-    hold, M(not G) ≤ δ_1. Change both worlds to release nothing from the first failing event on:
-    then each row is dominated given any past, so M̂(A) ≤ e^ε M̂'(A) + δ_2. On G nothing changed:
-    M(A) ≤ M(A∩G) + δ_1 ≤ e^ε M'(A∩G) + δ_2 + δ_1. Only the first world's law of the events counts:
-    with the example's coins under remove, without them under add.
-
-    *Which events.* K pairs (i, j) with C_ij ≠ 0 and a_j ≠ 0, each at δ_1/K. a_j = 0: p_ij = p. The
-    diagonal C = c·I has none, δ_1 = 0, and what is composed are n subsampled Gaussians.
-
-    *Cyclic sampling.* The example's part is published (the split is independent of the data): of C
-    remain the columns s, s + b, … . The rows from one of its steps up to the next are one block:
-    given the outputs before it, Σ_j b_j C_{block,j} is a vector, of which the first step again
-    makes the scalar Σ_j b_j ‖C_{block,j}‖. Worst part; p is the chance in the part.
+    *Cyclic sampling.* The example's part is published, and the rows from one of its steps up to the
+    next are one block, with the norms of the columns in it for entries
+    (docs/theory/mmcc.md#thm-mmcc-cyclic; ``test_every_part_of_a_cycle_is_covered``).
 
     All roundings are upwards: entries and row sums, p̃, the losses.
     """

@@ -81,28 +81,17 @@ class RevealedDraws(_RevealedDraws):
     x_t ~ Bin(k', p), zeroed if any of the user's own draws in the last b-1 steps was non-empty
     (zeroed draws included).
 
-    Proof. Let S_t be the coins of step t, D_u the user's k' examples, x^u_t = |B_t ∩ D_u|.
-
-    1. Coins do not depend on the data or on what was released, so publishing them all beside the
-       run keeps their law on both data sets. δ of a pair with a common first part is the mean over
-       it of the δ given it.
-    2. Given the coins, all batches are fixed (exclusion reads coins and the public graph). The two
-       runs then differ by C applied to vectors v_t, ‖v_t‖ ≤ x^u_t (in units of the clipping norm),
-       which may depend on earlier releases. Participations of the user are at least b ≥ bands
-       steps apart, so no two of them touch the same row of C v: ‖C v‖² = Σ_t ‖C_{:,t}‖²‖v_t‖² ≤
-       Σ_t (x^u_t)² ‖C_{:,t}‖². Rows are Gaussian given the past, with shifts whose squares add up
-       to at most that number for certain, so the run is as private as one Gaussian of that shift
-       (adaptive composition of Gaussians: Denisov et al. 2022; Smith & Thakurta 2022).
-    3. All of D_u are neighbours of each other through u: a non-empty S_j ∩ D_u excludes them in
-       the b-1 steps after j. Exclusion by others and coins of the burn-in only exclude more, and do
-       not change S ∩ D_u. So x^u ≤ x coordinate by coordinate, with the same coins.
+    All coins may be published, and exclusion by others only removes participations
+    (docs/theory/users.md#thm-users-revealed;
+    ``test_revealed_draws_are_the_worst_own_chain``).
 
     Users with fewer than k examples need the maximum over k': an example more also bars more, so
     that no k' dominates the others (p near 1: whoever has many examples is barred almost always).
     For the same reason the bound need not grow with p.
 
-    Theorem 6.1 of Dong & Ganesh 2026, which would amplify by the hidden draws, is *not* used: on
-    graphs with shared examples others' contributions show what u drew.
+    Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338), which would amplify by the hidden draws,
+    is *not* used: on graphs with shared examples others' contributions show what the user drew
+    (docs/theory/users.md#thm-users-attack).
     """
 
     name = "revealed-draws"
@@ -126,16 +115,9 @@ class RevealedDrawsAnyBlocking(_RevealedDraws):
     δ(ε) ≤ max over controllers of E[δ_Gauss(ε; ‖C x‖/σ)], both directions, for bands ≤ b; see
     ``worst_blocking`` for controllers and the exact program over them.
 
-    Proof. Steps 1 and 2 of ``RevealedDraws`` hold as they are: coins are independent of data
-    and releases, batches are a function of the coins and the graph, and a participation of the
-    user excludes all of D_u for b-1 steps. What remains is E over the coins of a non-decreasing
-    function F of Σ_t (x^u_t)² ‖C_{:,t}‖². Fix everybody else's coins. Which of D_u are excluded at
-    step t is decided by the batches before t, thus by the user's coins before t: it is the choice
-    of a controller, and as the user's coins of step t are independent of it, x^u_t ~ Bin(a, p) with
-    a ≤ k the number of examples that are not excluded. So the mean given others' coins is at most
-    the maximum over controllers, and hence is the mean over all coins. A burn-in only adds earlier
-    steps to what controllers may use; a user with fewer examples is one whose controller never
-    allows more.
+    Which of the user's examples are excluded is a controller's choice, as the user's coins of a
+    step are independent of it (docs/theory/users.md#thm-users-blocking;
+    ``test_worst_blocking_against_all_controllers``).
 
     Nothing is assumed about the rule by which others exclude: Conjecture 6.2 is not used.
     """
