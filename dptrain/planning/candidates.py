@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from dptrain.configuration import build_scheme, build_strategy
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.question import Question
 from dptrain.planning.truncation import least_max_batch_size
+from dptrain.sampling import SampledRun, scheme_types
 from dptrain.strategies import RunShape, Strategy, proposals
 
 Settings = dict[str, Any]
@@ -104,43 +106,28 @@ def _settings(strategy: Strategy) -> Settings:
 
 
 def first_candidates(question: Question) -> list[Candidate]:
-    """Every planned strategy with the schemes that suit it, the separation being its bands.
-
-    Independent noise goes with Poisson sampling; a banded strategy with schemes that keep as many
-    steps between two participations as it has bands; balls-in-bins takes all. A dense strategy is
-    also compared with epochs in random order.
-    """
-    size = {"batch_size": question.batch_size}
+    """Every planned strategy with what the registered schemes propose beside it."""
     strategies = planned_strategies(question)
-    found: list[Candidate] = []
-    for strategy, bands in strategies:
-        if bands == 1:
-            poisson = {"type": "Poisson", **size}
-            found.append(Candidate(poisson, strategy))
-            cut = {"max_batch_size": _cut(question, 1)}
-            found.append(Candidate({**poisson, **cut}, strategy))
-        if bands > 1:
-            cyclic = {"type": "CyclicPoisson", **size, "cycle": bands}
-            found.append(Candidate(cyclic, strategy))
-            if bands <= question.epoch_length:
-                cut = {"max_batch_size": _cut(question, bands)}
-                found.append(Candidate({**cyclic, **cut}, strategy))
-    found += [Candidate({"type": "BallsInBins", **size}, strategy) for strategy, _ in strategies]
-    found += [
-        Candidate({"type": "MinSep", **size, "min_sep": bands}, strategy)
+    return [
+        Candidate({"type": name, "batch_size": question.batch_size, **settings}, strategy)
+        for name, kind in scheme_types().items()
         for strategy, bands in strategies
-        if bands > 1
+        for settings in kind.proposals(_run(question, bands))
     ]
-    found += [
-        Candidate({"type": "Shuffled", **size}, strategy)
-        for strategy, bands in strategies
-        if bands == 0
-    ]
-    return found
+
+
+def _run(question: Question, bands: int) -> SampledRun:
+    return SampledRun(
+        dataset_size=question.dataset_size,
+        steps=question.steps,
+        epoch_length=question.epoch_length,
+        separation=bands,
+        largest_batch=functools.partial(_cut, question),
+    )
 
 
 def further_separations(question: Question, candidate: Candidate) -> list[Candidate]:
-    """A ``MinSep`` candidate at twice its separation, four times, … and at half an epoch."""
+    """A candidate that states ``min_sep`` at twice that, four times, … and at half an epoch."""
     start, longest = candidate.scheme["min_sep"], math.floor(question.epoch_length)
     wider = {start << i for i in range(1, 32) if start << i <= longest}
     if (half := longest // 2) > start:
@@ -150,18 +137,21 @@ def further_separations(question: Question, candidate: Candidate) -> list[Candid
     ]
 
 
-def truncated_min_sep(question: Question, candidate: Candidate) -> Candidate:
-    """A ``MinSep`` candidate with batches of constant size."""
-    scheme = {**candidate.scheme, "max_batch_size": _cut(question, 1)}
-    return Candidate(scheme, candidate.strategy)
+def with_cut_batches(question: Question, candidate: Candidate) -> list[Candidate]:
+    """A candidate with batches of constant size, if its scheme can have them."""
+    kind: Any = scheme_types()[candidate.scheme["type"]]
+    if "max_batch_size" not in inspect.signature(kind.for_batch_size).parameters:
+        return []
+    cut = {**candidate.scheme, "max_batch_size": _cut(question, 1)}
+    return [Candidate(cut, candidate.strategy)]
 
 
-def _cut(question: Question, cycle: int) -> int:
-    """B for examples of ``cycle`` parts: the larger part decides."""
+def _cut(question: Question, parts: int) -> int:
+    """B where so many parts of the examples take turns: the larger part decides."""
     return least_max_batch_size(
-        dataset_size=math.ceil(question.dataset_size / cycle),
-        probability=min(1.0, question.batch_size * cycle / question.dataset_size),
-        draws=math.ceil(question.steps / cycle),
+        dataset_size=math.ceil(question.dataset_size / parts),
+        probability=min(1.0, question.batch_size * parts / question.dataset_size),
+        draws=math.ceil(question.steps / parts),
         delta=question.delta,
         multiple_of=question.physical_batch_size or 1,
     )

@@ -9,17 +9,17 @@ from collections.abc import Iterable, Iterator
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting import Accountant, Cost, accountants_for, find_accountants
+from dptrain.accounting import Accountant, Cost, accountant_named, accountants_for, find_accountants
 from dptrain.accounting.base import DeterministicAccountant, told_once
 from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
 from dptrain.accounting.simulation.weighted import WeightedAccountant
-from dptrain.core import Kind, did_you_mean
+from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.candidates import (
     Candidate,
     first_candidates,
     further_separations,
-    truncated_min_sep,
+    with_cut_batches,
 )
 from dptrain.planning.estimate import estimate_noise
 from dptrain.planning.plan import Plan, PlanRow, Skipped
@@ -43,8 +43,9 @@ def compare(
     """Find the noise of every scheme and strategy for the question's (ε, δ), and compare errors.
 
     Deterministic accountants are asked where they are quick; what only a simulation covers, or a
-    simulation covers better, gets an estimate. ``MinSep`` is first tried with as many steps of
-    separation as bands; then the best of these with wider ones.
+    simulation covers better, gets an estimate. A scheme that states ``min_sep`` is tried with what
+    it proposes; then the best of these with wider separations, and the best of all of these with
+    batches of constant size.
 
     Args:
         question: the run.
@@ -70,11 +71,10 @@ def compare(
                 rows.append(found) if isinstance(found, PlanRow) else skipped.append(found)
 
     run(first_candidates(question))
-    if (best := _best(rows, "MinSep")) is not None:
-        run(further_separations(question, best.candidate))
-        best = _best(rows, "MinSep")
-        assert best is not None
-        run([truncated_min_sep(question, best.candidate)])
+    spaced = {row.candidate.scheme["type"] for row in rows if "min_sep" in row.candidate.scheme}
+    for kind in sorted(spaced):
+        run(further_separations(question, _best(rows, kind).candidate))
+        run(with_cut_batches(question, _best(rows, kind).candidate))
     if not rows:
         reasons = "; ".join(dict.fromkeys(each.reason for each in skipped))
         raise ValueError(f"no pair of scheme and strategy could be computed: {reasons}")
@@ -84,9 +84,9 @@ def compare(
     return plan
 
 
-def _best(rows: list[PlanRow], scheme: str) -> PlanRow | None:
+def _best(rows: list[PlanRow], scheme: str) -> PlanRow:
     found = [row for row in rows if row.candidate.scheme["type"] == scheme]
-    return min(found, key=lambda row: row.error, default=None)
+    return min(found, key=lambda row: row.error)
 
 
 def _certified(
@@ -117,7 +117,7 @@ class _Trials:
 
     def __post_init__(self) -> None:
         if self.accountant is not None:
-            _check_known(self.accountant, first_candidates(self.question)[0], self.question)
+            accountant_named(self.accountant)  # an unknown name at once; a known one may refuse
 
     def try_out(self, candidate: Candidate) -> Iterator[PlanRow | Skipped]:
         """Rows of the candidate: the least deterministic σ and, if none is exact, an estimate."""
@@ -230,11 +230,3 @@ class _Trials:
 def _cost(strategy: Strategy, steps: int, parameters: int, timed: bool) -> tuple[int, float | None]:
     buffers, seconds, _ = noise_cost(strategy, steps, parameters, timed)
     return buffers, seconds
-
-
-def _check_known(name: str, candidate: Candidate, question: Question) -> None:
-    """Refuse an unknown accountant at once; a known one may refuse the pair."""
-    known = [each.name for each in accountants_for(candidate.mechanism(question))]
-    if name not in known:
-        hint = did_you_mean(name, known)
-        raise ValueError(f"accountant={name!r} is unknown; {hint}known: {sorted(known)}")

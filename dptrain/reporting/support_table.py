@@ -7,32 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
 from dptrain.accounting import accountants_for, find_accountants
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import (
-    AttributionGraph,
-    BallsInBins,
-    CyclicPoisson,
-    MinSep,
-    Poisson,
-    RandomAllocation,
-    Scheme,
-    Shuffled,
-    UserFixed,
-    UserMinSep,
-)
-from dptrain.sampling.schemes import AnySizeScheme
+from dptrain.sampling import AnySizeScheme, SampledRun, Scheme, scheme_types
 from dptrain.strategies import BSR, Dense, Identity, SquareRoot, Strategy
 
 # The run that the accountants are asked about. Costs belong to this size.
 STEPS, EXAMPLES, BINS, SEPARATION, BANDS, MANY_BANDS = 800, 40_000, 80, 16, 8, 160
-
-Fields = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,57 +48,24 @@ class Row:
 
 
 def representative_schemes(adjacency: Adjacency = Adjacency.ZERO_OUT) -> dict[str, Scheme]:
-    """A scheme of every kind, as it is written in the table, with N private under add-remove."""
-    found = _schemes()
-    if adjacency is not Adjacency.ADD_REMOVE:
-        return found
-    return {
-        name: dataclasses.replace(scheme, nominal_size=EXAMPLES)
-        if isinstance(scheme, AnySizeScheme)
-        else scheme
-        for name, scheme in found.items()
-    }
+    """A scheme of every kind, as it is written in the table, with N private under add-remove.
 
-
-def _schemes() -> dict[str, Scheme]:
-    p = 1.0 / BINS
-    everyone: Fields = {"dataset_size": EXAMPLES, "steps": STEPS}
-    epochs: Fields = {"epochs": STEPS // BINS, "dataset_size": EXAMPLES}
-    cut: Fields = {"max_batch_size": EXAMPLES // BINS + 100}
-    apart: Fields = {"probability": p / (1 - p * (SEPARATION - 1)), "min_sep": SEPARATION}
-    cycle: Fields = {"probability": p * SEPARATION, "cycle": SEPARATION}
-    own = AttributionGraph(
-        examples=EXAMPLES, users=EXAMPLES // 2, edges=EXAMPLES, max_examples=2, fingerprint="0" * 64
+    They are what the registered classes give as their ``representatives``.
+    """
+    run = SampledRun(
+        dataset_size=EXAMPLES,
+        steps=STEPS,
+        epoch_length=BINS,
+        separation=SEPARATION,
+        largest_batch=lambda parts: EXAMPLES // BINS + 100,
     )
-    # Every example has two users, every user four examples.
-    members = EXAMPLES // 2
-    shared = AttributionGraph.from_lists(
-        [(e // 2 % members, (e // 2 + 1) % members) for e in range(EXAMPLES)]
-    )
-    users: Fields = {"min_sep": SEPARATION, "steps": STEPS, "batch_size": EXAMPLES // BINS}
-    return {
-        "Poisson": Poisson(probability=p, **everyone),
-        "Poisson, max_batch_size": Poisson(probability=p, **everyone, **cut),
-        "CyclicPoisson": CyclicPoisson(**cycle, **everyone),
-        "CyclicPoisson, max_batch_size": CyclicPoisson(**cycle, **everyone, **cut),
-        "CyclicPoisson, assignment='independent'": CyclicPoisson(
-            **cycle, **everyone, assignment="independent"
-        ),
-        "MinSep": MinSep(**apart, **everyone),
-        "MinSep, max_batch_size": MinSep(**apart, **everyone, **cut),
-        "BallsInBins": BallsInBins(bins=BINS, **epochs),
-        "RandomAllocation": RandomAllocation(steps_per_epoch=BINS, participations=1, **epochs),
-        "RandomAllocation, participations > 1": RandomAllocation(
-            steps_per_epoch=BINS, participations=2, **epochs
-        ),
-        "Shuffled": Shuffled(batch_size=EXAMPLES // BINS, **epochs),
-        "UserMinSep, users share no example": UserMinSep(graph=own, probability=p, **users),
-        "UserMinSep, shared examples": UserMinSep(graph=shared, probability=p, **users),
-        "UserMinSep, exclusion='participation'": UserMinSep(
-            graph=shared, probability=p, exclusion="participation", **users
-        ),
-        "UserFixed": UserFixed(graph=shared, max_participations=STEPS // BINS, **users),
-    }
+    found: dict[str, Scheme] = {}
+    for name, kind in scheme_types().items():
+        for words, scheme in kind.representatives(run).items():
+            if adjacency is Adjacency.ADD_REMOVE and isinstance(scheme, AnySizeScheme):
+                scheme = dataclasses.replace(scheme, nominal_size=EXAMPLES)
+            found[f"{name}, {words}" if words else name] = scheme
+    return found
 
 
 def representative_strategies() -> dict[str, Strategy]:

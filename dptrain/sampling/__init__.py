@@ -4,7 +4,7 @@ from dptrain.sampling.fields import check_microbatches, public_size
 from dptrain.sampling.loading.loader import PrivateLoader
 from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.registry import register_scheme, scheme_types
-from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, Scheme
+from dptrain.sampling.scheme import BatchStream, ExchangeableScheme, SampledRun, Scheme
 from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.balls_in_bins import BallsInBins
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
@@ -31,6 +31,7 @@ __all__ = [
     "Poisson",
     "PrivateLoader",
     "RandomAllocation",
+    "SampledRun",
     "Scheme",
     "SeededStream",
     "Shuffled",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -45,6 +46,32 @@ class BatchStream(ABC):
         """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SampledRun:
+    """A run as it is known before a scheme is chosen for it.
+
+    Attributes:
+        dataset_size: N.
+        steps: n.
+        epoch_length: N/B̄, the steps of an epoch.
+        separation: steps that are wanted between two participations of an example: as many as the
+            strategy has bands. 1: none, the noise is independent; 0: the strategy is dense.
+        largest_batch: gives B, the ``max_batch_size`` that costs no privacy that shows where so
+            many parts of the data set take turns.
+    """
+
+    dataset_size: int
+    steps: int
+    epoch_length: float
+    separation: int
+    largest_batch: Callable[[int], int]
+
+    @property
+    def batch_size(self) -> float:
+        """B̄."""
+        return self.dataset_size / self.epoch_length
+
+
 class Scheme(JsonValue, ABC, family="scheme"):
     """Immutable description of how examples take part (``samplers``).
 
@@ -73,6 +100,23 @@ class Scheme(JsonValue, ABC, family="scheme"):
     # Fields that the first files did not have: left out of ``to_dict`` while they are ``None``, so
     # that hashes and digests of what has none are what they were.
     _later_fields: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """The values that the support table asks the accountants about; none unless it says so.
+
+        The keys are what the table writes after the name of the class: ``""`` for the plain one.
+        """
+        return {}
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """With which settings ``dptrain plan`` tries the scheme; with none unless it says so.
+
+        Each holds arguments of ``for_batch_size`` beyond those that every run has (the batch size,
+        N, n or epochs, a graph): ``[{}]`` where there are none to choose.
+        """
+        return ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         for base in cls.__mro__[1:]:

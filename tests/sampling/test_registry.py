@@ -12,6 +12,9 @@ from dptrain import Identity, MatrixMechanism, account
 from dptrain.commands import main
 from dptrain.configuration import build_scheme, check_scheme
 from dptrain.core import JsonValue, checks
+from dptrain.planning import Question
+from dptrain.planning.candidates import first_candidates
+from dptrain.reporting.support_table import representative_schemes
 from dptrain.sampling import (
     ExchangeableScheme,
     Poisson,
@@ -55,6 +58,14 @@ def _every_other():
             if not dataset_size / 3 < batch_size < dataset_size:
                 raise ValueError(f"batch_size={batch_size}: it is half of the data set")
             return cls(dataset_size=dataset_size, steps=steps)
+
+        @classmethod
+        def representatives(cls, run):
+            return {"": cls(dataset_size=run.dataset_size, steps=run.steps)}
+
+        @classmethod
+        def proposals(cls, run):
+            return [{}] if run.separation in (1, 2) else []
 
         @property
         def rate(self):
@@ -130,6 +141,20 @@ def test_a_strangers_scheme_is_known_by_its_name(tmp_path):
     command += ["--delta", "1e-3", "--accountant", "gaussian", "--json", str(tmp_path / "a.json")]
     assert main(command) == 0
     assert json.loads((tmp_path / "a.json").read_text())["guarantee"]["epsilon"] == shown
+
+
+def test_tables_and_plans_ask_the_class_itself():
+    kind = _every_other()
+    assert "EveryOther" in {type(s).__name__ for s in representative_schemes().values()}
+    assert isinstance(representative_schemes()["EveryOther"], kind)
+    question = Question.of_run(
+        epsilon=4.0, delta=1e-4, dataset_size=100, batch_size=50, steps=10, max_bands=4, buffers=0,
+        parameters=10,
+    )  # fmt: skip
+    found = [c for c in first_candidates(question) if c.scheme["type"] == "EveryOther"]
+    bands = sorted(c.strategy.get("bands", 1) for c in found)
+    assert bands == [1, 2]  # 4 was tried with others
+    assert all(isinstance(c.mechanism(question).scheme, kind) for c in found)
 
 
 def test_nobody_takes_it_for_a_scheme_with_amplification():

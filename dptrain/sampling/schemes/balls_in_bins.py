@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 # Examples whose bins are drawn at a time when the bins are counted.
@@ -62,6 +63,20 @@ class BallsInBins(ExchangeableScheme):
         bins = round(n_examples / size)
         count = fields.whole_epochs("BallsInBins", bins, epochs=epochs, steps=steps)
         return cls(bins=bins, epochs=count, dataset_size=n_examples)
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """As many bins as an epoch has steps."""
+        return {
+            "": cls.for_batch_size(
+                batch_size=run.batch_size, dataset_size=run.dataset_size, steps=run.steps
+            )
+        }
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """For every strategy."""
+        return [{}]
 
     @property
     def steps(self) -> int:

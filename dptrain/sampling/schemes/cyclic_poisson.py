@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import Indices
+from dptrain.sampling.scheme import Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.drawing import (
     inclusion_probability,
@@ -120,6 +121,32 @@ class CyclicPoisson(AnySizeScheme):
             max_batch_size=max_batch_size,
             nominal_size=nominal_size,
         )
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """Whole batches and cut ones, and parts that everybody picks."""
+        plain = cls.for_batch_size(
+            batch_size=run.batch_size,
+            dataset_size=run.dataset_size,
+            cycle=run.separation,
+            steps=run.steps,
+        )
+        return {
+            "": plain,
+            "max_batch_size": dataclasses.replace(plain, max_batch_size=run.largest_batch(1)),
+            "assignment='independent'": dataclasses.replace(plain, assignment="independent"),
+        }
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """For bands: as many parts, with whole batches and, if a part fills one, cut ones."""
+        parts = run.separation
+        if parts <= 1:
+            return []
+        found: list[dict[str, Any]] = [{"cycle": parts}]
+        if parts <= run.epoch_length:
+            found.append({"cycle": parts, "max_batch_size": run.largest_batch(parts)})
+        return found
 
     @property
     def part_sizes(self) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.drawing import Pool, inclusion_probability, successes, truncate
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
@@ -106,6 +107,23 @@ class MinSep(ExchangeableScheme):
             warm_start=warm_start,
             max_batch_size=max_batch_size,
         )
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """Whole batches and cut ones."""
+        plain = cls.for_batch_size(
+            batch_size=run.batch_size,
+            dataset_size=run.dataset_size,
+            min_sep=run.separation,
+            steps=run.steps,
+        )
+        cut = dataclasses.replace(plain, max_batch_size=run.largest_batch(1))
+        return {"": plain, "max_batch_size": cut}
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """For bands: as many steps of separation; wider ones are tried for the best of these."""
+        return [{"min_sep": run.separation}] if run.separation > 1 else []
 
     @property
     def rate(self) -> float:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import Indices
+from dptrain.sampling.scheme import Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.any_size import AnySizeScheme
 from dptrain.sampling.schemes.drawing import inclusion_probability, successes, truncate
 from dptrain.sampling.stream import SeededStream
@@ -89,6 +90,20 @@ class Poisson(AnySizeScheme):
             max_batch_size=max_batch_size,
             nominal_size=nominal_size,
         )
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """Whole batches and cut ones."""
+        plain = cls.for_batch_size(
+            batch_size=run.batch_size, dataset_size=run.dataset_size, steps=run.steps
+        )
+        cut = dataclasses.replace(plain, max_batch_size=run.largest_batch(1))
+        return {"": plain, "max_batch_size": cut}
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """For independent noise, with whole batches and cut ones."""
+        return [{}, {"max_batch_size": run.largest_batch(1)}] if run.separation == 1 else []
 
     @property
     def rate(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.drawing import move_last, successes
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
@@ -79,6 +80,18 @@ class RandomAllocation(ExchangeableScheme):
             epochs=fields.whole_epochs("RandomAllocation", epoch, epochs=epochs, steps=steps),
             dataset_size=n_examples,
         )
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """One pick an epoch, and two."""
+        bins = round(run.epoch_length)
+        one = cls(
+            steps_per_epoch=bins,
+            participations=1,
+            epochs=run.steps // bins,
+            dataset_size=run.dataset_size,
+        )
+        return {"": one, "participations > 1": dataclasses.replace(one, participations=2)}
 
     @property
     def steps(self) -> int:

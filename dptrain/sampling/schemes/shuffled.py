@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import ExchangeableScheme, Indices
+from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 
 
@@ -85,6 +86,20 @@ class Shuffled(ExchangeableScheme):
     def steps_per_epoch(self) -> int:
         """ceil(N / batch size)."""
         return -(-self.dataset_size // self.batch_size)
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """A new order every epoch."""
+        return {
+            "": cls.for_batch_size(
+                batch_size=round(run.batch_size), dataset_size=run.dataset_size, steps=run.steps
+            )
+        }
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """Beside a dense strategy, to see what amplification is worth."""
+        return [{}] if run.separation == 0 else []
 
     @property
     def steps(self) -> int:

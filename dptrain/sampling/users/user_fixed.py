@@ -8,6 +8,7 @@ Which examples fit into a batch when users are limited, taken in order.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -17,11 +18,11 @@ from tqdm import tqdm
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import Indices
+from dptrain.sampling.scheme import Indices, SampledRun, Scheme
 from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tensor
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.graph_edges import Offsets, Users, any_in_row, gather
-from dptrain.sampling.users.user_scheme import UserScheme
+from dptrain.sampling.users.user_scheme import UserScheme, shared_examples
 
 
 class Queue:
@@ -221,6 +222,19 @@ class UserFixed(UserScheme):
         most = self.max_participations
         most = fit if most is None else checks.integer("max_participations", most, owner=owner)
         object.__setattr__(self, "max_participations", min(most, fit))
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """Users who share examples and take part once an epoch at most."""
+        return {
+            "": cls(
+                graph=shared_examples(run.dataset_size),
+                batch_size=round(run.batch_size),
+                min_sep=run.separation,
+                steps=run.steps,
+                max_participations=round(run.steps / run.epoch_length),
+            )
+        }
 
     @classmethod
     def for_batch_size(

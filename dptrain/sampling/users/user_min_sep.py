@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -11,13 +12,13 @@ from tqdm import tqdm
 from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
-from dptrain.sampling.scheme import Indices
+from dptrain.sampling.scheme import Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.drawing import successes
 from dptrain.sampling.stream import SeededStream, to_array, to_tensor
 from dptrain.sampling.users.batch_size import Method, probability_for_batch_size
 from dptrain.sampling.users.exclusion import Exclusion, RecentUsers, checked, default_burn_in
 from dptrain.sampling.users.graph import AttributionGraph
-from dptrain.sampling.users.user_scheme import UserScheme
+from dptrain.sampling.users.user_scheme import UserScheme, own_examples, shared_examples
 
 _MOST_STEPS = 2**31 - 1
 
@@ -92,6 +93,27 @@ class UserMinSep(UserScheme):
                 f"are more than {_MOST_STEPS} steps; a min_sep of at most steps is enough to keep "
                 "every user to one batch, and burn_in=0 begins at once"
             )
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """Users with examples of their own, and users who share theirs, under either rule."""
+
+        def of(graph: AttributionGraph, exclusion: Exclusion = "sampling") -> Scheme:
+            return cls(
+                graph=graph,
+                probability=1.0 / run.epoch_length,
+                min_sep=run.separation,
+                steps=run.steps,
+                batch_size=run.batch_size,
+                exclusion=exclusion,
+            )
+
+        shared = shared_examples(run.dataset_size)
+        return {
+            "users share no example": of(own_examples(run.dataset_size)),
+            "shared examples": of(shared),
+            "exclusion='participation'": of(shared, "participation"),
+        }
 
     @classmethod
     def for_batch_size(

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC
 from typing import Self
 
 from dptrain.core import Unit, checks
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.users.graph import AttributionGraph
+
+
+def own_examples(examples: int) -> AttributionGraph:
+    """Users with two examples of their own, for the support table: nobody draws from it."""
+    return AttributionGraph(
+        examples=examples, users=examples // 2, edges=examples, max_examples=2, fingerprint="0" * 64
+    )
+
+
+@functools.cache
+def shared_examples(examples: int) -> AttributionGraph:
+    """Every example has two users and every user four examples."""
+    users = examples // 2
+    return AttributionGraph.from_lists(
+        [(e // 2 % users, (e // 2 + 1) % users) for e in range(examples)]
+    )
 
 
 class UserScheme(Scheme, ABC):
