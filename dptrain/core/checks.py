@@ -206,9 +206,9 @@ def choice(name: str, value: Any, options: Iterable[str], *, owner: str = "") ->
         ValueError: if it is another one.
     """
     known = list(options)
-    if text(name, value, owner=owner) not in known:
+    if (chosen := text(name, value, owner=owner)) not in known:
         raise ValueError(f"{named(name, value, owner)} must be one of {known}")
-    return value
+    return chosen
 
 
 def function(name: str, value: Any, *, owner: str = "") -> None:

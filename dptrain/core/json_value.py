@@ -109,9 +109,10 @@ class JsonValue:
             raise ValueError(f"{name} has no field(s) {unknown}; {hint}known: {sorted(known)}")
         fields = {key: _from_json(item) for key, item in value.items()}
         try:
-            return member(**fields)
+            made: Self = member(**fields)
         except TypeError as error:
             raise ValueError(f"{name}: {error}") from error
+        return made
 
 
 def _origin(member: type) -> str:

@@ -58,7 +58,8 @@ def seeded_globals(seed: int) -> Iterator[None]:
 def remember_globals() -> Callable[[], dict[str, Any]]:
     """``global_state`` of this moment, put into plain values when it is asked for."""
     torch_state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if started else []
     _, key, pos, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     python = random.getstate()
 

@@ -19,7 +19,8 @@ _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 def _mills(x: Array) -> Array:
     """Mills ratio (1 - Φ(x))/φ(x)."""
-    return math.sqrt(math.pi / 2.0) * erfcx(x / math.sqrt(2.0))
+    ratio: Array = math.sqrt(math.pi / 2.0) * erfcx(x / math.sqrt(2.0))
+    return ratio
 
 
 def log_excess(start: npt.ArrayLike, width: npt.ArrayLike) -> Array:

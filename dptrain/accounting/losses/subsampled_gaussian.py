@@ -40,7 +40,8 @@ def interval_masses(edges: Array) -> Array:
     """Standard normal mass between neighbouring edges, with relative precision in both tails."""
     middle = 0.5 * (edges[1:] + edges[:-1])
     left, right = ndtr(edges), ndtr(-edges)
-    return np.maximum(np.where(middle > 0, right[:-1] - right[1:], left[1:] - left[:-1]), 0.0)
+    masses: Array = np.where(middle > 0, right[:-1] - right[1:], left[1:] - left[:-1])
+    return np.maximum(masses, 0.0)
 
 
 class Spread(NamedTuple):

@@ -303,7 +303,8 @@ class TiltedCurve:
         outside = -_NEED + stretch.cumulant - tilt * epsilon
         # Both at most 1: δ is.
         more = np.exp(np.minimum(gap, 0.0)) + np.exp(np.minimum(outside, 0.0))
-        return np.minimum(stretch.delta[0] + more * (1.0 + self._pad), 1.0)
+        delta: Array = np.minimum(stretch.delta[0] + more * (1.0 + self._pad), 1.0)
+        return delta
 
     def _past(self, epsilon: Array) -> Array:
         """δ at ε past the last rung: what its tilt's Chernoff bound says."""

@@ -57,9 +57,10 @@ def inverse_poles(p: Array, omega: Array) -> tuple[Array, Array]:
 def powers(q: float, count: int) -> Array:
     """(1 - q)^t for t < ``count`` and q ≥ 0: shape (count,)."""
     if q == 1:
-        return np.eye(1, count)[0]
+        first: Array = np.eye(1, count)[0]
+        return first
     ratio = 1 - q
-    table = np.exp(np.arange(count) * (np.log1p(-q) if ratio > 0 else np.log(-ratio)))
+    table: Array = np.exp(np.arange(count) * (np.log1p(-q) if ratio > 0 else np.log(-ratio)))
     if ratio < 0:
         table[1::2] *= -1
     return table
@@ -108,7 +109,8 @@ def partial_fractions(poles: Array, zeros: Array) -> Array:
     """
     apart = poles[None, :] - poles[:, None]
     np.fill_diagonal(apart, 1.0)
-    return np.prod(zeros[None, :] - poles[:, None], axis=1) / np.prod(apart, axis=1)
+    weights: Array = np.prod(zeros[None, :] - poles[:, None], axis=1) / np.prod(apart, axis=1)
+    return weights
 
 
 def partial_fractions_adjoint(

@@ -108,7 +108,8 @@ class Chain:
 def _softmax(x: Array) -> Array:
     """Of all variables but the last, and a zero: positive, sum 1."""
     powers = np.exp(np.append(x[:-1], 0.0))
-    return powers / powers.sum()
+    shares: Array = powers / powers.sum()
+    return shares
 
 
 def _sigmoid(x: float) -> float:

@@ -158,12 +158,14 @@ class _Blocks:
 
     def left(self, blocks: Array, x: Array) -> Array:
         """The block diagonal matrix times x."""
-        return np.matmul(blocks, x.reshape(self.count, self.size, -1)).reshape(x.shape)
+        product: Array = np.matmul(blocks, x.reshape(self.count, self.size, -1))
+        return product.reshape(x.shape)
 
     def of_product(self, vectors: Array, weights: Array) -> Array:
         """The diagonal blocks of V diag(weights) Vᵀ, shape (count, size, size)."""
         rows = vectors.reshape(self.count, self.size, -1)
-        return np.matmul(rows * weights, rows.transpose(0, 2, 1))
+        product: Array = np.matmul(rows * weights, rows.transpose(0, 2, 1))
+        return product
 
     def set_identity(self, x: Array) -> None:
         """Overwrite the diagonal blocks of x with identities."""

@@ -26,11 +26,13 @@ def noise_autocorrelation(strategy: Strategy, steps: int, lags: int) -> Array:
         for k in range(min(lags, g.size - 1) + 1):
             # g_s g_{s+k} is part of Cov(y_t, y_{t-k}) for every t from s + k to n - 1.
             total[k] = (g[: g.size - k] * g[k:]) @ (steps - k - np.arange(g.size - k))
-        return total / total[0]
+        total /= total[0]
+        return total
     rows = bound.rows(steps)
     width = max(1, min(rows, (1 << 22) // rows))
     for start in range(0, rows, width):
         w = bound.solve(np.eye(rows, min(width, rows - start), -start))
         for k in range(lags + 1):
             total[k] += np.vdot(w[k:], w[: steps - k])
-    return total / total[0]
+    total /= total[0]
+    return total

@@ -42,7 +42,8 @@ class RowNorms:
         for rows in self._blocks:
             correlated = irfft(self._spectrum[rows] * conjugate, self._length, axis=1)
             self._product[rows] = correlated[:, : g.size]
-        return np.einsum("ti,ti->t", self._product, self._product)
+        norms: Array = np.einsum("ti,ti->t", self._product, self._product)
+        return norms
 
     def power_norm(self, g: Array, *, power: float) -> tuple[float, Array]:
         """(Σ_t r_t^p)^(1/p) of the squared row norms r for p = ``power``, and its gradient in g."""
