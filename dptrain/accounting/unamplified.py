@@ -10,32 +10,12 @@ from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import (
-    BallsInBins,
-    CyclicPoisson,
-    Poisson,
-    Scheme,
-    Shuffled,
-    UserFixed,
-    UserMinSep,
-)
+from dptrain.sampling import CyclicPoisson, Poisson
 from dptrain.strategies import fixed_epoch_sensitivity
 from dptrain.strategies.toeplitz import Toeplitz
 
-# Schemes for which it is chosen automatically: their batches are fixed, or nothing that is proven
-# uses their randomness, or it competes with an accountant that uses only part of it.
-_AUTOMATIC = (UserFixed, Shuffled, UserMinSep)
-
-
 # Steps up to which all n²/e entries of the columns that meet are formed; Toeplitz needs n.
 _PERIODIC_UP_TO = 10_000
-
-
-def _keeps_distance(scheme: Scheme) -> bool:
-    """Whether participations are exactly an epoch apart."""
-    return isinstance(scheme, BallsInBins) or (
-        isinstance(scheme, Shuffled) and not scheme.reshuffle
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +64,7 @@ class UnsampledGaussian(DeterministicAccountant):
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """By name only where the scheme is random in a way that another accountant may use."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
-        if isinstance(scheme, _AUTOMATIC):
+        if scheme.unamplified:
             return None
         # MMCC covers these, and is the looser one where there is little noise.
         plain = isinstance(scheme, Poisson | CyclicPoisson) and scheme.max_batch_size is None
@@ -103,10 +83,10 @@ class UnsampledGaussian(DeterministicAccountant):
             max_participations=scheme.max_participations,
             min_sep=scheme.min_sep,
         )
-        if _keeps_distance(scheme) and (
+        if scheme.period is not None and (
             isinstance(strategy, Toeplitz) or scheme.steps <= _PERIODIC_UP_TO
         ):
-            assert isinstance(scheme, Shuffled | BallsInBins)
-            periodic = fixed_epoch_sensitivity(strategy, steps=scheme.steps, epochs=scheme.epochs)
+            epochs = scheme.steps // scheme.period
+            periodic = fixed_epoch_sensitivity(strategy, steps=scheme.steps, epochs=epochs)
             sensitivity = min(sensitivity, periodic * (1.0 + 1e-12))
         return GaussianCurve(scheme.max_per_batch * sensitivity)

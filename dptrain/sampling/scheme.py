@@ -87,10 +87,14 @@ class Scheme(JsonValue, ABC, family="scheme"):
             drawn examples, B are kept, each subset being as likely, and every batch is padded to B
             rows of weight 0. Whether an example is kept then depends on who else was drawn, so an
             accountant answers for such a scheme only if it says so (``Accountant.truncation``).
+        unamplified: whether the Gaussian accountant, which makes no use of the draws, answers for
+            the scheme by itself: where nothing else is proven of it, or may be looser. Other
+            schemes are accounted for so only when it is asked for by name.
     """
 
     nominal_size: int | None = None
     max_batch_size: int | None = None
+    unamplified: ClassVar[bool] = False
 
     former_names: ClassVar[Mapping[str, str]] = {
         "TruncatedPoisson": "Poisson with max_batch_size, which draws the same batches",
@@ -161,6 +165,12 @@ class Scheme(JsonValue, ABC, family="scheme"):
     def max_participations(self) -> int:
         """Most steps that one unit can take part in, whatever is drawn: ceil(n/b) at most."""
         return -(-self.steps // self.min_sep)
+
+    @property
+    def period(self) -> int | None:
+        """Steps between two participations where they are exactly that apart, which is worth more
+        than ``min_sep``; a divisor of ``steps``. ``None``: they need not be."""
+        return None
 
     @property
     def unit(self) -> Unit:

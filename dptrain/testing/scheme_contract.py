@@ -244,6 +244,11 @@ class ExchangeableSchemeContract(SchemeContract):
             assert vectors.sum(axis=1).max() <= scheme.max_participations
             for gap in range(1, min(scheme.min_sep, scheme.steps)):
                 assert not (vectors[:, gap:] & vectors[:, :-gap]).any()
+            if scheme.period is not None:
+                assert scheme.steps % scheme.period == 0
+                for gap in range(1, scheme.steps):
+                    if gap % scheme.period:
+                        assert not (vectors[:, gap:] & vectors[:, :-gap]).any()
 
     def test_frequencies_match_the_sampled_law(self) -> None:
         """Inclusion per step and joint inclusion per pair of steps: stream against sampler."""

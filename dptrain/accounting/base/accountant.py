@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import Scheme
+from dptrain.sampling import AnySizeScheme, Scheme, scheme_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,10 +247,11 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
     if scheme.nominal_size is not None:
         return None
     name = type(scheme).__name__
+    hiding = [each for each, kind in scheme_types().items() if issubclass(kind, AnySizeScheme)]
     return (
         f"the number of examples is private under add_remove, but a run with this {name} divides by"
-        f" its expected batch size N·p and prints N; use Poisson or CyclicPoisson with"
-        " nominal_size=, a public number that is not set from N"
+        f" its expected batch size N·p and prints N; use {' or '.join(hiding)} with nominal_size=,"
+        " a public number that is not set from N"
     )
 
 

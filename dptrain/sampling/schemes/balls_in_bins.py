@@ -99,6 +99,11 @@ class BallsInBins(ExchangeableScheme):
         return self.bins
 
     @property
+    def period(self) -> int:
+        """b."""
+        return self.bins
+
+    @property
     def max_participations(self) -> int:
         """One step an epoch."""
         return self.epochs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,8 @@ class Shuffled(ExchangeableScheme):
     dataset_size: int
     epochs: int
     reshuffle: bool = True
+
+    unamplified: ClassVar[bool] = True  # nothing that is proven uses the order
 
     def __post_init__(self) -> None:
         fields.settle(self, integers=("batch_size", "dataset_size", "epochs"))
@@ -120,6 +122,11 @@ class Shuffled(ExchangeableScheme):
     def min_sep(self) -> int:
         """steps_per_epoch if the order is kept, else 1: last in one epoch, first in the next."""
         return 1 if self.reshuffle else self.steps_per_epoch
+
+    @property
+    def period(self) -> int | None:
+        """steps_per_epoch if the order is kept."""
+        return None if self.reshuffle else self.steps_per_epoch
 
     @property
     def max_participations(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -208,6 +208,8 @@ class UserFixed(UserScheme):
     min_sep: int
     steps: int
     max_participations: int = None  # type: ignore[assignment]  # None becomes ceil(n/b)
+
+    unamplified: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         owner = "UserFixed"

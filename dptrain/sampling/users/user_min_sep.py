@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from tqdm import tqdm
@@ -68,6 +68,8 @@ class UserMinSep(UserScheme):
     batch_size: float
     exclusion: Exclusion = "sampling"
     burn_in: int = None  # type: ignore[assignment]  # None becomes the default, an int
+
+    unamplified: ClassVar[bool] = True  # beside accountants that use only part of the randomness
 
     def __post_init__(self) -> None:
         owner = "UserMinSep"
