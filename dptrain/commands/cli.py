@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,10 +26,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         example="dptrain plan --help",
     )
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="import a module that registers schemes, strategies or accountants of its own",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for member in (account, calibrate, plan, strategies):
         member.add(commands)
     options = parser.parse_args(argv)
+    for module in options.modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            print(f"dptrain: --import {module}: {in_words(error)}", file=sys.stderr)
+            return 2
     name = f"dptrain {options.command}"
 
     said: set[str] = set()

@@ -46,9 +46,13 @@ class CommandParser(argparse.ArgumentParser):
     def _check_words(self, words: Iterable[str]) -> None:
         options = list(self._option_string_actions)
         (commands,) = [each.choices for each in self._actions if each.nargs == "A..."] or [None]
+        takes_value = False  # of the option before
         for word in words:
             if word == "--":
                 return
+            if takes_value and commands is not None:
+                takes_value = False
+                continue
             if not word.startswith("-") or word == "-" or _NUMBER.match(word):
                 if commands is None:
                     continue
@@ -63,6 +67,8 @@ class CommandParser(argparse.ArgumentParser):
                 if field in self.fields:
                     self.error(f"unknown option {name}: a field is written {field}=VALUE")
                 self.error(f"unknown option {name}: {did_you_mean(name, options)}see --help")
+            action = self._option_string_actions.get(word)
+            takes_value = action is not None and action.nargs is None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

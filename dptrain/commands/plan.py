@@ -135,8 +135,14 @@ def run(
 def _command(program: str, options: argparse.Namespace) -> str:
     """The command line again, as far as it decides the plan."""
     words = program.split()
+    for module in getattr(options, "modules", []):
+        words[1:1] = ["--import", module]
     for name, value in vars(options).items():
-        if name in ("command", "run", "out", "json", "plot") or value is None or value is False:
+        if (
+            name in ("command", "run", "modules", "out", "json", "plot")
+            or value is None
+            or value is False
+        ):
             continue
         flag = f"--{name.replace('_', '-')}"
         words.append(flag)

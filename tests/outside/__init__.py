@@ -1,0 +1,1 @@
+"""What a package of somebody else's can bring to dptrain, without a line of dptrain changed."""

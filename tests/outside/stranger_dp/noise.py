@@ -1,0 +1,30 @@
+"""A noise stream for ``Fading``: one row of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from stranger_dp.fading import Fading
+
+from dptrain import register_noise_stream
+from dptrain.noise import Block, FlatStream
+
+
+@register_noise_stream(Fading)
+class FadingStream(FlatStream):
+    """y_t = z_t - r z_{t-1}, with z_{t-1} kept from the step before."""
+
+    def __init__(self, strategy: Fading, **options: Any) -> None:
+        self._ratio = strategy.ratio
+        super().__init__(strategy, **options)
+
+    def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
+        return [row.new_zeros(1, len(row), dtype=self._dtype)]
+
+    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        (kept,) = buffers[0]
+        self._draw(block, row, self.step)
+        z = row.clone()
+        row.sub_(kept.float(), alpha=self._ratio)
+        self._store(block, z, kept)
