@@ -142,3 +142,21 @@ def test_sums_are_not_rounded_more_than_norms(mode, allowed, monkeypatch):
         torch.set_float32_matmul_precision(before)
     assert seen
     assert all(precision == ["ieee", "ieee"] for precision in seen)
+
+
+@pytest.mark.parametrize("positions", [64, 512, 2048])
+@pytest.mark.parametrize("apart", [0.0, *(10.0**-k for k in range(1, 7))])
+def test_positions_that_nearly_cancel_hardly_exceed_the_bound(positions, apart):
+    """Half of the positions undo the other half up to a relative ``apart``: the release of R = 1.
+
+    docs/theory/clipping.md#thm-released-norms (b), with ρ of a rounded root and factor.
+    """
+    generator = torch.Generator().manual_seed(positions)
+    left = torch.full((1, positions, 24), 0.1234567)
+    left *= 1 + apart * torch.randn(left.shape, generator=generator)
+    left[:, positions // 2 :] *= -1
+    right = torch.full((1, positions, 20), 0.3456789)
+    use = OuterProducts(left, right)
+    released = float(use.weighted_sum(1.0 / use.norms()).double().norm())
+    e = 0.26 * (positions + 3) * math.sqrt(UNIT)
+    assert released <= (1 + 8 * UNIT) * math.sqrt(1 + e * e)
