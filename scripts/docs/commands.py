@@ -65,6 +65,8 @@ def _command(parser: argparse.ArgumentParser, name: str, *, level: int) -> Itera
     below = subcommands(parser)
     if not below:
         yield from ("```text", _usage(parser, name), "```", "")
+    if example := getattr(parser, "example", "").strip():
+        yield from ("```bash", example, "```", "")
     for title, actions in _groups(parser):
         if title:
             yield from (_prose(title), "")

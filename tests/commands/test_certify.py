@@ -95,7 +95,7 @@ def test_shards_without_a_network_merge_to_the_same(
 
     assert "of shards 2/3" in merged(parts[0], parts[2])
     assert "both contain chunks" in merged(parts[0], parts[1], parts[1])
-    assert "No such file" in merged(parts[0], str(tmp_path / "none.json"))
+    assert "no such file" in merged(parts[0], str(tmp_path / "none.json"))
     assert not done.exists()
     assert "σ = " in merged(*parts[::-1])
     assert single(done) == single(tmp_path / "single")
@@ -160,7 +160,7 @@ def test_bad_mechanisms_are_refused(
         assert main(arguments(path, tmp_path / "out")) == 2
         return capsys.readouterr().err
 
-    assert "No such file" in refused()
+    assert "no such file" in refused()
     path.write_text("{}")
     assert "not a mechanism" in refused()
     scheme = Shuffled(batch_size=4, dataset_size=40, epochs=2)

@@ -66,7 +66,7 @@ def test_files_that_cannot_be_written_are_found_before_the_work(tmp_path, capsys
     def never(**_):
         raise AssertionError("worked")
 
-    monkeypatch.setattr("dptrain.commands.strategies.table", never)
+    monkeypatch.setattr("dptrain.commands.strategies.compare_strategies", never)
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     for option, name, match in (
@@ -84,7 +84,7 @@ def test_an_interruption_exits_with_130_and_says_what_is_kept(capsys, monkeypatc
         def interrupted(said=said, **_):
             raise KeyboardInterrupt(*([said] if said else []))
 
-        monkeypatch.setattr("dptrain.commands.strategies.table", interrupted)
+        monkeypatch.setattr("dptrain.commands.strategies.compare_strategies", interrupted)
         assert main(SMALL) == 130
         assert capsys.readouterr().err == f"dptrain strategies: interrupted{said and ': '}{said}\n"
 
