@@ -73,7 +73,7 @@ class SampledRun:
 
 
 class Scheme(JsonValue, ABC, family="scheme"):
-    """Immutable description of how examples take part (``samplers``).
+    """Immutable description of how examples take part.
 
     Subclasses are frozen, keyword-only dataclasses whose fields are JSON values; they validate
     their fields on construction with ``ValueError`` naming the field, the value and the remedy.

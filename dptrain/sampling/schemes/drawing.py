@@ -118,8 +118,8 @@ def inclusion_probability(
 ) -> npt.NDArray[np.float64]:
     """E[min(X, B)]/m: one example's chance to be drawn and kept, for X ~ Bin(m, p).
 
-    It equals p·E[min(1, B/(1+Y))] with Y ~ Bin(m-1, p), the number of *other* examples drawn. By
-    k·Bin(m, p)(k) = m·p·Bin(m-1, p)(k-1) it is p·P(Bin(m-1, p) ≤ B-1) + (B/m)·P(X > B).
+    It is p·P(Bin(m-1, p) ≤ B-1) + (B/m)·P(X > B) (docs/theory/sampling.md#thm-truncated-rate;
+    ``test_mean_of_a_truncated_binomial``).
 
     Args:
         trials: m ≥ 1, the examples that toss a coin; one number or an array of them.

@@ -29,8 +29,10 @@ class MinSep(ExchangeableScheme):
     Dong & Ganesh 2026 (arXiv 2602.09338), Algorithm 1 (cold start) and Algorithm 2 (warm start).
     The gaps are b-1 + Geometric(p), so in the stationary regime 1/p0 = 1/p + (b-1). A warm start
     draws each example's state from that regime: available with probability 1/(1 + (b-1)p), else
-    barred for the next s steps with s uniform on 1..b-1. b = 1 is Poisson sampling; p = 1 with a
-    warm start is balls-in-bins.
+    barred for the next s steps with s uniform on 1..b-1
+    (docs/theory/sampling.md#thm-min-sep-stationary; ``test_stationary_from_the_first_step``). b = 1
+    is Poisson sampling; p = 1 with a warm start is balls-in-bins
+    (docs/theory/sampling.md#thm-min-sep-identities).
 
     With ``max_batch_size`` = B every batch has room for B examples (Appendix D there): of more than
     B that are drawn, a uniformly random B-subset is kept, and smaller batches are padded with rows

@@ -128,13 +128,8 @@ class RandomAllocationStream(SeededStream):
     """Batches of ``RandomAllocation``.
 
     At step s of an epoch (from 0) an example with r picks left takes part with probability
-    r/(t-s), independently of all else. Proof that its steps are then a uniform k-subset: take any
-    k-subset. Its probability is a product over the steps, r/(t-s) where it takes part and
-    (t-s-r)/(t-s) where it does not. The denominators multiply to t!. The numerators of the former
-    are k, k-1, …, 1, as r falls by one each time: k!. Those of the latter count the steps still to
-    be left out, t-s-r, which begins at t-k and falls by one each time, and only then: (t-k)!. So
-    the probability is k!(t-k)!/t! whichever the subset. (r never exceeds t-s: at r = t-s the
-    example takes part for certain.)
+    r/(t-s), independently of all else: its steps are then a uniform k-subset
+    (docs/theory/sampling.md#thm-allocation-draws; ``test_runs_against_enumeration``).
 
     All examples with the same r share their chance. ``_entries`` lists those with r = k picks left
     first, then r = k-1, and so on down to 0; ``_ends[r]`` is where the r's end (``_ends[k + 1]``

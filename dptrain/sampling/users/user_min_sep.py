@@ -37,12 +37,14 @@ class UserMinSep(UserScheme):
     wastes fewer samples; the paper's privacy of it is Conjecture 6.2.
 
     Whether a user's examples were sampled shows in who else is left out, so that Theorem 6.1 of the
-    paper fails where examples are shared. What is proven for either rule is in
-    ``dptrain.accounting.users.revealed``.
+    paper fails where examples are shared (docs/theory/users.md#thm-users-attack). What is proven
+    for either rule is in docs/theory/users.md#thm-users-revealed and
+    docs/theory/users.md#thm-users-blocking.
 
     The run begins after ``burn_in`` steps that are drawn and not used for training. Under
     ``"sampling"`` the batch of step t depends on S_{t-b+1}, …, S_t only and these are i.i.d., so
-    b-1 steps *are* the stationary regime: more change nothing, and 0 is the paper's cold start.
+    b-1 steps *are* the stationary regime (docs/theory/sampling.md#thm-user-burn-in): more change
+    nothing, and 0 is the paper's cold start.
     Under ``"participation"`` the regime is only approached, in waves of period b that fade the
     slower the larger b·p is: the default of 10b steps is ample up to b·p = 1 and should be raised
     beyond.
