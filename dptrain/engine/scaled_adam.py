@@ -47,11 +47,10 @@ class ScaledAdam(torch.optim.Adam):
     ``ScalesGradients``); the others are torch's Adam. Without the engine, or with σ = 0 and
     nothing clipped, this *is* torch's Adam.
 
-    Privacy: v_{t-1} is made of ĝ_1, ..., ĝ_{t-1}, which are released. Given these, s_t is a
-    constant, and adding or removing an example changes Σ_i clip(s_t ⊙ g_i, R) by R at most, as
-    without scaling. Every step is an adaptively chosen query of sensitivity R to the Gaussian
-    mechanism, as the gradients at released parameters are anyway, and division by s_t is
-    post-processing: the run's guarantee is that of its mechanism, unchanged.
+    Privacy: v_{t-1} is made of ĝ_1, ..., ĝ_{t-1}, which are released, so that s_t is a constant
+    given these: the run's guarantee is that of its mechanism, unchanged
+    (docs/theory/clipping.md#thm-scaled;
+    ``test_neighbouring_data_sets_release_sums_within_the_bound``).
 
     Choices that implementations make differently, and ours:
 
