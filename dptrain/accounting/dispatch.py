@@ -118,7 +118,7 @@ def account(
         delta: δ in (0, 1); give exactly one of δ and ε.
         epsilon: ε > 0.
         accountant: an accountant or its name; by default the tightest applicable bound.
-        adjacency: the neighbouring relation, by default the mechanism's; most pairs only have
+        adjacency: the neighboring relation, by default the mechanism's; most pairs only have
             theorems for zero-out.
 
     Raises:
@@ -211,7 +211,7 @@ def calibrate(
         epsilon: target ε > 0.
         delta: target δ in (0, 1), below 1 over the number of protected units.
         accountant: an accountant or its name; by default the automatic one.
-        adjacency: the neighbouring relation, by default the mechanism's; most pairs only have
+        adjacency: the neighboring relation, by default the mechanism's; most pairs only have
             theorems for zero-out.
         options: passed on to the accountant's ``calibrate``.
 

@@ -37,7 +37,7 @@ class Row:
     Attributes:
         scheme: how the scheme is written.
         strategy: the class of strategies.
-        adjacency: the neighbouring relation.
+        adjacency: the neighboring relation.
         answers: the accountants that cover it; those that answer only by name come last.
     """
 

@@ -30,7 +30,7 @@ from dptrain.accounting.users import (
     ExposedSteps,
     RevealedDraws,
     UserMinSepMonteCarlo,
-    neighbour_facts,
+    neighbor_facts,
 )
 
 PAPERS, STEPS, BATCH, BANDS, DELTA = 300_000, 1000, 1024.0, 16, 1 / 500_000
@@ -70,7 +70,7 @@ def main() -> None:
     print(f"{'d':>3} {'p':>9} {'exposed':>8} {'σ':>5}  {'accountant':<28}{'ε':>9}{'seconds':>9}")
     for neighbours in arguments.neighbours:
         built = graph(neighbours)
-        found = neighbour_facts(built).neighbours
+        found = neighbor_facts(built).neighbors
         scheme = UserMinSep.for_batch_size(
             graph=built, batch_size=BATCH, min_sep=BANDS, steps=STEPS
         )

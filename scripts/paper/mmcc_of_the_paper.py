@@ -54,7 +54,7 @@ def paper_epsilon(
     worst = 0.0
     for remove in (True, False):
         spacing = common_spacing(mixtures.spread(sigma=sigma, remove=remove), counts)
-        losses = mixtures.discretised(sigma=sigma, spacing=spacing, remove=remove)
+        losses = mixtures.discretized(sigma=sigma, spacing=spacing, remove=remove)
         composed = HeterogeneousComposition(zip(losses, counts, strict=True))
         worst = max(worst, composed.epsilon(delta / 2))
     return worst

@@ -105,7 +105,7 @@ def theorem(
         right, left = (2.0, displaced) if remove else (-displaced, -2.0)
         single = public_mixture(
             [
-                (cases.open, pair.discretised(spacing=spacing, remove=remove)),
+                (cases.open, pair.discretized(spacing=spacing, remove=remove)),
                 (cases.full, stated_pair(cases.kept, right, left, sigma, spacing)),
             ]
         )

@@ -23,7 +23,7 @@ _PAD, _LOG_MOMENT_PAD = 1e-12, 1e-8
 
 
 def _masses(edges: Array) -> Array:
-    """Standard normal mass between neighbouring edges, with relative precision in both tails."""
+    """Standard normal mass between neighboring edges, with relative precision in both tails."""
     left, right = ndtr(edges), ndtr(-edges)
     positive = edges[1:] + edges[:-1] > 0
     return np.maximum(np.where(positive, right[:-1] - right[1:], left[1:] - left[:-1]), 0.0)

@@ -59,7 +59,7 @@ def compose_steps(
 
     def parts() -> Iterator[tuple[LossDistribution, int]]:
         for mixture, repeated in made:
-            losses = mixture.discretised(sigma=sigma, spacing=spacing, remove=remove)
+            losses = mixture.discretized(sigma=sigma, spacing=spacing, remove=remove)
             yield from zip(losses, repeated, strict=True)
 
     bar = tqdm(parts(), total=len(counts), desc="privacy losses", delay=2.0, leave=False)

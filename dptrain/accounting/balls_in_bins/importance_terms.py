@@ -83,7 +83,7 @@ class TiltedBallsInBins:
         self._losses, self._gram = losses, losses.gram
         self._bins = losses.bins
         self._half = self._gram.diagonal() / 2.0
-        self._centre = losses.factor.mean(axis=0)
+        self._center = losses.factor.mean(axis=0)
         self.lanes = max(64, min(4096, _CHUNK_BYTES // (32 * self._bins)))
 
     @functools.cached_property
@@ -184,7 +184,7 @@ class TiltedBallsInBins:
             loss,
             epsilon,
             nu=float(self._half.mean()) / sigma**2,
-            direction=self._centre / sigma,
+            direction=self._center / sigma,
             log_mean=float(log_delta_add(self._gram, sigma, near)[0]) + 2 * _ROUNDING,
             slack=slack,
             lanes=self.lanes,

@@ -149,7 +149,7 @@ class BallsInBinsLosses(Simulation):
         *,
         several: bool | None = None,
     ) -> Array:
-        """See ``Simulation.draw``; one σ never changes another's values.
+        """Draw losses, every σ by itself, whatever ``several`` says.
 
         Both directions and all σ share the products <m̃_j, z> of one z: under Q these are y's up to
         σ, under P row i of G̃ is added to them, i uniform.

@@ -48,7 +48,7 @@ def convex_envelope(epsilon: Array, delta: Array) -> Array:
     least = np.minimum.accumulate(least)
     hull: list[int] = []
     for new in range(at.size):
-        # A corner above the chord of its neighbours goes: the steeper part must come first.
+        # A corner above the chord of its neighbors goes: the steeper part must come first.
         while len(hull) > 1 and _steepness(at, least, hull[-2], hull[-1]) <= _steepness(
             at, least, hull[-1], new
         ):

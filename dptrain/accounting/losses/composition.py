@@ -1,4 +1,4 @@
-"""Discretised privacy loss distributions, composed with themselves at any depth of tail.
+"""Discretized privacy loss distributions, composed with themselves at any depth of tail.
 
 Composition of different privacy loss distributions at any depth of tail.
 """
@@ -40,7 +40,7 @@ class HeterogeneousComposition:
             spacing = self._parts[0].spacing if self._parts else single.spacing
             if single.spacing != spacing:
                 raise ValueError(
-                    f"parts: spacings {spacing} and {single.spacing} differ; discretise all losses "
+                    f"parts: spacings {spacing} and {single.spacing} differ; discretize all losses "
                     f"on one grid"
                 )
             if count < 1:

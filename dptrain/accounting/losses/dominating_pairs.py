@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr
 
 from dptrain.accounting.losses.composition import LossDistribution, connect_the_dots
 from dptrain.accounting.losses.subsampled_gaussian import TAIL, Spread, interval_masses
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 _TABLE = 4096
 
@@ -42,8 +42,7 @@ class ShiftedMixtures:
     sigma: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability={self.probability}: must lie in (0, 1]")
+        checks.probability("probability", self.probability)
         if not (self.right > self.left and self.right + self.left >= 0.0):
             raise ValueError(
                 f"right={self.right}, left={self.left}: need right > left and right + left >= 0"
@@ -124,13 +123,13 @@ class ShiftedMixtures:
         return x
 
     def masses(self, x: Array) -> tuple[Array, Array]:
-        """P- and Q-mass between neighbouring x, shape (len(x) - 1,) each."""
+        """P- and Q-mass between neighboring x, shape (len(x) - 1,) each."""
         q = self.probability
         plain = (1.0 - q) * interval_masses(x / self.sigma)
         moved = [interval_masses((x - shift) / self.sigma) for shift in (self.right, self.left)]
         return plain + q * moved[0], plain + q * moved[1]
 
-    def discretised(self, *, spacing: float) -> LossDistribution:
+    def discretized(self, *, spacing: float) -> LossDistribution:
         """The losses ≥ 0 of (P, Q), rounded up; those over the grid count as infinite."""
         zero, end = self.ends
         highest = max(1, math.ceil(float(self.loss(np.array([end]))[0]) / spacing))
@@ -166,11 +165,11 @@ class TwoSidedLosses:
     def _ordered(self, remove: bool) -> tuple[ShiftedMixtures, ShiftedMixtures]:
         return (self.forward, self.backward) if remove else (self.backward, self.forward)
 
-    def discretised(self, *, spacing: float, remove: bool) -> LossDistribution:
+    def discretized(self, *, spacing: float, remove: bool) -> LossDistribution:
         """The losses of (P, Q) (remove) or (Q, P) (add), rounded up."""
         forward, backward = self._ordered(remove)
-        ahead = forward.discretised(spacing=spacing)
-        back = ahead if backward == forward else backward.discretised(spacing=spacing)
+        ahead = forward.discretized(spacing=spacing)
+        back = ahead if backward == forward else backward.discretized(spacing=spacing)
         up, down = np.exp(ahead.log_mass[1:]), np.exp(back.log_mass[1:])
         up_losses, down_losses = ahead.losses[1:], back.losses[1:]
         missing = _at_zero(down, down_losses, back.infinity) - _at_zero(

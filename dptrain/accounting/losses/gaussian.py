@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.special import erfcx, log_ndtr
 
 from dptrain.accounting.losses.search import least_true
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 # Relative rounding of δ: far above the error of the formulas below (checked against 60 digits to
 # be under 1e-10 for μ from 1e-6 to 1e3) and far below anything a user can notice.
@@ -85,8 +85,7 @@ def epsilons(delta: float, mu: npt.ArrayLike) -> Array:
     Raises:
         ValueError: if δ is not in (0, 1).
     """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must lie strictly between 0 and 1")
+    checks.number("delta", delta, above=0, below=1)
     wanted, inverse = np.unique(np.asarray(mu, float), return_inverse=True)
     log_target = math.log(delta)
     # As in ``epsilon``; infinite for an infinite μ, where no bisection is needed.

@@ -69,7 +69,7 @@ class GaussianMixtures:
         object.__setattr__(self, "weights", weights / totals[:, None])
         object.__setattr__(self, "means", means)
 
-    def discretised(
+    def discretized(
         self, *, sigma: float, spacing: float, remove: bool
     ) -> Iterator[LossDistribution]:
         """The K losses of (P_k, Q) (remove) or (Q, P_k) (add), rounded up, one after the other.

@@ -37,7 +37,7 @@ def _where_loss_is(losses: Array, *, probability: float, sigma: float) -> Array:
 
 
 def interval_masses(edges: Array) -> Array:
-    """Standard normal mass between neighbouring edges, with relative precision in both tails."""
+    """Standard normal mass between neighboring edges, with relative precision in both tails."""
     middle = 0.5 * (edges[1:] + edges[:-1])
     left, right = ndtr(edges), ndtr(-edges)
     masses: Array = np.where(middle > 0, right[:-1] - right[1:], left[1:] - left[:-1])
@@ -63,7 +63,7 @@ class Spread(NamedTuple):
     def spacing(self, count: int) -> float:
         """A 500th of the standard deviation and at most 1, coarser where memory demands it.
 
-        The discretisation adds at most a quarter of the squared spacing to the variance of a
+        The discretization adds at most a quarter of the squared spacing to the variance of a
         step's loss, 1e-6 of it at the default.
         """
         deviation = math.sqrt(self.variance)
@@ -85,7 +85,7 @@ def spread(*, probability: float, sigma: float, remove: bool) -> Spread:
 def subsampled_gaussian(
     *, probability: float, sigma: float, count: int, remove: bool
 ) -> LossDistribution:
-    """Discretised loss of (P, Q) (remove) or (Q, P) (add) for one step.
+    """Discretized loss of (P, Q) (remove) or (Q, P) (add) for one step.
 
     P = (1-p) N(0, σ²) + p N(1, σ²), Q = N(0, σ²): the dominating pair of the Poisson-subsampled
     Gaussian (Zhu, Dong & Wang 2022). ``count`` is how often it will be composed; it only sets the

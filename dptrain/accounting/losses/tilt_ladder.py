@@ -14,11 +14,11 @@ from dptrain.core import Array
 # How far, in nats, a rung's Chernoff bound may be above the best tilt's. What a rung resolves is
 # rounding by e^GAP, 2 digits, and by how far δ is below its best Chernoff bound.
 GAP = 5.0
-# Least ratio of neighbouring tilts.
+# Least ratio of neighboring tilts.
 _PROGRESS = 1.02
 # How often a tilt is moved half the way to the saddle point where its window is too wide.
 _HALVINGS = 8
-# Groups of neighbouring losses of all parts together, and limits for one part.
+# Groups of neighboring losses of all parts together, and limits for one part.
 _GROUPS = 1 << 17
 _MOST, _FEWEST = 4096, 64
 
@@ -96,7 +96,7 @@ class RoughLosses:
 
 
 def _grouped(losses: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
-    """Masses of at most ``most`` groups of neighbours and their mean losses."""
+    """Masses of at most ``most`` groups of neighbors and their mean losses."""
     mass, size = np.exp(log_mass), losses.size
     if size <= most:
         return mass, losses
@@ -108,8 +108,8 @@ def _grouped(losses: Array, log_mass: Array, most: int) -> tuple[Array, Array]:
     starts = [from_an_end, size - 1 - from_an_end, evenly, np.minimum(by_mass, size - 1)]
     first: npt.NDArray[np.int64] = np.unique(np.concatenate(starts))
     total = np.add.reduceat(mass, first)
-    centre = np.add.reduceat(mass * losses, first)
-    return total, np.where(total > 0, centre / np.maximum(total, 1e-320), losses[first])
+    center = np.add.reduceat(mass * losses, first)
+    return total, np.where(total > 0, center / np.maximum(total, 1e-320), losses[first])
 
 
 def rungs(

@@ -1,4 +1,4 @@
-"""δ(ε) of a sum of independent discretised losses, by FFTs of exponentially tilted masses.
+"""δ(ε) of a sum of independent discretized losses, by FFTs of exponentially tilted masses.
 
 The tilt puts the bulk of the numbers where δ is wanted, so values of 1e-12 and far below keep their
 relative precision.
@@ -253,7 +253,7 @@ class TiltedCurve:
         decay = math.exp(-tilt * h)
         above = lfilter([0.0, decay], [1.0, -decay], (composed + error)[::-1])
         summed = lfilter([-math.expm1(-h)], [1.0, -math.exp(-(1.0 + tilt) * h)], above)[::-1]
-        # Of these, the cells of the rung's ε and their neighbours.
+        # Of these, the cells of the rung's ε and their neighbors.
         begin = min(max(math.floor(rung.start / h) - first, 0), size - 2)
         end = min(max(math.ceil(rung.end / h) - first + 2, begin + 2), size)
         epsilons = h * (first + np.arange(begin, end))

@@ -161,7 +161,8 @@ class AnyMatrixLosses(Simulation):
 class AnyMatrixMonteCarlo(MonteCarloAccountant):
     """Simulates bounds on the privacy loss of ``MinSep`` sampling with any C ≥ 0.
 
-    See ``AnyMatrixLosses``. With bands ≤ min_sep (Toeplitz) the loss itself is to be had.
+    The losses that bound it are those of ``AnyMatrixLosses``. For a banded Toeplitz C with
+    bands ≤ min_sep the loss itself can be computed, which ``MinSepMonteCarlo`` does.
     """
 
     name = "min-sep-any-matrix"

@@ -47,7 +47,7 @@ class _Words(NamedTuple):
         return -value, (words >= -EDGE) & (words < EDGE)
 
     def normals(self, out: torch.Tensor, spoiled: torch.Tensor) -> None:
-        """Fill two rows a pair: out has shape (pairs, 2, lanes). See ``rounding_bound``."""
+        """Fill two rows a pair, shape (pairs, 2, lanes), up to what ``rounding_bound`` allows."""
         pairs, _, count = out.shape
         first, second = self.draw(pairs, count), self.draw(pairs, count)
         energy, edge = self.log_uniform(first, second & ((1 << 20) - 1))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Indices = npt.NDArray[np.int64]
 
@@ -46,10 +46,8 @@ class MinSepLaw:
         c = np.array(self.coefficients, dtype=np.float64)
         if c.ndim != 1 or c.size == 0 or not np.isfinite(c).all() or (c < 0).any() or not c.any():
             raise ValueError("coefficients: expected a non-zero vector of finite values ≥ 0")
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability={self.probability}: must lie in (0, 1]")
-        if self.steps < 1:
-            raise ValueError(f"steps={self.steps}: must be at least 1")
+        checks.probability("probability", self.probability)
+        checks.steps(self.steps)
         if c.size > self.min_sep:
             raise ValueError(
                 f"{c.size} bands with min_sep={self.min_sep}: bands must not exceed min_sep; "

@@ -81,8 +81,8 @@ def best_linear_loss(law: MinSepLaw, sigma: float, epsilon: float) -> LinearLoss
         found = linear_loss(law, sigma, 1.0 / (1.0 + math.exp(-log_odds)))
         return float(found.log_delta(np.array([epsilon]))[0])
 
-    centre = math.log(law.probability) - math.log1p(-law.probability)
+    center = math.log(law.probability) - math.log1p(-law.probability)
     result = minimize_scalar(
-        value, bounds=(centre - 3.0, centre + 0.1), method="bounded", options={"xatol": 1e-3}
+        value, bounds=(center - 3.0, center + 0.1), method="bounded", options={"xatol": 1e-3}
     )
     return linear_loss(law, sigma, 1.0 / (1.0 + math.exp(-float(result.x))))

@@ -17,7 +17,7 @@ from dptrain.accounting.min_sep import engine_torch as min_sep_device
 from dptrain.accounting.min_sep.law import MinSepLaw, participations
 from dptrain.accounting.min_sep.recursion import Recursion, make_recursion
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 
 def _toeplitz_block(law: MinSepLaw) -> Array:
@@ -224,8 +224,7 @@ class MinSepLosses(Simulation):
     engine: Engine = "auto"
 
     def __post_init__(self) -> None:
-        if self.engine not in ("auto", "numpy", "numba", "cuda"):
-            raise ValueError(f"engine={self.engine!r}: must be 'auto', 'numpy', 'numba' or 'cuda'")
+        checks.choice("engine", self.engine, ("auto", "numpy", "numba", "cuda"))
         refusal = None
         if self.engine == "auto":
             compiled = self.law.steps >= LEAST_COMPILED_STEPS
@@ -266,7 +265,7 @@ class MinSepLosses(Simulation):
         *,
         several: bool | None = None,
     ) -> Array:
-        """See ``sample_losses``, whose values the other engines' are coupled with."""
+        """Draw losses by the engine; all of them are coupled with those of ``sample_losses``."""
         if self.engine == "numpy":
             return sample_losses(self.law, sigmas, direction, rng, size, several=several)
         directions = DIRECTIONS if direction == "both" else (direction,)

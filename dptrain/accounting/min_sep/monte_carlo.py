@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args
 
 from dptrain.accounting.base.accountant import truncation_refusal
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import Engine, MinSepLosses
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
+from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies.toeplitz import BandedToeplitz
@@ -83,8 +85,12 @@ class MinSepMonteCarlo(MonteCarloAccountant):
     name = "min-sep-monte-carlo"
     display = "b-min-sep Monte Carlo"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.choice("engine", self.engine, get_args(Engine))
+
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """See ``min_sep_refusal``."""
+        """``None`` for laws of b-min-sep sampling with a banded Toeplitz C, bands ≤ b."""
         return min_sep_refusal(mechanism)
 
     def simulation(self, mechanism: MatrixMechanism) -> MinSepLosses:

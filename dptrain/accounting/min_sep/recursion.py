@@ -68,7 +68,7 @@ class LinearRecursion(Recursion):
         self._log_scale = torch.zeros(lanes, dtype=torch.float64)
 
     def consume(self, first_row: int, exponents: torch.Tensor, half_norms: Sequence[float]) -> None:
-        """See ``Recursion.consume``."""
+        """Take in rows of exponents, the last row first."""
         if self._consumed == 0 and self._log_gauge != 0.0:
             # g_{n+j} = r^j: row n is the one after the last row consumed first.
             n = first_row + len(half_norms)
@@ -103,7 +103,7 @@ class LinearRecursion(Recursion):
         self._since = 0
 
     def log_ratio(self, warm_start: bool) -> Array:
-        """See ``Recursion.log_ratio``."""
+        """log P/Q of every lane, once all rows are taken in."""
         total = self._rows[0].clone()
         if warm_start:
             for j, row in enumerate(self._rows[1:], start=1):
@@ -126,7 +126,7 @@ class LogRecursion(Recursion):
         self._log_not_p = math.log1p(-probability) if probability < 1 else -math.inf
 
     def consume(self, first_row: int, exponents: torch.Tensor, half_norms: Sequence[float]) -> None:
-        """See ``Recursion.consume``."""
+        """Take in rows of exponents, the last row first."""
         block = exponents.numpy()
         for position in range(len(half_norms) - 1, -1, -1):
             row = first_row + position
@@ -136,7 +136,7 @@ class LogRecursion(Recursion):
             np.logaddexp(after + self._log_not_p, taken, out=current)
 
     def log_ratio(self, warm_start: bool) -> Array:
-        """See ``Recursion.log_ratio``."""
+        """log P/Q of every lane, once all rows are taken in."""
         if not warm_start:
             return self._window[0].copy()
         weights = np.full((self.min_sep, 1), self.probability)

@@ -115,7 +115,7 @@ class TruncatedMinSepLosses(Simulation):
         *,
         several: bool | None = None,
     ) -> Array:
-        """See ``Simulation.draw``; a σ never depends on the others (``several``)."""
+        """Draw losses, every σ by itself, whatever ``several`` says."""
         del several
         law, largest = self.law, self._largest
         by_sample, counts = self.scheme.sample_draws(rng, size)

@@ -87,7 +87,7 @@ class MMCCCurve(Curve):
         spacing = common_spacing(mixtures.spread(sigma=sigma, remove=remove), counts)
 
         def losses() -> Iterator[tuple[LossDistribution, int]]:
-            found = mixtures.discretised(sigma=sigma, spacing=spacing, remove=remove)
+            found = mixtures.discretized(sigma=sigma, spacing=spacing, remove=remove)
             yield from zip(found, counts, strict=True)
 
         return HeterogeneousComposition(losses())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.per_example.norm_grid import NormGrid
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Counts = npt.NDArray[np.integer]
 
@@ -17,19 +15,19 @@ def check_step(probability: float, noise_multiplier: float) -> None:
     """Refuse a Poisson rate q or a noise σ that is none.
 
     Raises:
+        TypeError: if one is no number.
         ValueError: naming the value.
     """
-    if not 0 < probability <= 1:
-        raise ValueError(f"probability={probability}: must lie in (0, 1]")
-    if not 0 < noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier={noise_multiplier}: must be positive and finite")
+    checks.probability("probability", probability)
+    checks.number("noise_multiplier", noise_multiplier, above=0)
 
 
 def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
     """How often each value of the grid occurred, as whole numbers, shape (N, grid).
 
     Raises:
-        ValueError: if they are of another shape, negative or not whole numbers.
+        TypeError: if they are not of an integer type.
+        ValueError: if they are of another shape or negative.
     """
     array = np.asarray(counts)
     wanted = len(grid.values)
@@ -39,7 +37,7 @@ def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
             "value of the norm grid"
         )
     if array.dtype.kind not in "iu":
-        raise ValueError(
+        raise TypeError(
             f"counts: must be whole numbers of an integer type, not {array.dtype}; convert "
             "them with .astype(np.uint32)"
         )

@@ -83,12 +83,12 @@ class TiltedLosses:
         return np.minimum(far, 0.0) - _TAIL, np.maximum(far, 0.0) + _TAIL
 
     def _density(self, x: Array, shifts: Array) -> tuple[Array, Array]:
-        """Log of the tilted density before normalisation, and L, at x of shape (J, n)."""
+        """Log of the tilted density before normalization, and L, at x of shape (J, n)."""
         ratio = log_ratio(x, shifts[:, None], self._q)
         return self._power * ratio - 0.5 * x * x - 0.5 * np.log(2.0 * np.pi), self._sign * ratio
 
-    def _discretised(self, rows: slice, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
-        """Weights and centred losses (J, n); cumulant, mean and error of the cumulant (J,)."""
+    def _discretized(self, rows: slice, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
+        """Weights and centered losses (J, n); cumulant, mean and error of the cumulant (J,)."""
         shifts = self.shifts[rows]
         low, high = self._ends(shifts)
         spacing = (high - low) / nodes
@@ -105,10 +105,10 @@ class TiltedLosses:
         return weights, losses - mean[:, None], cumulant, mean, error
 
     def _settled(self, rows: slice) -> tuple[Array, Array, Array, Array, Array]:
-        """``_discretised`` with nodes enough for the moments."""
+        """``_discretized`` with nodes enough for the moments."""
         nodes = _FEWEST
         while True:
-            found = self._discretised(rows, nodes)
+            found = self._discretized(rows, nodes)
             if nodes >= _MOST or _gap(found[0]).max() <= _GAP:
                 return found
             nodes *= 2
@@ -131,7 +131,7 @@ class TiltedLosses:
             while gap.max() > _GAP and nodes < _MOST:
                 nodes *= 2
                 result[rows], gap = self._transform(rows, nodes, step, count)
-            errors[rows] = gap + self._discretised(rows, nodes)[-1]
+            errors[rows] = gap + self._discretized(rows, nodes)[-1]
 
         with ThreadPoolExecutor(default_threads()) as pool:
             list(pool.map(work, self._blocks()))
@@ -141,10 +141,10 @@ class TiltedLosses:
     def _fine(self, rows: slice, nodes: int, step: float, count: int) -> bool:
         """Whether so many nodes may do.
 
-        From one frequency to the next the phase between neighbouring nodes must grow by little:
+        From one frequency to the next the phase between neighboring nodes must grow by little:
         then it cannot pass π, which the even and the odd nodes show, unseen.
         """
-        weights, losses = self._discretised(rows, nodes)[:2]
+        weights, losses = self._discretized(rows, nodes)[:2]
         leap = step * np.abs(np.diff(losses, axis=1)) * (weights[:, 1:] > 1e-15)
         if leap.max() > 0.25 * np.pi:
             return False
@@ -155,7 +155,7 @@ class TiltedLosses:
 
     def _transform(self, rows: slice, nodes: int, step: float, count: int) -> tuple[Complex, Array]:
         """E_λ[e^{iω(L - mean)}] of some norms, and the gaps between even and odd nodes."""
-        weights, losses, _, mean, _ = self._discretised(rows, nodes)
+        weights, losses, _, mean, _ = self._discretized(rows, nodes)
         losses += (mean - self.mean[rows])[:, None]
         result = np.empty((weights.shape[0], count + 1), complex)
         gap = np.empty(weights.shape[0])
@@ -187,12 +187,12 @@ class TiltedLosses:
         over which L varies by at most d, and θ = ωd/2, it is at least ω² (sin θ/θ)² (m₀m₂ - m₁²)
         with the moments m of the losses in the interval. The best of several intervals is taken.
         """
-        centre = np.concatenate([self._centre(rows) for rows in self._blocks()])
+        center = np.concatenate([self._center(rows) for rows in self._blocks()])
         nodes, weights = _LEGENDRE
         bounds = np.zeros((self.shifts.size, low.size))
         for half in _HALF_WIDTHS:
-            x = np.concatenate([centre[:, None] + half * nodes, centre[:, None] - half], axis=1)
-            x = np.concatenate([x, centre[:, None] + half], axis=1)
+            x = np.concatenate([center[:, None] + half * nodes, center[:, None] - half], axis=1)
+            x = np.concatenate([x, center[:, None] + half], axis=1)
             log_density, losses = self._density(x, self.shifts)
             mass = half * weights * np.exp(log_density[:, :-2] - self.cumulant[:, None])
             moved = losses[:, :-2] - self.mean[:, None]
@@ -205,10 +205,10 @@ class TiltedLosses:
             bounds = np.minimum(bounds, 0.5 * np.log1p(-np.minimum(drop, 1.0 - 1e-12)))
         return bounds
 
-    def _centre(self, rows: slice) -> Array:
+    def _center(self, rows: slice) -> Array:
         """Median of x under the tilt, roughly."""
         shifts = self.shifts[rows]
-        weights = self._discretised(rows, 4 * _FEWEST)[0]
+        weights = self._discretized(rows, 4 * _FEWEST)[0]
         low, high = self._ends(shifts)
         middle = np.argmax(np.cumsum(weights, axis=1) >= 0.5, axis=1)
         return low[:, 0] + (high - low)[:, 0] * (middle + 0.5) / weights.shape[1]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,9 +22,10 @@ class NormGrid:
 
     Args:
         smallest: the least positive ratio, in (0, 1]; smaller norms are rounded up to it.
-        ratio: of neighbouring values, above 1.
+        ratio: of neighboring values, above 1.
 
     Raises:
+        TypeError: if a value is no number.
         ValueError: if a value is out of range.
     """
 
@@ -32,10 +33,8 @@ class NormGrid:
     ratio: float = 1.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.smallest <= 1:
-            raise ValueError(f"smallest={self.smallest}: must lie in (0, 1], e.g. 1e-3")
-        if not 1 < self.ratio < math.inf:
-            raise ValueError(f"ratio={self.ratio}: must be above 1, e.g. 1.01")
+        checks.number("smallest", self.smallest, above=0, maximum=1, remedy="e.g. 1e-3")
+        checks.number("ratio", self.ratio, above=1, remedy="e.g. 1.01")
 
     @functools.cached_property
     def values(self) -> Array:

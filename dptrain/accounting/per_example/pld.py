@@ -20,7 +20,7 @@ from dptrain.accounting.per_example.arguments import (
 from dptrain.accounting.per_example.norm_grid import NormGrid
 from dptrain.accounting.per_example.tilted_totals import TiltedTotals
 from dptrain.accounting.poisson.poisson import poisson_curve
-from dptrain.core import Adjacency, Array
+from dptrain.core import Adjacency, Array, checks
 
 
 class IndividualPLD:
@@ -167,10 +167,8 @@ class IndividualPLD:
             ValueError: for counts of another shape or not whole numbers, or a floor out of range.
         """
         checked = checked_counts(counts, self.grid)
-        if not 0 < floor < 1:
-            raise ValueError(f"floor={floor}: must lie in (0, 1), e.g. 1e-8")
-        if levels < 1:
-            raise ValueError(f"levels={levels}: must be at least 1")
+        checks.number("floor", floor, above=0, below=1, remedy="e.g. 1e-8")
+        checks.integer("levels", levels)
         if self.probability == 1.0:
             return self._unsampled_mu(checked)
         result = np.zeros(len(checked))

@@ -14,7 +14,7 @@ from dptrain.accounting.per_example.periodic_hockey_stick import log_kernel_maxi
 from dptrain.core import Array
 
 TILTS = np.geomspace(1e-4, 1e7, 182)
-"""Tilts at which totals of losses may be discretised."""
+"""Tilts at which totals of losses may be discretized."""
 
 _EVERY = 2  # of which totals are tilted by these: the fewer, the more share a transform
 _FLATTER = (1, 2, 3, 5, 8)  # how many of those to go back where it pays

@@ -107,11 +107,11 @@ class SubsampledGaussianCurve(ComposedCurve):
 
     @property
     def unsampled(self) -> float:
-        """See ``ComposedCurve``."""
+        """√n times the sensitivity of a step."""
         return math.sqrt(self.steps) * self.sensitivity
 
     def composition(self, sigma: float, *, remove: bool) -> Composition:
-        """See ``ComposedCurve``."""
+        """n times the losses of one subsampled Gaussian."""
         single = subsampled_gaussian(
             probability=self.probability,
             sigma=sigma / self.sensitivity,
@@ -138,7 +138,7 @@ class CasesCurve(ComposedCurve):
 
     @property
     def unsampled(self) -> float:
-        """See ``ComposedCurve``; ``full_pair`` says how far two gradients can be apart."""
+        """√n times how far the gradients of a step can be apart, which ``full_pair`` says."""
         cases = self.branches
         cut = max(cases.full, cases.either) > 0.0
         far = self.adjacency is Adjacency.REPLACE_ONE or (
@@ -153,7 +153,7 @@ class CasesCurve(ComposedCurve):
         return self.steps * (cases.full * cases.kept + cases.either * self.probability)
 
     def composition(self, sigma: float, *, remove: bool) -> Composition:
-        """See ``ComposedCurve``."""
+        """n times the losses of one step, whose case is public."""
         p, cases, scaled = self.probability, self.branches, sigma / self.sensitivity
         possible = [
             (cases.open, open_pair(self.adjacency, p, scaled)),
@@ -165,7 +165,7 @@ class CasesCurve(ComposedCurve):
         spreads = [(weight, pair.spread(remove=remove)) for weight, pair in taken]
         h = public_spread(spreads).spacing(self.steps)
         mixed = public_mixture(
-            [(weight, pair.discretised(spacing=h, remove=remove)) for weight, pair in taken]
+            [(weight, pair.discretized(spacing=h, remove=remove)) for weight, pair in taken]
         )
         left_out = sum(weight for weight, _ in possible if weight <= NEGLIGIBLE)
         mixed = dataclasses.replace(mixed, infinity=mixed.infinity + left_out)

@@ -47,7 +47,7 @@ class BinomialMixtureCurve(Curve):
         mixtures = GaussianMixtures(law[None, :], means)
         times = [self.compositions]
         spacing = common_spacing(mixtures.spread(sigma=sigma, remove=remove), times)
-        losses = mixtures.discretised(sigma=sigma, spacing=spacing, remove=remove)
+        losses = mixtures.discretized(sigma=sigma, spacing=spacing, remove=remove)
         return HeterogeneousComposition(zip(losses, times, strict=True))
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:

@@ -91,7 +91,7 @@ class Pair(Protocol):
     def spread(self, *, remove: bool) -> Spread:
         """Of the loss of (P, Q) (remove) or (Q, P) (add)."""
 
-    def discretised(self, *, spacing: float, remove: bool) -> LossDistribution:
+    def discretized(self, *, spacing: float, remove: bool) -> LossDistribution:
         """The losses, rounded up."""
 
 
@@ -103,11 +103,11 @@ class SubsampledPair:
     sigma: float
 
     def spread(self, *, remove: bool) -> Spread:
-        """See ``Pair``."""
+        """Of the subsampled Gaussian's loss."""
         return spread(probability=self.probability, sigma=self.sigma, remove=remove)
 
-    def discretised(self, *, spacing: float, remove: bool) -> LossDistribution:
-        """See ``Pair``."""
+    def discretized(self, *, spacing: float, remove: bool) -> LossDistribution:
+        """The subsampled Gaussian's losses, rounded up."""
         return subsampled_gaussian_on_grid(
             probability=self.probability, sigma=self.sigma, spacing=spacing, remove=remove
         )

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 _PAD = 1e-12  # relative rounding of the results, always to the safe side
 
@@ -44,8 +44,6 @@ def largest_divergence(epsilon: float, *, order: float, delta: float) -> float:
 
 def _offset(order: float, delta: float) -> float:
     """What the conversion adds to the divergence."""
-    if not 1 < order < math.inf:
-        raise ValueError(f"order={order}: a Rényi order must be finite and above 1, e.g. 16")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta={delta}: must lie strictly between 0 and 1")
+    checks.number("order", order, above=1, remedy="a Rényi order, e.g. 16")
+    checks.number("delta", delta, above=0, below=1)
     return (float(conversion_term(order)) - math.log(delta)) / (order - 1.0)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import logsumexp
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 # Relative rounding of ρ: far above the error of the quadrature (checked against 50 digits to be
 # under 1e-12) and above what adding up a million charges in double precision can lose.
@@ -42,12 +42,9 @@ def step_divergence(
     Raises:
         ValueError: if a value is out of range.
     """
-    if not 1 < order <= LARGEST_ORDER:
-        raise ValueError(f"order={order}: must lie above 1, up to {LARGEST_ORDER:g}, e.g. 16")
-    if not 0 < probability <= 1:
-        raise ValueError(f"probability={probability}: must lie in (0, 1]")
-    if not 0 < sigma < math.inf:
-        raise ValueError(f"sigma={sigma}: must be finite and above 0")
+    checks.number("order", order, above=1, maximum=LARGEST_ORDER, remedy="e.g. 16")
+    checks.probability("probability", probability)
+    checks.number("sigma", sigma, above=0)
     wanted = np.asarray(ratios, dtype=np.float64)
     if not ((wanted >= 0) & (wanted <= 1)).all():
         raise ValueError("ratios: norms divided by the clipping norm must lie in [0, 1]")

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from dptrain.accounting.base.accountant import Accountant
 from dptrain.accounting.base.statement import statement
 from dptrain.accounting.simulation.simulation import default_threads
-from dptrain.core import Guarantee, Kind
+from dptrain.core import Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 
 
@@ -32,6 +32,7 @@ class SimulatedAccountant(Accountant):
         progress: whether to show progress bars (after two seconds).
 
     Raises:
+        TypeError: if an option is of another type.
         ValueError: if an option is out of range.
     """
 
@@ -49,13 +50,15 @@ class SimulatedAccountant(Accountant):
     def __post_init__(self) -> None:
         super().__post_init__()
         for option in self.counts:
-            value = getattr(self, option)
-            if value is not None and value < 1:
-                raise ValueError(f"{option}={value}: must be at least 1")
-        if not 0.0 < self.failure_probability < 1.0:
-            raise ValueError(f"failure_probability={self.failure_probability}: must be in (0, 1)")
-        if self.seed is not None and self.seed < 0:
-            raise ValueError(f"seed={self.seed}: must not be negative")
+            if (value := getattr(self, option)) is not None:
+                checks.integer(option, value)
+        checks.number("failure_probability", self.failure_probability, above=0, below=1)
+        if self.seed is not None:
+            checks.integer("seed", self.seed, minimum=0)
+        if self.cache is not None:
+            checks.instance("cache", self.cache, (str, os.PathLike), example="'certificates'")
+        checks.flag("recheck", self.recheck)
+        checks.flag("progress", self.progress)
 
     @property
     def cores(self) -> int:

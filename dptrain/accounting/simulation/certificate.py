@@ -14,19 +14,19 @@ from dptrain.accounting.simulation.estimate_noise import Gather, alone, estimate
 from dptrain.accounting.simulation.partial_certificate import PartialCertificate
 from dptrain.accounting.simulation.simulation import Simulation, default_threads
 from dptrain.accounting.simulation.verification import verify_chunks
+from dptrain.core import checks
 
 
 def fresh_seed(seed: int | None) -> int:
     """``seed``, or 128 fresh random bits.
 
     Raises:
-        ValueError: if the seed is negative.
+        TypeError: if the seed is no integer.
+        ValueError: if it is negative.
     """
     if seed is None:
         return secrets.randbits(128)
-    if seed < 0:
-        raise ValueError(f"seed={seed}: must not be negative")
-    return int(seed)
+    return checks.integer("seed", seed, minimum=0)
 
 
 def certify_noise(

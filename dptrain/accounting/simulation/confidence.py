@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
+from dptrain.core import checks
+
 # Relative error allowed for the rounding of exp(-s·KL) with s·KL up to about 700.
 ROUNDING = 1e-9
 LEAST_DELTA = 1e-10
@@ -54,8 +56,7 @@ def failure_probability(threshold: float, violated: float, samples: int) -> floa
         raise ValueError(
             f"threshold={threshold}, violated={violated}: need 0 ≤ threshold < violated < 1"
         )
-    if samples < 1:
-        raise ValueError(f"samples={samples}: must be at least 1")
+    checks.integer("samples", samples)
     q = math.exp(-samples * binary_kl(threshold, violated))
     return min(1.0, q * (1.0 + ROUNDING) + 5e-324)
 

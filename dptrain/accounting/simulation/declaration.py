@@ -14,6 +14,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.simulation.chunk_sums import Verdicts
 from dptrain.accounting.simulation.confidence import check_resolution, samples_needed
 from dptrain.accounting.simulation.simulation import Simulation
+from dptrain.core import checks
 
 METHOD = 3  # raise it when the meaning of a certificate changes: it is part of the cache's key
 STEP = 1.01
@@ -38,8 +39,8 @@ def generator_versions() -> dict[str, str]:
 
 def declare_grid(guess: float, ceiling: float) -> list[int]:
     """Exponents k of the grid 1.01^k around ``guess``, ascending, all below ``ceiling``."""
-    centre = round(math.log(guess) / math.log(STEP))
-    return [centre + offset for offset in OFFSETS if STEP ** (centre + offset) < ceiling]
+    center = round(math.log(guess) / math.log(STEP))
+    return [center + offset for offset in OFFSETS if STEP ** (center + offset) < ceiling]
 
 
 def request_of(simulation: Simulation, epsilon: float, delta: float) -> dict[str, Any]:
@@ -48,8 +49,7 @@ def request_of(simulation: Simulation, epsilon: float, delta: float) -> dict[str
     Raises:
         ValueError: if ε or δ is out of range, or δ below what is resolved.
     """
-    if not (math.isfinite(epsilon) and epsilon >= 0.0):
-        raise ValueError(f"epsilon={epsilon}: must be finite and not negative")
+    checks.number("epsilon", epsilon, minimum=0)
     verdict = samples_needed(delta)
     check_resolution(delta)
     return {

@@ -34,7 +34,7 @@ def estimate_noise(
     share: tuple[int, int] = (0, 1),
     gather: Gather = alone,
 ) -> float:
-    """A σ whose δ(ε) is near ``target``: proves nothing, only centres the grid.
+    """A σ whose δ(ε) is near ``target``: proves nothing, only centers the grid.
 
     Several processes may share the work if all of them call this alike: process i of k
     (``share``) draws every k-th part, and ``gather`` returns everybody's sums to everybody. Sums

@@ -157,7 +157,7 @@ class MonteCarloAccountant(SimulatedAccountant):
 
         Each is the Bernoulli-KL upper bound at q over the number of points and directions, or the
         unamplified Gaussian's δ where that is smaller; a value at a smaller ε bounds all later
-        ones. See ``estimate`` for the plain means.
+        ones. The plain means are those of ``estimate``.
 
         Raises:
             ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.

@@ -2,7 +2,7 @@
 
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
-from dptrain.accounting.users.neighbors import neighbour_facts
+from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.accounting.users.revealed import RevealedDraws
 
-__all__ = ["ExposedSteps", "RevealedDraws", "UserMinSepMonteCarlo", "neighbour_facts"]
+__all__ = ["ExposedSteps", "RevealedDraws", "UserMinSepMonteCarlo", "neighbor_facts"]

@@ -6,7 +6,7 @@ import dataclasses
 
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.monte_carlo import SimulatedUser
-from dptrain.accounting.users.neighbors import neighbour_facts
+from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
@@ -47,13 +47,13 @@ class UserMinSepMonteCarlo(SimulatedUser):
         assert isinstance(scheme, UserMinSep)
         counts = tuple(range(1, scheme.graph.max_examples + 1))
         if scheme.graph.attached:
-            counts = neighbour_facts(scheme.graph).examples
+            counts = neighbor_facts(scheme.graph).examples
         return UserLaw(
             columns=band_columns(mechanism.strategy, scheme.steps),
             examples=counts,
             probability=scheme.probability,
             min_sep=scheme.min_sep,
             exclusion=scheme.exclusion,
-            neighbours=0,
+            neighbors=0,
             burn_in=scheme.burn_in,
         )

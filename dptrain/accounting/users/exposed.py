@@ -28,7 +28,7 @@ import dataclasses
 
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.monte_carlo import SimulatedUser
-from dptrain.accounting.users.neighbors import neighbour_facts
+from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
@@ -41,7 +41,7 @@ class ExposedSteps(SimulatedUser):
     1-(1-p)^{d(b-1)} is well below 1; at 1 it is what ``RevealedDraws`` says without any
     simulation.
     d is the largest number of examples that share a user with some user's examples and are not that
-    user's (``outside_neighbours``), a fact of the public
+    user's (``outside_neighbors``), a fact of the public
     graph; ``AttributionGraph.bound(max_neighbours=…)`` bounds it.
     """
 
@@ -53,7 +53,7 @@ class ExposedSteps(SimulatedUser):
         if scheme.exclusion != "sampling":
             return "it needs exclusion='sampling': participations show arbitrarily far otherwise"
         if not scheme.graph.attached and not scheme.graph.is_disjoint:
-            return "it counts neighbours in the graph's edges, which are not here; attach() them"
+            return "it counts neighbors in the graph's edges, which are not here; attach() them"
         return None
 
     def law(self, mechanism: MatrixMechanism) -> UserLaw:
@@ -63,14 +63,14 @@ class ExposedSteps(SimulatedUser):
         graph = scheme.graph
         counts, most = tuple(range(1, graph.max_examples + 1)), 0
         if graph.attached:
-            facts = neighbour_facts(graph)
-            counts, most = facts.examples, facts.neighbours
+            facts = neighbor_facts(graph)
+            counts, most = facts.examples, facts.neighbors
         return UserLaw(
             columns=band_columns(mechanism.strategy, scheme.steps),
             examples=counts,
             probability=scheme.probability,
             min_sep=scheme.min_sep,
             exclusion="sampling",
-            neighbours=most,
+            neighbors=most,
             burn_in=0,
         )

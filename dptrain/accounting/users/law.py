@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.users.squared_norm_grid import binomial
-from dptrain.core import Array
+from dptrain.core import Array, checks
 from dptrain.sampling.schemes import successes
 from dptrain.sampling.users import Exclusion
 from dptrain.strategies import Strategy
@@ -52,7 +52,7 @@ class UserLaw:
         probability: p in (0, 1].
         min_sep: b ≥ 1.
         exclusion: the rule.
-        neighbours: d ≥ 0; 0 for no exposed steps.
+        neighbors: d ≥ 0; 0 for no exposed steps.
         burn_in: steps of the same chain before the first, not released and not known.
 
     Raises:
@@ -64,7 +64,7 @@ class UserLaw:
     probability: float
     min_sep: int
     exclusion: Exclusion
-    neighbours: int
+    neighbors: int
     burn_in: int
 
     def __post_init__(self) -> None:
@@ -75,16 +75,15 @@ class UserLaw:
             )
         if not np.isfinite(self.columns).all() or (self.columns < 0).any():
             raise ValueError("columns: expected finite values ≥ 0; take absolute values")
-        if not 0.0 < self.probability <= 1.0:
-            raise ValueError(f"probability={self.probability}: must lie in (0, 1]")
+        checks.probability("probability", self.probability)
         if not self.examples or not all(1 <= k <= MOST_EXAMPLES for k in self.examples):
             raise ValueError(f"examples={self.examples}: numbers within 1..{MOST_EXAMPLES}")
-        if self.neighbours < 0 or (self.neighbours and self.exclusion != "sampling"):
+        if self.neighbors < 0 or (self.neighbors and self.exclusion != "sampling"):
             raise ValueError(
-                f"neighbours={self.neighbours}: must be ≥ 0, and 0 unless exclusion='sampling'"
+                f"neighbors={self.neighbors}: must be ≥ 0, and 0 unless exclusion='sampling'"
             )
-        if self.burn_in < 0 or (self.burn_in and self.neighbours):
-            raise ValueError(f"burn_in={self.burn_in}: must be ≥ 0, and 0 with neighbours")
+        if self.burn_in < 0 or (self.burn_in and self.neighbors):
+            raise ValueError(f"burn_in={self.burn_in}: must be ≥ 0, and 0 with neighbors")
 
     @property
     def steps(self) -> int:
@@ -114,8 +113,8 @@ class UserLaw:
     def exposure(self) -> float:
         """Chance of U_j = 1: that one of d coins comes up."""
         if self.probability == 1.0:
-            return float(self.neighbours > 0)
-        return -math.expm1(self.neighbours * math.log1p(-self.probability))
+            return float(self.neighbors > 0)
+        return -math.expm1(self.neighbors * math.log1p(-self.probability))
 
     @property
     def lanes(self) -> int:
@@ -191,6 +190,6 @@ class UserLaw:
             "probability": self.probability,
             "min_sep": self.min_sep,
             "exclusion": self.exclusion,
-            "neighbours": self.neighbours,
+            "neighbours": self.neighbors,  # as certificates that exist spell it
             "burn_in": self.burn_in,
         }

@@ -57,7 +57,7 @@ class UserLosses(Simulation):
         *,
         several: bool | None = None,
     ) -> Array:
-        """See ``Simulation.draw``; every σ is computed alone from shared draws."""
+        """Draw losses, every σ by itself from shared draws, whatever ``several`` says."""
         del several
         law = self.law
         directions = DIRECTIONS if direction == "both" else (direction,)

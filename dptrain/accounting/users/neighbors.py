@@ -23,26 +23,26 @@ class NeighbourFacts:
 
     Attributes:
         examples: the different numbers of examples that users have, ascending.
-        neighbours: the largest d of any user, see ``outside_neighbours``.
+        neighbors: the largest d of any user, see ``outside_neighbors``.
     """
 
     examples: tuple[int, ...]
-    neighbours: int
+    neighbors: int
 
 
 @functools.lru_cache(maxsize=16)
-def neighbour_facts(graph: AttributionGraph) -> NeighbourFacts:
+def neighbor_facts(graph: AttributionGraph) -> NeighbourFacts:
     """The facts of an attached graph; graphs of equal fingerprint and facts are read once.
 
     Raises:
         ValueError: if the graph holds no edges.
     """
     counts = np.unique(graph.examples_per_user())
-    most = 0 if graph.is_disjoint else int(outside_neighbours(graph).max())
+    most = 0 if graph.is_disjoint else int(outside_neighbors(graph).max())
     return NeighbourFacts(tuple(int(k) for k in counts), most)
 
 
-def outside_neighbours(graph: AttributionGraph) -> npt.NDArray[np.int64]:
+def outside_neighbors(graph: AttributionGraph) -> npt.NDArray[np.int64]:
     """d of every user u: examples not u's that share a user with an example of u; shape (users,).
 
     Boolean products of the incidence matrix A (examples by users), users in chunks: row u of
@@ -62,7 +62,7 @@ def outside_neighbours(graph: AttributionGraph) -> npt.NDArray[np.int64]:
     work = np.concatenate(([0], np.cumsum(columns @ near + 1, dtype=np.int64)))
     found = np.empty(graph.users, dtype=np.int64)
     with tqdm(
-        desc="Outside neighbours", total=graph.users, unit="user", delay=2, leave=False
+        desc="Outside neighbors", total=graph.users, unit="user", delay=2, leave=False
     ) as bar:
         for begin, end in spans(work, _PATHS):
             # Boolean sums are "or": no count can wrap round to a zero.

@@ -16,7 +16,7 @@ from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
 
 def composed(mixtures, sigma, counts, *, remove):
     spacing = common_spacing(mixtures.spread(sigma=sigma, remove=remove), counts)
-    losses = mixtures.discretised(sigma=sigma, spacing=spacing, remove=remove)
+    losses = mixtures.discretized(sigma=sigma, spacing=spacing, remove=remove)
     return HeterogeneousComposition(zip(losses, counts, strict=True))
 
 
@@ -89,7 +89,7 @@ def test_both_masses_are_kept(remove):
     # Σ p = 1 and Σ p e^{-L} = 1: what is split keeps both masses, nothing is lost.
     rng = np.random.default_rng(5)
     mixtures = GaussianMixtures(rng.dirichlet(np.ones(5), size=3), rng.random((3, 5)) * 2)
-    for loss in mixtures.discretised(sigma=0.8, spacing=0.01, remove=remove):
+    for loss in mixtures.discretized(sigma=0.8, spacing=0.01, remove=remove):
         mass = np.exp(loss.log_mass)
         assert mass.sum() + loss.infinity == pytest.approx(1.0, abs=1e-12)
         assert mass @ np.exp(-loss.losses) == pytest.approx(1.0, abs=1e-10)
@@ -110,8 +110,8 @@ def test_shared_means_are_a_table_of_the_same_numbers(sigma, remove):
     alone = GaussianMixtures(weights, np.tile(means, (7, 1)))
     h = common_spacing(together.spread(sigma=sigma, remove=remove), [1] * 7)
     pairs = zip(
-        together.discretised(sigma=sigma, spacing=h, remove=remove),
-        alone.discretised(sigma=sigma, spacing=h, remove=remove),
+        together.discretized(sigma=sigma, spacing=h, remove=remove),
+        alone.discretized(sigma=sigma, spacing=h, remove=remove),
         strict=True,
     )
     for one, other in pairs:
@@ -123,7 +123,7 @@ def test_shared_means_are_a_table_of_the_same_numbers(sigma, remove):
 
 
 def test_means_that_are_all_zero_cost_nothing():
-    (loss,) = GaussianMixtures(np.ones((1, 2)) / 2, np.zeros(2)).discretised(
+    (loss,) = GaussianMixtures(np.ones((1, 2)) / 2, np.zeros(2)).discretized(
         sigma=1.0, spacing=0.1, remove=True
     )
     assert loss.losses.tolist() == [0.0]

@@ -58,7 +58,7 @@ def test_hundreds_of_different_gaussians_are_one(remove):
     mixtures = GaussianMixtures(np.ones((mu.size, 1)), mu[:, None])
     counts = [1] * mu.size
     h = common_spacing(mixtures.spread(sigma=1.0, remove=remove), counts)
-    losses = mixtures.discretised(sigma=1.0, spacing=h, remove=remove)
+    losses = mixtures.discretized(sigma=1.0, spacing=h, remove=remove)
     found = HeterogeneousComposition(zip(losses, counts, strict=True))
     total = math.sqrt(float(mu @ mu))
     for delta in (1e-2, 1e-6, 1e-15, 1e-30):

@@ -55,7 +55,7 @@ def test_poisson_agrees_with_composition() -> None:
         estimate = QUIET.estimate(mechanism(each, 0.8), grid)
         worse = np.maximum(estimate.remove, estimate.add)
         error = np.maximum(estimate.remove_error, estimate.add_error)
-        assert (abs(worse - truth) < 6 * error + 1e-5).all()  # 1e-5: their discretisation
+        assert (abs(worse - truth) < 6 * error + 1e-5).all()  # 1e-5: their discretization
         assert (error < 0.05 * truth).all()
 
 
@@ -155,7 +155,7 @@ def test_profile_of_an_amplified_mechanism_covers_the_truth() -> None:
     grid = np.linspace(0.1, 3, 9)
     profile = QUIET.profile(m, grid)
     exact = np.array([truth.get_delta_for_epsilon(e) for e in grid])
-    # All nine cover at once except with probability 1e-6; 1e-5 for their discretisation. The
+    # All nine cover at once except with probability 1e-6; 1e-5 for their discretization. The
     # interval is about sqrt(2 δ log(1/q') / s) wide, log(1/q') = 16.7; twice that is generous.
     assert (profile.delta >= exact - 1e-5).all()
     assert (profile.delta <= exact + 2 * np.sqrt(2 * 17 * exact / 200_000) + 2e-4).all()

@@ -206,7 +206,7 @@ def test_two_full_steps_bound_every_choice_of_the_gradients(adjacency, q, sigma)
     epsilons = np.array([0.0, 0.2, 0.7, 1.5])
     pair = full_pair(adjacency, q, sigma)
     claimed = [
-        Composition(pair.discretised(spacing=2e-3, remove=remove), 2).delta(epsilons)
+        Composition(pair.discretized(spacing=2e-3, remove=remove), 2).delta(epsilons)
         for remove in (True, False)
     ]
     others = (0.0,) if adjacency is ZERO_OUT else (-1.0,)
@@ -396,7 +396,7 @@ def test_shifts_out_of_order_are_refused():
 
 def test_mixture_needs_one_grid():
     law = full_pair(ZERO_OUT, 0.3, 1.0)
-    parts = [(0.5, law.discretised(spacing=h, remove=True)) for h in (0.01, 0.02)]
+    parts = [(0.5, law.discretized(spacing=h, remove=True)) for h in (0.01, 0.02)]
     with pytest.raises(ValueError, match="spacing"):
         public_mixture(parts)
     both = public_mixture([parts[0], parts[0]])

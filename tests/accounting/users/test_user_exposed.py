@@ -95,12 +95,12 @@ def test_refusals_say_why() -> None:
 def test_the_law_reads_the_graph() -> None:
     star = AttributionGraph.from_lists([list(range(8)), *([i] for i in range(1, 8))])
     law = ExposedSteps().law(mechanism(star))
-    assert law.neighbours == 7
+    assert law.neighbors == 7
     assert law.examples == (1, 2)
-    assert ExposedSteps().law(mechanism(ALONE)).neighbours == 0
+    assert ExposedSteps().law(mechanism(ALONE)).neighbors == 0
     for exclusion in ("sampling", "participation"):
         own = UserMinSepMonteCarlo().law(mechanism(ALONE, exclusion=exclusion))
-        assert (own.exclusion, own.burn_in, own.neighbours) == (exclusion, 3, 0)
+        assert (own.exclusion, own.burn_in, own.neighbors) == (exclusion, 3, 0)
 
 
 @pytest.mark.parametrize("exclusion", ["sampling", "participation"])
@@ -131,7 +131,7 @@ def test_the_attack_on_the_theorem_is_covered() -> None:
     subject = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=attack.SIGMA)
     assert UserMinSepMonteCarlo().refusal(subject)
     accountant = ExposedSteps(seed=3, progress=False, profile_samples=100_000)
-    assert accountant.law(subject).neighbours == 800
+    assert accountant.law(subject).neighbors == 800
     found, error = attack.attained(scheme)
     assert found == pytest.approx(0.027, abs=1e-3)
     claimed = accountant.estimate(subject, [attack.EPSILON])

@@ -12,7 +12,7 @@ from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.losses import UserLosses
-from dptrain.accounting.users.neighbors import neighbour_facts, outside_neighbours
+from dptrain.accounting.users.neighbors import neighbor_facts, outside_neighbors
 from dptrain.accounting.users.recursion import log_ratio, participations, rescale_interval
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.strategies import BandMF, Dense
@@ -79,7 +79,7 @@ def test_ratio_of_a_user_alone(log: bool, exclusion: str, burn_in: int) -> None:
     """Nothing public; the burn-in is summed over."""
     matrix, b, k, p = banded(4, 3, 7), 3, 2, 0.35
     law = law_of(
-        matrix, probability=p, exclusion=exclusion, neighbours=0, burn_in=burn_in, min_sep=b
+        matrix, probability=p, exclusion=exclusion, neighbors=0, burn_in=burn_in, min_sep=b
     )
     binomial = [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
     mixture: oracle.Mixture = {}
@@ -98,7 +98,7 @@ def test_compiled_and_plain_programs_agree(monkeypatch: pytest.MonkeyPatch) -> N
     for exclusion, d in (("sampling", 3), ("participation", 0)):
         law = UserLaw(
             columns=columns, examples=(1, 3), probability=0.05, min_sep=6,
-            exclusion=exclusion, neighbours=d, burn_in=0,
+            exclusion=exclusion, neighbors=d, burn_in=0,
         )  # fmt: skip
         assert rescale_interval(law, 3, 0.7) is not None
         losses = UserLosses(law)
@@ -128,7 +128,7 @@ def test_one_sigma_does_not_depend_on_the_others() -> None:
 def test_simulated_delta_is_the_claim(d: int, k: int, b: int, bands: int, p: float) -> None:
     """Draws of P and Q, exposed steps and counts, all at once, against quadrature."""
     matrix, sigma, epsilon = banded(2, bands, 3), 0.9, 0.4
-    law = law_of(matrix, examples=(k,), probability=p, min_sep=b, neighbours=d)
+    law = law_of(matrix, examples=(k,), probability=p, min_sep=b, neighbors=d)
     losses = UserLosses(law).draw([sigma], "both", np.random.default_rng(d), 200_000)[:, 0]
     truth = oracle.attained(claim.claimed_mixtures(k, d, p=p, b=b, steps=2), matrix, sigma, epsilon)
     for values, expected in zip(losses, truth, strict=True):
@@ -153,7 +153,7 @@ def test_the_largest_loss_covers_fewer_examples() -> None:
 
 
 def test_draws_follow_their_law() -> None:
-    law = law_of(banded(6, 2, 1), examples=(1, 3), probability=0.2, neighbours=4)
+    law = law_of(banded(6, 2, 1), examples=(1, 3), probability=0.2, neighbors=4)
     rng = np.random.default_rng(5)
     one, three = law.draw_counts(rng, 100_000)
     assert (one <= three).all()
@@ -170,7 +170,7 @@ def test_draws_follow_their_law() -> None:
         error = math.sqrt(expected * (1 - expected) / 100_000)
         assert abs(shown[t].mean() - expected) <= 6 * error
     for exclusion in ("sampling", "participation"):
-        same = law_of(banded(6, 2, 1), exclusion=exclusion, neighbours=0)
+        same = law_of(banded(6, 2, 1), exclusion=exclusion, neighbors=0)
         x = participations(same, three[:, :200], np.zeros(200, dtype=np.int64))
         for lane in range(200):
             expected_x = claim.chain(three[:, lane].tolist(), 3, sampled=exclusion == "sampling")
@@ -188,10 +188,10 @@ def test_outside_neighbours_of_random_graphs() -> None:
         lists = [[present.index(u) for u in own] for own in lists]
         offsets = np.concatenate(([0], np.cumsum([len(own) for own in lists])))
         graph = AttributionGraph.from_csr(offsets, [u for own in lists for u in own])
-        expected = [claim.outside_neighbours(lists, u) for u in range(len(present))]  # type: ignore[arg-type]
-        assert outside_neighbours(graph).tolist() == expected
-        assert neighbour_facts(graph).neighbours == max(expected)
-    assert neighbour_facts(AttributionGraph.from_lists(CHAIN)).examples == (2, 3)
+        expected = [claim.outside_neighbors(lists, u) for u in range(len(present))]  # type: ignore[arg-type]
+        assert outside_neighbors(graph).tolist() == expected
+        assert neighbor_facts(graph).neighbors == max(expected)
+    assert neighbor_facts(AttributionGraph.from_lists(CHAIN)).examples == (2, 3)
 
 
 def test_bad_laws_are_refused() -> None:
