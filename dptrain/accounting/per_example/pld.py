@@ -84,7 +84,8 @@ class IndividualPLD:
             Shape (N,).
 
         Raises:
-            ValueError: for counts of another shape or not whole numbers, or a negative ε.
+            TypeError: for counts that are not whole numbers.
+            ValueError: for counts of another shape, or a negative ε.
         """
         checked = checked_counts(counts, self.grid)
         wanted = one_each("epsilon", epsilon, len(checked))
@@ -118,7 +119,8 @@ class IndividualPLD:
             Shape (N,).
 
         Raises:
-            ValueError: for counts of another shape or not whole numbers, or δ out of range.
+            TypeError: for counts that are not whole numbers.
+            ValueError: for counts of another shape, or δ out of range.
         """
         checked = checked_counts(counts, self.grid)
         wanted = checked_deltas(delta, len(checked))
@@ -164,7 +166,8 @@ class IndividualPLD:
             Shape (N,).
 
         Raises:
-            ValueError: for counts of another shape or not whole numbers, or a floor out of range.
+            TypeError: for counts that are not whole numbers.
+            ValueError: for counts of another shape, or a floor out of range.
         """
         checked = checked_counts(counts, self.grid)
         checks.number("floor", floor, above=0, below=1, remedy="e.g. 1e-8")

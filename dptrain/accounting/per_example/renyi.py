@@ -85,7 +85,8 @@ class IndividualRenyi:
             Shape (N,); 0 only where there was no positive norm or δ is large.
 
         Raises:
-            ValueError: for counts of another shape or not whole numbers, or δ out of range.
+            TypeError: for counts that are not whole numbers.
+            ValueError: for counts of another shape, or δ out of range.
         """
         checked = checked_counts(counts, self.grid)
         wanted = checked_deltas(delta, len(checked))

@@ -272,10 +272,15 @@ def test_refuses_bad_input():
         with pytest.raises(ValueError, match="noise_multiplier"):
             IndividualPLD(probability=0.1, noise_multiplier=sigma)
     accountant = IndividualPLD(probability=0.1, noise_multiplier=1.0)
-    for bad in (counts[0], counts[:, 1:], counts.astype(float), counts.astype(int) - 1):
-        with pytest.raises(ValueError, match="counts"):
+    for bad, error in (
+        (counts[0], ValueError),
+        (counts[:, 1:], ValueError),
+        (counts.astype(float), TypeError),
+        (counts.astype(int) - 1, ValueError),
+    ):
+        with pytest.raises(error, match="counts"):
             accountant.epsilon(bad, 1e-5)
-        with pytest.raises(ValueError, match="counts"):
+        with pytest.raises(error, match="counts"):
             accountant.delta(bad, 1.0)
     for delta in (0.0, 1.0, math.nan, [1e-5, 1e-5]):
         with pytest.raises(ValueError, match="delta"):

@@ -113,7 +113,7 @@ def test_refuses_what_the_pld_accountant_refuses():
     for accountant in (IndividualRenyi(**given), IndividualPLD(**given)):
         with pytest.raises(ValueError, match="counts: shape"):
             accountant.epsilon(counts[:, 1:], 1e-6)
-        with pytest.raises(ValueError, match="whole numbers"):
+        with pytest.raises(TypeError, match="whole numbers"):
             accountant.epsilon(counts.astype(float), 1e-6)
         with pytest.raises(ValueError, match="must not be negative"):
             accountant.epsilon(counts - 1, 1e-6)
