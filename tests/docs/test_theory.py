@@ -135,6 +135,13 @@ def test_references_in_code_and_pages_lead_somewhere() -> None:
             assert (match["page"], match["id"]) in known, f"{place}: {match[0]}"
 
 
+def test_every_test_that_a_docstring_names_exists() -> None:
+    for path, text in texts().items():
+        if path.is_relative_to(ROOT / "dptrain"):
+            for name in re.findall(r"``(test_\w+)``", text):
+                assert name in homes(), f"{path.relative_to(ROOT)}: {name}"
+
+
 def test_docstrings_become_links_on_the_site() -> None:
     first = theorems.theorems()[0]
     text = f"Claim (docs/theory/{first.page}#{first.id}; ``test_it``)."
