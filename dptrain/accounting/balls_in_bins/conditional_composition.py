@@ -211,7 +211,9 @@ _SECONDS, _AUTOMATIC = 1e4, 1e6
 
 
 class ConditionalComposition(DeterministicAccountant):
-    """Conditional composition for balls-in-bins and any C (Schuchardt & Kalinin, section 4).
+    """Conditional composition for balls-in-bins and any C.
+
+    (Schuchardt & Kalinin 2026, section 4, arXiv 2601.21636.)
 
     ``MinSep`` with p = 1 and a warm start is the same law. Where it differs from the paper: the
     failure probability is a union bound over all steps (see the curve), hazards of a step's lowest

@@ -64,10 +64,10 @@ class TiltedBallsInBins:
     ``BallsInBinsLosses``, which is at most as private as the true one.
 
     *Remove.* With A = E_Q[(P/Q)^α] = b^{-α} Σ e^{Σ_{k<l} <m̃_{i_k}, m̃_{i_l}>/σ²} over all α-tuples
-    of bins (Schuchardt & Kalinin, Lemma 3.2), R = (P/Q)^α Q/A is the mixture of the
-    N(Σ_k m̃_{i_k}, σ²I) with weights in proportion to these terms. δ(ε) is the mean under R of
-    A e^{-(α-1)L} (1 - e^{ε-L})_+ ∈ [0, A e^{-(α-1)ε} (1-1/α)^α/(α-1)]: see ``TiltedMinSep``.
-    The best of the orders whose multisets fit a table is taken.
+    of bins (Schuchardt & Kalinin 2026, Lemma 3.2, arXiv 2601.21636), R = (P/Q)^α Q/A is the mixture
+    of the N(Σ_k m̃_{i_k}, σ²I) with weights in proportion to these terms. δ(ε) is the mean under R
+    of A e^{-(α-1)L} (1 - e^{ε-L})_+ ∈ [0, A e^{-(α-1)ε} (1-1/α)^α/(α-1)]: see ``TiltedMinSep``. The
+    best of the orders whose multisets fit a table is taken.
 
     *Add.* By Jensen's inequality the loss is at most ν - <Σ_i m̃_i/b, z>/σ, ν = tr(G̃)/(2bσ²), for
     y = σz (Lemma 3.4 there): see ``below_linear_loss``.

@@ -75,7 +75,8 @@ class BallsInBinsLosses(Simulation):
     where σ is so small that it does not, every loss is reported as ∞, an upper bound.
 
     Args:
-        strategy: C; its entrywise magnitude is used (Schuchardt & Kalinin, Lemma 2.8).
+        strategy: C; its entrywise magnitude is used (Schuchardt & Kalinin 2026, Lemma 2.8,
+            arXiv 2601.21636).
         steps: n.
         bins: b ≥ 1, the distance of two participations.
     """

@@ -142,10 +142,10 @@ def _quantiles(
     ξ = ‖μ_i - Σ ψ_j μ_j‖/σ and the mean
     ν = <ρ, Σ ψ_j μ_j - μ_i>/σ² + (‖μ_i‖² - Σ ψ_j ‖μ_j‖²)/(2σ²) - KL.
     Add: ρ = 0, the quantile is ν + ξ Φ^{-1}(failure), and the best ψ counts. Remove: ρ is each of
-    the b means with probability 1/b (all of them: Theorem D.3 of Schuchardt & Kalinin, not the
-    listing of their Algorithm 4), each may have a ψ of its own, and the quantile of the mixture of
-    normals is bisected from below. ψ: softmax(-‖μ_i - μ_j‖²/(tσ²)) at several t; for ρ = 0
-    softmax(-‖μ_j‖²/(2σ²)), and for ρ = μ_k with k a term the point at k.
+    the b means with probability 1/b (all of them: Theorem D.3 of Schuchardt & Kalinin 2026, arXiv
+    2601.21636, not the listing of their Algorithm 4), each may have a ψ of its own, and the
+    quantile of the mixture of normals is bisected from below. ψ: softmax(-‖μ_i - μ_j‖²/(tσ²)) at
+    several t; for ρ = 0 softmax(-‖μ_j‖²/(2σ²)), and for ρ = μ_k with k a term the point at k.
     """
     squares = np.diag(gram) / sigma**2
     gram = gram / sigma**2

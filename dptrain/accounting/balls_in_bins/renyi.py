@@ -26,7 +26,7 @@ def log_delta_add(gram: Array, sigma: float, epsilon: Array) -> Array:
     """log δ(ε) of (Q, P) from above, rounded up.
 
     By Jensen's inequality the add-direction loss is at most Y ~ N(ν, ξ²) with
-    ν = tr(G)/(2bσ²), ξ² = 1ᵀG1/(b²σ²): the step behind Lemma 3.4 of Schuchardt & Kalinin, used
+    ν = tr(G)/(2bσ²), ξ² = 1ᵀG1/(b²σ²): the step behind Lemma 3.4 of Schuchardt & Kalinin 2026, used
     without the detour through Rényi divergences.
     """
     bins = gram.shape[0]
@@ -128,7 +128,9 @@ def periodic_refusal(mechanism: MatrixMechanism) -> str | None:
 
 
 class BallsInBinsRenyi(DeterministicAccountant):
-    """Rényi accountant for balls-in-bins and any C (Schuchardt & Kalinin, Lemmas 2.8 and 3.2).
+    """Rényi accountant for balls-in-bins and any C.
+
+    (Schuchardt & Kalinin 2026, Lemmas 2.8 and 3.2, arXiv 2601.21636.)
 
     ``MinSep`` with p = 1 and a warm start is the same law: the first step is uniform on 0..b-1 and
     every b-th follows.

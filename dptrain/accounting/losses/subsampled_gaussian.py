@@ -88,8 +88,8 @@ def subsampled_gaussian(
     """Discretized loss of (P, Q) (remove) or (Q, P) (add) for one step.
 
     P = (1-p) N(0, σ²) + p N(1, σ²), Q = N(0, σ²): the dominating pair of the Poisson-subsampled
-    Gaussian (Zhu, Dong & Wang 2022). ``count`` is how often it will be composed; it only sets the
-    spacing.
+    Gaussian (Zhu, Dong & Wang 2022, arXiv 2106.08567). ``count`` is how often it will be composed;
+    it only sets the spacing.
     """
     h = spread(probability=probability, sigma=sigma, remove=remove).spacing(count)
     return subsampled_gaussian_on_grid(

@@ -28,7 +28,8 @@ class MinSepLaw:
         probability: p in (0, 1], chance to take part when not barred.
         min_sep: b ≥ bands; after a participation the next b-1 steps are barred.
         steps: n ≥ 1.
-        warm_start: whether the bar is stationary at the start (Dong & Ganesh 2026, Algorithm 2)
+        warm_start: whether the bar is stationary at the start (Dong & Ganesh 2026, Algorithm 2,
+            arXiv 2602.09338)
             rather than absent (Algorithm 1).
 
     Raises:

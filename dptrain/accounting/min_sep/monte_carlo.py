@@ -71,9 +71,9 @@ def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
 class MinSepMonteCarlo(MonteCarloAccountant):
     """Simulates the privacy loss of ``MinSep`` sampling, bands ≤ min_sep.
 
-    The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1), so
-    nothing is lost but the certificate's margin. Also for the schemes of ``min_sep_law`` that
-    have the same law.
+    The loss is computed exactly for each simulated output (Dong & Ganesh 2026, Theorem 5.1, arXiv
+    2602.09338), so nothing is lost but the certificate's margin. Also for the schemes of
+    ``min_sep_law`` that have the same law.
 
     Args:
         engine: what draws, see ``MinSepLosses``; ``"cuda"`` is for large jobs. The other

@@ -18,9 +18,9 @@ SAFE_EXPONENT = 300.0
 class Recursion(ABC):
     """State of ``f_i = (1-p) f_{i+1} + p exp(u_i - h_i) f_{i+b}``, with f_i = 1 for i ≥ n.
 
-    Here ``u_i = <c_i, y>/σ²`` and ``h_i = ‖c_i‖²/(2σ²)`` (Dong & Ganesh 2026, Theorem 5.1; rows
-    are counted from 0). Rows are consumed from i = n-1 down to 0; only f_i, …, f_{i+b-1} are kept,
-    row i at position i mod b.
+    Here ``u_i = <c_i, y>/σ²`` and ``h_i = ‖c_i‖²/(2σ²)`` (Dong & Ganesh 2026, Theorem 5.1, arXiv
+    2602.09338; rows are counted from 0). Rows are consumed from i = n-1 down to 0; only f_i, …,
+    f_{i+b-1} are kept, row i at position i mod b.
 
     Args:
         probability: p in (0, 1].

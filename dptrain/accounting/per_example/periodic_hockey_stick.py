@@ -30,7 +30,10 @@ _ITERATIONS = 60
 
 
 def log_kernel_maximum(tilt: npt.ArrayLike) -> Array:
-    """log max k(u) = log[λ^λ/(1+λ)^{1+λ}]: δ(ε) ≤ M e^{-λε} times it (Canonne et al. 2020)."""
+    """log max k(u) = log[λ^λ/(1+λ)^{1+λ}]: δ(ε) ≤ M e^{-λε} times it.
+
+    (Canonne, Kamath & Steinke 2020, Proposition 12, arXiv 2004.00010.)
+    """
     order = np.asarray(tilt, float)
     return -np.log1p(order) - order * np.log1p(1.0 / order)
 

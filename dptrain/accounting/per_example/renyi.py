@@ -35,8 +35,8 @@ class IndividualRenyi:
     An example whose norm ratio at a step is r is charged ρ_α(q, r), the larger of both directions'
     divergence of that step (``step_divergence``). Norms are rounded up to a grid and
     counted, as for ``IndividualPLD``, whose ε is never
-    larger. The conversion is that of Canonne, Kamath & Steinke 2020, Prop. 12, which holds at every
-    order, so the best one may differ from example to example.
+    larger. The conversion is that of Canonne, Kamath & Steinke 2020 (Proposition 12, arXiv
+    2004.00010), which holds at every order, so the best one may differ from example to example.
 
     The numbers are an example's own guarantee only for steps that did not depend on the outputs:
     for adaptive training they are an estimate (Feldman & Zrnic 2021 need a filter,

@@ -63,7 +63,8 @@ class PoissonPLD(DeterministicAccountant):
     ``MinSep`` with ``min_sep=1`` is the same law. A step is dominated, and the steps compose
     independently, as every example tosses its own coins:
 
-    * *Zero-out*: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse (Zhu, Dong & Wang 2022).
+    * *Zero-out*: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse (Zhu, Dong & Wang 2022,
+      arXiv 2106.08567).
     * *Add-or-remove-one*: the others' draws have the same law with and without the example, and a
       step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets of
       any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are

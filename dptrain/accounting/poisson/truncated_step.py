@@ -44,8 +44,8 @@ class Branches:
         """For N, p and B: Pr[Bin(N-1, p) < B], Pr[Bin(N-1, p) ≥ B] and q2.
 
         Given s ≥ B other examples drawn, the chance is p·B/(s+1); its mean over s is
-        q2 = (B/N)·Pr[Bin(N, p) ≥ B+1]/Pr[Bin(N-1, p) ≥ B] (Ganesh 2025, section 3.4), and at most
-        p·B/(B+1).
+        q2 = (B/N)·Pr[Bin(N, p) ≥ B+1]/Pr[Bin(N-1, p) ≥ B] (Ganesh 2025, section 3.4, arXiv
+        2508.15089), and at most p·B/(B+1).
         """
         size, p, largest = dataset_size, probability, max_batch_size
         kept = p * largest / (largest + 1) * (1.0 + _SLACK)

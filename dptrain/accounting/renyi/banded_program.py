@@ -3,10 +3,10 @@
 The bins form a ring in which only bins at a distance under p interact. The ring is cut at a
 *window* of p-1 bins whose counts are fixed; the other bins are a chain, and a chain needs to
 remember its last p-1 counts only. Fixing one window to every possible content (Algorithm 1 of
-Schuchardt & Kalinin) costs a program per content. Here the cut is made where few balls are: of
-K = b // (p-1) disjoint windows, one has at most w balls as soon as K (w+1) > A. Count vectors are
-split by the *first* such window: for each window k and each of its few contents, one program
-visits the vectors with that content in which windows 0..k-1 all hold more than w balls.
+Schuchardt & Kalinin 2026, arXiv 2601.21636) costs a program per content. Here the cut is made where
+few balls are: of K = b // (p-1) disjoint windows, one has at most w balls as soon as K (w+1) > A.
+Count vectors are split by the *first* such window: for each window k and each of its few contents,
+one program visits the vectors with that content in which windows 0..k-1 all hold more than w balls.
 """
 
 from __future__ import annotations

@@ -95,10 +95,11 @@ def _affordable(
 def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> RenyiOrders:
     """R_α(P‖Q) of the uniform mixture P of N(m_i, σ²I) against Q = N(0, σ²I), from above.
 
-    Lemma 3.2 and Algorithm 1 of Schuchardt & Kalinin. Orders up to which the true cyclic bandwidth
-    is affordable at this ``effort`` (an index into ``EFFORTS``) are exact. Beyond, an effective
-    bandwidth p below it is used, with G ≤ G^(p) + τ adding ατ/(2σ²): p = 1, and with ``narrower``
-    also those between that are affordable. Every p gives a proven bound; the least counts.
+    Lemma 3.2 and Algorithm 1 of Schuchardt & Kalinin 2026. Orders up to which the true cyclic
+    bandwidth is affordable at this ``effort`` (an index into ``EFFORTS``) are exact. Beyond, an
+    effective bandwidth p below it is used, with G ≤ G^(p) + τ adding ατ/(2σ²): p = 1, and with
+    ``narrower`` also those between that are affordable. Every p gives a proven bound; the least
+    counts.
     """
     bins, budget = gram.shape[0], EFFORTS[effort]
     true = cyclic_bandwidth(gram)
@@ -144,7 +145,7 @@ def add_divergence(gram: Array, sigma: float, orders: npt.ArrayLike) -> Array:
 
 
 def log_delta_from_renyi(divergence: Array, epsilon: float) -> tuple[float, int]:
-    """log δ at ε and the order that gives it (Canonne, Kamath & Steinke 2020, Prop. 12).
+    """log δ at ε and the order that gives it (Canonne et al. 2020, Prop. 12, arXiv 2004.00010).
 
     ``divergence`` holds R_α at index α; entries 0 and 1 are not used.
     """

@@ -1,4 +1,7 @@
-"""From one Rényi order to (ε, δ) and back; Canonne, Kamath & Steinke 2020, Prop. 12."""
+"""From one Rényi order to (ε, δ) and back.
+
+Canonne, Kamath & Steinke 2020, Proposition 12, arXiv 2004.00010.
+"""
 
 from __future__ import annotations
 

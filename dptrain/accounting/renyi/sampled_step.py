@@ -30,8 +30,8 @@ def step_divergence(
     """ρ_α(q, r): the larger of R_α(P‖Q) and R_α(Q‖P), rounded up, in the shape of ``ratios``.
 
     Q = N(0, σ²) and P = (1-q) Q + q N(r, σ²): one step in which a gradient of norm rR takes part
-    with probability q. R_α(P‖Q) is never below R_α(Q‖P) (Mironov, Talwar & Zhang 2019, Thm. 5), so
-    it is the maximum. For q = 1 it is α r²/(2σ²). Never decreases in r.
+    with probability q. R_α(P‖Q) is never below R_α(Q‖P) (Mironov et al. 2019, Theorem 5, arXiv
+    1908.10530), so it is the maximum. For q = 1 it is α r²/(2σ²). Never decreases in r.
 
     Args:
         ratios: r in [0, 1].

@@ -86,7 +86,7 @@ class Verdict(NamedTuple):
         threshold: δ', the largest mean that is accepted.
         violated: δ_v, the δ above which a mechanism is rejected with probability ≥ 1 - q.
         failure: q.
-        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1).
+        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1, arXiv 2602.09338).
     """
 
     samples: int

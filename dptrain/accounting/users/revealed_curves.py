@@ -143,7 +143,7 @@ class AnyBlockingCurve(Curve):
         return (
             *self._draws.notes(),
             "This bound on exclusion by participation is proven for any rule by which others "
-            "exclude and does not use Conj. 6.2 of Dong & Ganesh 2026",
+            "exclude and does not use Conjecture 6.2 of Dong & Ganesh 2026 (arXiv 2602.09338)",
         )
 
     def epsilon(self, sigma: float, delta: float) -> float:

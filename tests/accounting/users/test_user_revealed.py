@@ -272,7 +272,7 @@ def test_choice_and_reasons():
     found = account(unused, delta=1e-5)
     assert found.accountant == "revealed-draws-any-blocking"
     assert found.kind is Kind.UPPER_BOUND
-    assert any("does not use Conj. 6.2" in note for note in found.notes)
+    assert any("does not use Conjecture 6.2" in note for note in found.notes)
 
 
 def test_statement_is_about_users():
