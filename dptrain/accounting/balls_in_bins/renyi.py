@@ -130,7 +130,9 @@ def periodic_refusal(mechanism: MatrixMechanism) -> str | None:
 class BallsInBinsRenyi(DeterministicAccountant):
     """Rényi accountant for balls-in-bins and any C.
 
-    (Schuchardt & Kalinin 2026, Lemmas 2.8 and 3.2, arXiv 2601.21636.)
+    (docs/theory/balls-in-bins.md#thm-bins-renyi;
+    ``test_enumeration_equals_the_sum_over_tuples``; Schuchardt & Kalinin 2026, Lemmas 2.8 and 3.2,
+    arXiv 2601.21636.)
 
     ``MinSep`` with p = 1 and a warm start is the same law: the first step is uniform on 0..b-1 and
     every b-th follows.

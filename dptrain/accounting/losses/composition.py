@@ -1,6 +1,8 @@
-"""Discretized privacy loss distributions, composed with themselves at any depth of tail.
+"""Privacy loss distributions on a grid, composed with themselves or with others, however deep.
 
-Composition of different privacy loss distributions at any depth of tail.
+Steps dominated given any past are dominated together by the product of their pairs
+(docs/theory/composition.md#thm-composition; ``test_equals_direct_convolution``; Zhu, Dong & Wang
+2022, Theorem 10, arXiv 2106.08567).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Privacy losses of many Gaussian mixtures with means ≥ 0 against one Gaussian at 0."""
+"""Privacy losses of many Gaussian mixtures with means ≥ 0 against one Gaussian at 0.
+
+The loss grows with x, and more weight on larger means only raises δ
+(docs/theory/composition.md#thm-monotone-mixture; ``test_larger_means_cost_more``; Choquette-Choo et
+al. 2024, Corollary 4.4, arXiv 2310.15526).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Privacy losses on an even grid, rounded up.
 
-Discretisation follows "Connect the Dots" (Doroshenko et al. 2022): the mass of every interval of
-losses is split between two grid points around it so that both distributions keep their mass, which
-can only raise δ(ε), also after composition.
+The mass of every interval of losses is split between two grid points around it so that both
+distributions keep their mass, which can only raise δ(ε), also after composition
+(docs/theory/composition.md#thm-discretization; ``test_two_steps_match_quadrature``; "Connect the
+Dots", Doroshenko et al. 2022, arXiv 2207.04380).
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The loss when a public coin, the same in both worlds, picks one of several pairs."""
+"""The loss when a public coin, the same in both worlds, picks one of several pairs.
+
+It is the mixture of the losses, and masses may be rounded up
+(docs/theory/composition.md#thm-public-mixture;
+``test_branches_are_those_of_the_theorem_rounded_up``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Backward recursion for P/Q of b-min-sep sampling, over many samples at once."""
+"""Backward recursion for P/Q of b-min-sep sampling, over many samples at once.
+
+(docs/theory/min-sep.md#thm-min-sep-recursion; ``test_log_ratio_is_the_sum_over_patterns``; without
+logarithms docs/theory/min-sep.md#thm-min-sep-rescaling;
+``test_linear_recursion_equals_logarithmic``.)
+"""
 
 from __future__ import annotations
 

@@ -212,10 +212,10 @@ def _correlate(law: MinSepLaw, y: Array) -> Array:
 class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
     """Simulates the loss of ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ min_sep.
 
-    (Dong & Ganesh 2026, Appendix D, arXiv 2602.09338; proof in ``TruncatedMinSepLosses``.) The loss
-    of the dominating pair is exact for each simulated output. The pair itself gives something away
-    where batches are cut (an example and the one it displaces are taken at their worst in both
-    worlds), nothing where B ≥ N.
+    (docs/theory/min-sep.md#thm-truncated-min-sep, by the losses of ``TruncatedMinSepLosses``; Dong
+    & Ganesh 2026, Appendix D, arXiv 2602.09338.) The loss of the dominating pair is exact for each
+    simulated output. The pair itself gives something away where batches are cut (an example and the
+    one it displaces are taken at their worst in both worlds), nothing where B ≥ N.
     """
 
     name = "truncated-min-sep-monte-carlo"

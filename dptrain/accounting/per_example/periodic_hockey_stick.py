@@ -5,9 +5,10 @@ With M = E[e^{λS}], E_λ the mean under the tilt and k(u) = (1 - e^{-u})₊ e^{
     g(ε) = δ(ε) e^{λε}/M = E_λ[k(S - ε)] = 1/2π ∫ E_λ[e^{iω(S-ε)}] / ((λ+iω)(λ+1+iω)) dω.
 
 The trapezoid rule with step h gives the periodic Σ_m g(ε + 2πm/h) exactly (Poisson's summation
-formula; the paper's Plancherel identity with exact transforms), and every term is ≥ 0: wrapping
-around can only raise δ. No loss is put on a lattice, and the tilt keeps the relative precision of
-the smallest δ.
+formula; compare Koskela, Tobaben & Honkela 2023, section 5, arXiv 2209.15596), and every term is ≥
+0: wrapping around can only raise δ. No loss is put on a lattice, and the tilt keeps the relative
+precision of the smallest δ (docs/theory/composition.md#thm-periodic;
+``test_brute_force_of_two_steps``).
 """
 
 from __future__ import annotations

@@ -60,20 +60,17 @@ def poisson_curve(
 class PoissonPLD(DeterministicAccountant):
     """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I.
 
-    ``MinSep`` with ``min_sep=1`` is the same law. A step is dominated, and the steps compose
-    independently, as every example tosses its own coins:
+    ``MinSep`` with ``min_sep=1`` is the same law. Every example tosses its own coins, so the steps
+    compose independently, and each is dominated by a pair that gradients attain:
 
-    * *Zero-out*: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse (Zhu, Dong & Wang 2022,
-      arXiv 2106.08567).
-    * *Add-or-remove-one*: the others' draws have the same law with and without the example, and a
-      step is a known sum plus Bern(p)·x, or plus nothing: the pair of zero-out, for data sets of
-      any size. N enters nowhere; p, n and the divisor B̄, of the scheme's ``nominal_size``, are
+    * zero-out and add-or-remove-one: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse
+      (docs/theory/poisson.md#thm-poisson; ``test_one_step_matches_the_closed_form``; Zhu, Dong &
+      Wang 2022, Theorem 11, arXiv 2106.08567). N enters nowhere, so add-or-remove-one holds for
+      data sets of any size; p, n and the divisor, the scheme's ``nominal_size`` times p, are
       settings that do not change with it.
-    * *Replace-one*: Bern(p) against -Bern(p), both directions at once. The example's coins decide
-      in both worlds whether its gradient, x in one and x' in the other, is added to what is known
-      (the others' coins may be published). So P = (1-p) N(0) + p N(x) and Q = (1-p) N(0) + p N(x')
-      with |x|, |x'| ≤ 1; the worst case is x = -x' of length 1 (``truncated_step.full_pair``, *),
-      which a constant adversary attains at every step: exact.
+    * replace-one: Bern(p) against -Bern(p), both directions at once
+      (docs/theory/poisson.md#thm-poisson-replace;
+      ``test_replace_one_of_one_step_by_integration``).
     """
 
     name = "poisson-pld"

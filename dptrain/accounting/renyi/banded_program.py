@@ -6,7 +6,8 @@ remember its last p-1 counts only. Fixing one window to every possible content (
 Schuchardt & Kalinin 2026, arXiv 2601.21636) costs a program per content. Here the cut is made where
 few balls are: of K = b // (p-1) disjoint windows, one has at most w balls as soon as K (w+1) > A.
 Count vectors are split by the *first* such window: for each window k and each of its few contents,
-one program visits the vectors with that content in which windows 0..k-1 all hold more than w balls.
+one program visits the vectors with that content in which windows 0..k-1 all hold more than w balls
+(docs/theory/balls-in-bins.md#thm-bins-ring; ``test_ring_program_equals_enumeration``).
 """
 
 from __future__ import annotations

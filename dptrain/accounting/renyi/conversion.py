@@ -1,6 +1,8 @@
 """From one Rényi order to (ε, δ) and back.
 
-Canonne, Kamath & Steinke 2020, Proposition 12, arXiv 2004.00010.
+(docs/theory/composition.md#thm-renyi-conversion;
+``test_conversion_is_proposition_12_and_its_inverse_is_on_the_safe_side``; Canonne, Kamath & Steinke
+2020, Proposition 12, arXiv 2004.00010.)
 """
 
 from __future__ import annotations

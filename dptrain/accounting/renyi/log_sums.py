@@ -4,7 +4,9 @@ Everything here works on a = G/σ² and returns log T_m, m = 0..A, with
 
     T_m = Σ_{r_1+…+r_b=m} Π_j 1/r_j! · exp( Σ_j r_j(r_j-1) a_jj/2 + Σ_{i<j} r_i r_j a_ij ) / b^m,
 
-so that E_Q[(P/Q)^α] = α! T_α (Schuchardt & Kalinin 2026, Lemma 3.2, arXiv 2601.21636).
+so that E_Q[(P/Q)^α] = α! T_α (docs/theory/balls-in-bins.md#thm-bins-renyi;
+``test_enumeration_equals_the_sum_over_tuples``; Schuchardt & Kalinin 2026, Lemma 3.2, arXiv
+2601.21636).
 """
 
 from __future__ import annotations
