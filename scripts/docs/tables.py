@@ -68,7 +68,7 @@ def table(name: str) -> str:
         rows = [[f"`{_script(_csv(each))}`", said] for each, said in paper_summary.summaries()]
         return f"{Table(['made by', 'result'], rows).markdown()}\n\n*{_PAPERS_ORIGIN}*\n"
     if name in _BENCHMARKS:
-        path = FOLDERS[0] / f"{name}.json"
+        path = FOLDERS[0] / f"{_FILES.get(name, name)}.json"
         tree = json.loads(path.read_text(encoding="utf-8"))
         found, machine = _BENCHMARKS[name](tree), _machine(tree)
     elif name in _PAPERS:
@@ -245,6 +245,15 @@ def _utility_digits(tree: Mapping[str, Any]) -> Table:
         for epsilon in sorted({int(key.split()[1]) for key in tree["table"]})
     ]
     return Table(["ε", *columns.values()], rows)
+
+
+def _utility_digits_sigma(tree: Mapping[str, Any]) -> Table:
+    cells, sides = tree["table"], ("opacus", "identity")
+    rows = [
+        [str(epsilon), *(f"{cells[f'{side} {epsilon}']['sigma']:.4f}" for side in sides)]
+        for epsilon in sorted({int(key.split()[1]) for key in cells})
+    ]
+    return Table(["ε", "Opacus: σ", "dptrain: σ"], rows)
 
 
 def _step_time(tree: Mapping[str, Any]) -> Table:
@@ -506,6 +515,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     function.__name__[1:]: function
     for function in (
         _utility_digits,
+        _utility_digits_sigma,
         _step_time,
         _noise,
         _noise_peer,
@@ -521,6 +531,9 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _individual_step,
     )
 }
+
+# Tables that take another part of a file.
+_FILES = {"utility_digits_sigma": "utility_digits"}
 
 
 def _as_it_is(columns: Mapping[str, str], rows: list[dict[str, str]]) -> Table:

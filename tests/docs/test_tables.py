@@ -54,6 +54,15 @@ def test_accuracies_are_those_of_the_runs() -> None:
             assert float(cell.split()[0]) == pytest.approx(100 * sum(runs) / 5, abs=0.051)
 
 
+def test_noise_of_both_libraries_is_that_of_the_runs() -> None:
+    tree = json.loads((ROOT / "scripts/bench/results/utility_digits.json").read_text())
+    for epsilon, theirs, ours in _cells("utility_digits_sigma"):
+        assert float(theirs) == pytest.approx(tree["noise"][f"opacus {epsilon}"], abs=5.1e-5)
+        assert float(ours) == pytest.approx(
+            tree["noise"][f"identity {epsilon}"]["noise_multiplier"], abs=5.1e-5
+        )
+
+
 def test_memory_is_what_a_step_adds_over_what_an_ordinary_one_adds() -> None:
     tree = json.loads((ROOT / "scripts/bench/results/step_time.json").read_text())
     added = {
