@@ -47,7 +47,7 @@ class DataSettings:
         test_size: papers held out.
         max_examples: k, the most training examples of an author, copies counted.
         duplicates: use a paper several times while all of its authors have room.
-        max_neighbours: most training examples that share an author with one of them, itself
+        max_neighbors: most training examples that share an author with one of them, itself
             included; fewer papers, larger batches under exclusion. null: any number.
         seed: of the shuffle and the bounding; public.
         on_error: stop at the first bad line, or skip such lines and report them.
@@ -61,7 +61,7 @@ class DataSettings:
     test_size: int = 200_000
     max_examples: int = 2
     duplicates: bool = True
-    max_neighbours: int | None = None
+    max_neighbors: int | None = None
     seed: int = 0
     on_error: Annotated[str, one_of(("stop", "skip"))] = "stop"
     offline: bool = False
@@ -148,7 +148,7 @@ def build_task(settings: ArxivSettings) -> Task:
         test_size=data.test_size,
         max_examples=data.max_examples,
         duplicates=data.duplicates,
-        max_neighbours=data.max_neighbours,
+        max_neighbors=data.max_neighbors,
         seed=data.seed,
         max_length=data.max_length,
         on_error=data.on_error,

@@ -194,7 +194,7 @@ def _typed(schema: type[T], tree: Mapping[str, Any], *, source: str = "") -> T:
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    """The message for an unknown field: its nearest neighbour by full name or by last part."""
+    """The message for an unknown field: its nearest neighbor by full name or by last part."""
     inside = [field for field in known if field.startswith(name + ".")]
     if inside:
         return f"{name!r} is a group of fields; set one of them: {', '.join(inside)}"

@@ -248,7 +248,7 @@ class IndividualReport:
     def summary(self) -> str:
         """The distribution of ε in a few lines, for the trainer's eyes.
 
-        Quantiles are values of examples, the larger neighbour where one lies between two.
+        Quantiles are values of examples, the larger neighbor where one lies between two.
         """
         levels = [*_QUANTILES, 1.0]
         values = np.quantile(self.epsilon, levels, method="higher")

@@ -65,7 +65,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     ax.set_xlabel("ε (natural logarithm)")
     ax.set_ylabel("δ")
     ax.grid(visible=True, which="major", alpha=0.3)
-    ax.legend(title="neighbouring data sets differ by")
+    ax.legend(title="neighboring data sets differ by")
     curve = {Kind.CONFIDENCE: "upper confidence bounds", Kind.ESTIMATE: "estimates"}.get(
         profile.kind, profile.kind.value
     )
@@ -171,7 +171,7 @@ def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int
 
 
 def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
-    """Draw examples per user before and after bounding, and neighbourhood sizes, to an image file.
+    """Draw examples per user before and after bounding, and neighborhood sizes, to an image file.
 
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
@@ -186,26 +186,26 @@ def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
     left.axvline(statistics.k, color="black", linestyle=":", label=f"bound k = {statistics.k}")
     left.set_xlabel("examples of a user")
     left.set_ylabel("users")
-    sizes = statistics.neighbours
+    sizes = statistics.neighbors
     right.vlines(sizes.values, 0.5, sizes.counts, color="tab:orange", linewidth=1.5)
     right.plot(sizes.values, sizes.counts, "o", color="tab:orange", markersize=4)
     right.axvline(
         sizes.mean, color="black", linestyle="--", linewidth=1, label=f"mean {sizes.mean:.4g}"
     )
-    if statistics.max_neighbours is not None:
+    if statistics.max_neighbors is not None:
         right.axvline(
-            statistics.max_neighbours,
+            statistics.max_neighbors,
             color="black",
             linestyle=":",
-            label=f"bound {statistics.max_neighbours}",
+            label=f"bound {statistics.max_neighbors}",
         )
-    right.set_xlabel("neighbourhood |N(e)| of a kept example (itself included)")
+    right.set_xlabel("neighborhood |N(e)| of a kept example (itself included)")
     right.set_ylabel("examples, copies counted")
     left.set_xscale("log")
     if sizes.largest > 50:
         right.set_xscale("log")
     else:
-        right.set_xlim(0, max(sizes.largest, statistics.max_neighbours or 0) + 1)
+        right.set_xlim(0, max(sizes.largest, statistics.max_neighbors or 0) + 1)
         right.locator_params(axis="x", integer=True)
     for ax in (left, right):
         ax.set_yscale("log")

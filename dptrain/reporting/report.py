@@ -198,7 +198,7 @@ def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[s
         "ε": f"{guarantee.epsilon:.6g}",
         "δ": f"{guarantee.delta:.6g}",
         "protected unit": guarantee.unit.noun,
-        "neighbouring data sets": f"differ in that {guarantee.adjacency.sentence(guarantee.unit)} "
+        "neighboring data sets": f"differ in that {guarantee.adjacency.sentence(guarantee.unit)} "
         f"({guarantee.adjacency.value})",
         "how it was shown": guarantee.kind.sentence,
         "accountant": guarantee.accountant,

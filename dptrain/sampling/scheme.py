@@ -1,4 +1,4 @@
-"""A sampling scheme: the law by which examples take part, and the stream that draws from it."""
+"""A sampling scheme: the distribution of who takes part, and the stream that draws from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class BatchStream(ABC):
-    """Draws the logical batches of one run, in order.
+    """Draws the batches of one run, in order: the examples of each optimizer step.
 
     ``step`` is the index (from 0) of the batch that the next call draws. Two streams of the same
     scheme and seed draw the same batches; a stream restored by ``load_state_dict`` continues
@@ -73,12 +73,16 @@ class SampledRun:
 
 
 class Scheme(JsonValue, ABC, family="scheme"):
-    """Immutable description of how examples take part.
+    """Immutable description of how examples take part in the steps of a run.
 
-    Subclasses are frozen, keyword-only dataclasses whose fields are JSON values; they validate
-    their fields on construction with ``ValueError`` naming the field, the value and the remedy.
-    They are final: accountants know a scheme by its class, and would state the guarantee of a
-    parent for whatever a child draws.
+    A scheme is a distribution over sequences of batches that does not depend on what the examples
+    contain. Loaders draw from it (``stream``), optimizers divide by its ``expected_batch_size``,
+    and accountants state the guarantee of exactly this distribution.
+
+    Subclasses are frozen, keyword-only dataclasses whose fields are JSON values. They check their
+    fields when they are made, with an error that names the field, the value and the remedy, and
+    become known by ``register_scheme``. They are final: accountants know a scheme by its class, and
+    would state the guarantee of a parent for whatever a child draws.
 
     Attributes:
         nominal_size: ``None``: N is public. A number: N is private, as add-or-remove has it, and

@@ -68,7 +68,7 @@ def arxiv(
     test_size: int = 200_000,
     max_examples: int = 2,
     duplicates: bool = True,
-    max_neighbours: int | None = None,
+    max_neighbors: int | None = None,
     seed: int = 0,
     max_length: int = 128,
     on_error: str = "stop",
@@ -83,7 +83,7 @@ def arxiv(
         path: the metadata snapshot; see ``recipes.data.arxiv_snapshot.read_snapshot``.
         tokenizer: folder or hub name; see ``recipes.data.arxiv_tokens.load_tokenizer``.
         cache_dir: where arrow files are kept.
-        test_size, max_examples, duplicates, max_neighbours, seed: see ``select_papers``.
+        test_size, max_examples, duplicates, max_neighbors, seed: see ``select_papers``.
         max_length: tokens of a row.
         on_error: ``"stop"`` at the first bad line, or ``"skip"`` such lines and report them.
         offline: never ask the hub.
@@ -98,7 +98,7 @@ def arxiv(
         test_size=test_size,
         max_examples=max_examples,
         duplicates=duplicates,
-        max_neighbours=max_neighbours,
+        max_neighbors=max_neighbors,
         seed=seed,
     )
 
@@ -128,7 +128,7 @@ def select_papers(
     test_size: int = 200_000,
     max_examples: int = 2,
     duplicates: bool = True,
-    max_neighbours: int | None = None,
+    max_neighbors: int | None = None,
     seed: int = 0,
 ) -> Selection:
     """Drop papers of a single author, shuffle, hold out the last ones, bound each author's share.
@@ -138,7 +138,7 @@ def select_papers(
         test_size: papers that are held out.
         max_examples: k, the most training examples of an author.
         duplicates: whether a paper may be used several times while its authors have room.
-        max_neighbours: the most training examples, copies counted, that share an author with one of
+        max_neighbors: the most training examples, copies counted, that share an author with one of
             them (itself included); ``None`` for no such bound.
         seed: of the shuffle and of the bounding; public.
 
@@ -165,10 +165,10 @@ def select_papers(
     )
     try:
         bounded = whole.bound(
-            max_examples, duplicates=duplicates, max_neighbours=max_neighbours, seed=bound_seed
+            max_examples, duplicates=duplicates, max_neighbors=max_neighbors, seed=bound_seed
         )
     except ValueError as error:
-        raise ValueError(f"{max_examples=}, {max_neighbours=}: {error}") from error
+        raise ValueError(f"{max_examples=}, {max_neighbors=}: {error}") from error
     return Selection(
         train=candidates[bounded.rows],
         test=test,

@@ -37,7 +37,7 @@ def copies(lists: Lists, count: int) -> AttributionGraph:
     return graph_of([[c * users + u for u in row] for c in range(count) for row in lists])
 
 
-def neighbourhoods(lists: Lists) -> list[set[int]]:
+def neighborhoods(lists: Lists) -> list[set[int]]:
     """N(e) = {e' : U(e') and U(e) meet}, by the definition."""
     return [
         {other for other, row in enumerate(lists) if set(row) & set(mine)}
@@ -49,7 +49,7 @@ def batches_by_sets(
     lists: Lists, samples: Iterable[Iterable[int]], b: int, exclusion: str
 ) -> list[set[int]]:
     """B_1, B_2, … from S_1, S_2, …: Dong & Ganesh 2026, Algorithm 3 or 4, line by line."""
-    near = neighbourhoods(lists)
+    near = neighborhoods(lists)
     drawn: list[set[int]] = []
     batches: list[set[int]] = []
     for t, sample in enumerate(map(set, samples)):
@@ -63,7 +63,7 @@ def batches_by_sets(
 
 def sequence_law(lists: Lists, b: int, p, steps: int, exclusion: str, burn_in: int = 0) -> dict:
     """Probability of every sequence (B_0, …) as bit masks: all coins of all steps enumerated."""
-    near = [sum(1 << other for other in row) for row in neighbourhoods(lists)]
+    near = [sum(1 << other for other in row) for row in neighborhoods(lists)]
     size = len(lists)
     masks = range(1 << size)
     barred_by = [0] * len(masks)

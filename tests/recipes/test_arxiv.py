@@ -154,7 +154,7 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
         (["model.head=sentiment"], 'model.head="sentiment"'),
         (["grad_sample_mode=ghost"], "mode='bookkeeping'"),
         (["data.max_examples=0"], "max_examples=0"),
-        (["data.max_neighbours=0"], "max_neighbours=0"),
+        (["data.max_neighbors=0"], "max_neighbors=0"),
         (["--simulate", "100"], "use at most 12"),
         (["privacy.certificates=some"], "privacy.certificates='some'"),
         (["strategy.bands=5"], "strategy: "),

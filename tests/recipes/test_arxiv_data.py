@@ -13,7 +13,7 @@ import torch
 from dptrain import PrivateLoader
 from dptrain.sampling import Poisson
 from dptrain.sampling.loading.fingerprint import fingerprint
-from dptrain.sampling.users.neighbors import neighbourhood_sizes
+from dptrain.sampling.users.neighbors import neighborhood_sizes
 from recipes.data import arxiv_snapshot
 from recipes.data.arxiv import arxiv, select_papers
 from recipes.data.arxiv_categories import CLASSES
@@ -193,11 +193,11 @@ def test_a_folder_without_a_tokenizer_is_refused(files):
         load_tokenizer(files.model, offline=True)
 
 
-def test_neighbourhoods_can_be_bounded(snapshot):
-    graph = select_papers(snapshot, test_size=50, max_neighbours=3).bounded.graph
-    sizes = neighbourhood_sizes(graph.offsets, graph.members, graph.users)
+def test_neighborhoods_can_be_bounded(snapshot):
+    graph = select_papers(snapshot, test_size=50, max_neighbors=3).bounded.graph
+    sizes = neighborhood_sizes(graph.offsets, graph.members, graph.users)
     loose = select_papers(snapshot, test_size=50).bounded.graph
-    free = neighbourhood_sizes(loose.offsets, loose.members, loose.users)
+    free = neighborhood_sizes(loose.offsets, loose.members, loose.users)
     assert sizes.max() <= 3 < free.max()
 
 

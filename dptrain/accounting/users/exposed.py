@@ -42,7 +42,7 @@ class ExposedSteps(SimulatedUser):
     simulation.
     d is the largest number of examples that share a user with some user's examples and are not that
     user's (``outside_neighbors``), a fact of the public
-    graph; ``AttributionGraph.bound(max_neighbours=…)`` bounds it.
+    graph; ``AttributionGraph.bound(max_neighbors=…)`` bounds it.
     """
 
     name = "exposed-steps"

@@ -1,4 +1,4 @@
-"""Recognising a data set: the same one has to be there when a run goes on."""
+"""Recognizing a data set: the same one has to be there when a run goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEED = 0x66696E676572  # of random augmentations while rows are read
 
 
 def fingerprint(dataset: Any) -> str:
-    """SHA-256 (hex) by which a map-style data set is recognised; private data.
+    """SHA-256 (hex) by which a map-style data set is recognized; private data.
 
     A data set may say it itself, by an attribute ``fingerprint`` that is text. Otherwise it is made
     of the length and of ``ROWS`` rows spread evenly: a change elsewhere goes unnoticed. Rows
@@ -36,13 +36,13 @@ def fingerprint(dataset: Any) -> str:
         sha.update(declared.encode())
         return sha.hexdigest()
     rows = sorted(set(np.linspace(0, size - 1, min(size, ROWS)).astype(int).tolist()))
-    for row in tqdm(rows, desc="recognising the data", unit="row", delay=2, leave=False):
+    for row in tqdm(rows, desc="recognizing the data", unit="row", delay=2, leave=False):
         try:
             first, second = _row_digest(dataset, row), _row_digest(dataset, row)
         except Exception as error:  # whatever a data set raises that only workers can read
             raise ValueError(
                 f"row {row} of {type(dataset).__name__} cannot be read in the main process "
-                f"({type(error).__name__}: {error}), where the data are recognised for a "
+                f"({type(error).__name__}: {error}), where the data are recognized for a "
                 "checkpoint; make it readable there, or give the data set an attribute "
                 "fingerprint, a text that names its contents"
             ) from error

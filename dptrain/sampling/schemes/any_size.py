@@ -15,7 +15,7 @@ class AnySizeScheme(ExchangeableScheme, ABC):
     """An example's law is its own, however many there are: one more or less can be hidden.
 
     Under add-or-remove adjacency N is private: a divisor N·p, a probability B̄/N or a printed N
-    would tell two neighbouring data sets apart without a look at the noise. With ``nominal_size``
+    would tell two neighboring data sets apart without a look at the noise. With ``nominal_size``
     everything that is public is worked out with that number instead: the divisor
     ``expected_batch_size``, p where the batch size is stated, ``population``, and what
     statements print (``published``). Batches are drawn from all N examples.

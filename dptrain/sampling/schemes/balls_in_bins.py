@@ -21,10 +21,10 @@ _BLOCK = 1 << 18
 @register_scheme
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BallsInBins(ExchangeableScheme):
-    """Each example picks one of b bins uniformly; step t draws bin t mod b (Chua et al. 2024).
+    """Each example picks one of b bins uniformly; step t draws bin t mod b.
 
-    An example in bin s takes part in steps s, s+b, s+2b, … and n = b·epochs, so it takes part
-    exactly once in every epoch of b steps.
+    (Chua et al. 2024, arXiv 2412.16802.) An example in bin s takes part in steps s, s+b, s+2b, …
+    and n = b·epochs, so it takes part exactly once in every epoch of b steps.
 
     Args:
         bins: b ≥ 1.
@@ -32,7 +32,7 @@ class BallsInBins(ExchangeableScheme):
         dataset_size: N ≥ 1.
 
     Raises:
-        ValueError: if a field is of another type or out of range.
+        TypeError, ValueError: if a field is of another type or out of range.
     """
 
     bins: int

@@ -30,9 +30,9 @@ ASSIGNMENTS = ("equal", "independent")
 class CyclicPoisson(AnySizeScheme):
     """The dataset is split once into b parts; step t draws part t mod b with probability p.
 
-    Choquette-Choo et al. 2023 (the sampling of BandMF); Dong & Ganesh 2026, section 4.1. An
-    example of part s may take part at steps s, s+b, s+2b, … only. p is b times the rate of plain
-    Poisson sampling of the same batch size. With ``cycle=1`` this is (truncated) Poisson sampling.
+    This is the sampling of BandMF (Choquette-Choo et al. 2023, arXiv 2306.08153). An example of
+    part s may take part at steps s, s+b, s+2b, … only. p is b times the rate of plain Poisson
+    sampling of the same batch size. With ``cycle=1`` this is (truncated) Poisson sampling.
 
     ``assignment`` says how the split is drawn, from the stream's seed and never from the data:
 
@@ -54,10 +54,11 @@ class CyclicPoisson(AnySizeScheme):
         assignment: ``"equal"`` or ``"independent"``.
         max_batch_size: B ≥ 1: of more than B drawn examples, B are kept, each subset being as
             likely, and every batch is padded to B rows of weight 0. ``None``: neither.
-        nominal_size: see ``AnySizeScheme``.
+        nominal_size: a public number in place of a private N (``AnySizeScheme``); with
+            ``max_batch_size`` at least N.
 
     Raises:
-        ValueError: if a field is of another type or out of range.
+        TypeError, ValueError: if a field is of another type or out of range.
     """
 
     probability: float

@@ -22,8 +22,9 @@ from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tens
 class RandomAllocation(ExchangeableScheme):
     """Each example takes part in k of the t steps of an epoch, a uniformly random k-subset.
 
-    Examples and epochs are independent of each other. With k = 1 and a single epoch this is
-    balls-in-bins; over several epochs it is not, as the step is picked anew.
+    Examples and epochs are independent of each other (Feldman & Shenfeld 2025, arXiv 2502.08202).
+    With k = 1 and a single epoch this is balls-in-bins; over several epochs it is not, as the step
+    is picked anew.
 
     >>> RandomAllocation(steps_per_epoch=10, participations=2, epochs=3, dataset_size=100).rate
     0.2
@@ -105,7 +106,7 @@ class RandomAllocation(ExchangeableScheme):
 
     @property
     def min_sep(self) -> int:
-        """1: two picks may be neighbours; n if there is a single pick in all."""
+        """1: two picks may be neighbors; n if there is a single pick in all."""
         return self.steps if self.max_participations == 1 else 1
 
     @property

@@ -21,14 +21,14 @@ from dptrain.sampling.stream import SeededStream, index_dtype, to_array, to_tens
 class Shuffled(ExchangeableScheme):
     """Every example exactly once an epoch, in batches of a fixed size from a random order.
 
-    What ``DataLoader(shuffle=True)`` does. It is *not* Poisson sampling and must not be accounted
-    as such (Chua et al. 2024): its guarantee is that of the Gaussian mechanism with the
-    sensitivity of C under ``min_sep`` and ``max_participations``.
+    This is what ``DataLoader(shuffle=True)`` does. It is *not* Poisson sampling and must not be
+    accounted for as such (Chua et al. 2024, arXiv 2403.17673): its guarantee is that of the
+    Gaussian mechanism with the sensitivity of C under ``min_sep`` and ``max_participations``.
 
-    The last batch of an epoch is smaller if ``batch_size`` does not divide N. The public
-    normaliser B̄ is nevertheless one number for all steps, the mean N/steps_per_epoch: so an
-    epoch's updates add up to those of mean gradients. Against ordinary SGD, which divides a full
-    batch by ``batch_size``, a full batch then weighs batch_size/B̄ ≥ 1 times as much: 1 if it
+    The last batch of an epoch is smaller if ``batch_size`` does not divide N. The public number B̄
+    that sums are divided by is nevertheless one number for all steps, the mean N/steps_per_epoch:
+    so an epoch's updates add up to those of mean gradients. Against ordinary SGD, which divides a
+    full batch by ``batch_size``, a full batch then weighs batch_size/B̄ ≥ 1 times as much: 1 if it
     divides N, below 1 + 1/(steps_per_epoch - 1) otherwise. ``batch_size=ceil(N/steps_per_epoch)``
     keeps the number of steps and brings the factor below 1 + steps_per_epoch/N.
 

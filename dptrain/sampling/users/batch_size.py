@@ -1,6 +1,7 @@
 """How large batches are when users share examples, and the p that makes them as large as asked.
 
-The expected batch size of sampling-based user-level b-min-sep as a function of p, exactly.
+Where sampled examples exclude others, the expected size is a formula in p; where only used ones do,
+it is simulated on the public graph.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dptrain.sampling.users.batch_simulation import (
 )
 from dptrain.sampling.users.exclusion import Exclusion, checked
 from dptrain.sampling.users.graph import AttributionGraph
-from dptrain.sampling.users.neighbors import expected_batch_size, neighbourhood_sizes
+from dptrain.sampling.users.neighbors import expected_batch_size, neighborhood_sizes
 
 # Relative distance of the points that are looked at. Each term varies over a factor of about e in
 # p, so between two points the curve exceeds the higher one by 1e-5 of itself at most; peaks are
@@ -35,15 +36,15 @@ class BatchSizeCurve:
 
     An example e is used if it is sampled and none of the |N(e)| examples that share a user with it
     (itself included) was, in b-1 steps of independent coins. The curve rises from 0, falls to 0 at
-    p = 1, and may have several peaks where the neighbourhoods differ much.
+    p = 1, and may have several peaks where the neighborhoods differ much.
 
     Args:
-        neighbours: |N(e)| ≥ 1 of every example, integers of shape (N,).
+        neighbors: |N(e)| ≥ 1 of every example, integers of shape (N,).
         min_sep: b ≥ 2 (for b = 1 it is N·p).
     """
 
-    def __init__(self, neighbours: npt.NDArray[np.integer], min_sep: int) -> None:
-        self._sizes, self._counts = np.unique(neighbours, return_counts=True)
+    def __init__(self, neighbors: npt.NDArray[np.integer], min_sep: int) -> None:
+        self._sizes, self._counts = np.unique(neighbors, return_counts=True)
         self._min_sep = min_sep
 
     def __call__(self, probability: float) -> float:
@@ -97,9 +98,7 @@ Method = Literal["exact", "simulation"]
 
 _OWNER = "UserMinSep"
 _PRECISE, _LONG = 1e-3, 10_000  # default relative error, and the steps that are worth it
-_REMEDY = (
-    "lower batch_size or min_sep, or bound the graph: fewer examples a user, or max_neighbours"
-)
+_REMEDY = "lower batch_size or min_sep, or bound the graph: fewer examples a user, or max_neighbors"
 
 
 def simulated_batch_size(
@@ -201,7 +200,7 @@ def probability_for_batch_size(
         return size / n_examples
     last = 1.0
     if exclusion == "sampling":
-        curve = BatchSizeCurve(neighbourhood_sizes(graph.offsets, graph.members, graph.users), b)
+        curve = BatchSizeCurve(neighborhood_sizes(graph.offsets, graph.members, graph.users), b)
         last, largest = curve.largest()
         if size > largest:
             raise ValueError(

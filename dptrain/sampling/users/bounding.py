@@ -26,7 +26,7 @@ def bounded_rows(
     users: int,
     k: int,
     duplicates: bool,
-    max_neighbours: int | None,
+    max_neighbors: int | None,
     seed: int,
     progress: bool,
 ) -> Rows:
@@ -36,9 +36,9 @@ def bounded_rows(
         offsets: where each example's users begin, shape (examples + 1,).
         members: the users of example after example.
         users: their number.
-        k, duplicates, max_neighbours, seed, progress: of ``AttributionGraph.bound``, checked.
+        k, duplicates, max_neighbors, seed, progress: of ``AttributionGraph.bound``, checked.
     """
-    crowding = None if max_neighbours is None else _Crowding(users, max_neighbours)
+    crowding = None if max_neighbors is None else _Crowding(users, max_neighbors)
     counts = np.zeros(users, dtype=np.int64)
     sequence = np.random.SeedSequence(seed, spawn_key=(_DOMAIN,))
     left = np.random.Generator(np.random.PCG64DXSM(sequence)).permutation(len(offsets) - 1)
@@ -133,22 +133,22 @@ class _Crowding:
         self._older = array("q")
 
     def admit(self, users: Sequence[int]) -> bool:
-        """Keep one more copy with these users, if its and its neighbours' |N| stay in bounds."""
-        neighbours: set[int] = set()
+        """Keep one more copy with these users, if its and its neighbors' |N| stay in bounds."""
+        neighbors: set[int] = set()
         for user in users:
             link = self._last[user]
             while link:
-                neighbours.add(self._copy[link - 1])
-                if len(neighbours) >= self._most:
+                neighbors.add(self._copy[link - 1])
+                if len(neighbors) >= self._most:
                     return False
                 link = self._older[link - 1]
-        if any(self._sizes[copy] >= self._most for copy in neighbours):
+        if any(self._sizes[copy] >= self._most for copy in neighbors):
             return False
-        for copy in neighbours:
+        for copy in neighbors:
             self._sizes[copy] += 1
         for user in users:
             self._copy.append(len(self._sizes))
             self._older.append(self._last[user])
             self._last[user] = len(self._copy)
-        self._sizes.append(len(neighbours) + 1)
+        self._sizes.append(len(neighbors) + 1)
         return True

@@ -45,9 +45,9 @@ class RecentUsers:
 
     An example is left out at step t if one of its users was touched at a step in [t-b+1, t-1]. It
     shares a user with a touching example e exactly if it is in N(e), so this is the exclusion set
-    of Dong & Ganesh 2026: of Algorithm 3 where every *sampled* example touches its users
-    (``"sampling"``), of Algorithm 4 where only those do that were used (``"participation"``). The
-    work is proportional to the users of the sampled examples.
+    of Dong & Ganesh 2026 (arXiv 2602.09338): of Algorithm 3 where every *sampled* example touches
+    its users (``"sampling"``), of Algorithm 4 where only those do that were used
+    (``"participation"``). The work is proportional to the users of the sampled examples.
 
     Args:
         graph: with its edges.

@@ -26,12 +26,13 @@ from dptrain.sampling.users.graph_statistics import Distribution, GraphStatistic
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttributionGraph(JsonValue, family="attribution graph"):
-    """The users of every example (multi-attribution, Ganesh et al. 2025), in compressed rows.
+    """The users of every example, in compressed rows: any number of users an example.
 
-    Who belongs to which example is public in this model (fixed-graph adjacency): only the contents
-    of a user's examples are protected. The value that schemes, accountants and checkpoints share
-    holds a few facts and a fingerprint; the edges themselves stay out of its JSON. A graph read
-    back from JSON is *detached*: accountants can use it, and ``attach`` gives it its edges.
+    This is the multi-attribution model of Ganesh et al. 2025 (arXiv 2503.03622). Who belongs to
+    which example is public in this model (fixed-graph adjacency): only the contents of a user's
+    examples are protected. The value that schemes, accountants and checkpoints share holds a few
+    facts and a fingerprint; the edges themselves stay out of its JSON. A graph read back from JSON
+    is *detached*: accountants can use it, and ``attach`` gives it its edges.
 
     Build it with ``from_lists``, ``from_pairs``, ``from_dataset`` or ``from_csr``.
 
@@ -181,9 +182,9 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         """
         return neighbors.reverse(self.offsets, self.members, self.users)
 
-    def neighbourhood_sizes(self, *, progress: bool = True) -> Offsets:
+    def neighborhood_sizes(self, *, progress: bool = True) -> Offsets:
         """|N(e)|, the number of examples sharing a user with e, itself included; (examples,)."""
-        return neighbors.neighbourhood_sizes(
+        return neighbors.neighborhood_sizes(
             self.offsets, self.members, self.users, progress=progress
         )
 
@@ -217,7 +218,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         k: int,
         *,
         duplicates: bool = False,
-        max_neighbours: int | None = None,
+        max_neighbors: int | None = None,
         seed: int,
         progress: bool = True,
     ) -> BoundedGraph:
@@ -232,7 +233,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             k: most examples of a user in the result, copies counted; at least 1.
             duplicates: go through the data again and again, in the same order, each time adding one
                 more copy of every example all of whose users are still below k, until nothing fits.
-            max_neighbours: k_e, most |N(e)| of any kept example e, copies counted and e included:
+            max_neighbors: k_e, most |N(e)| of any kept example e, copies counted and e included:
                 an example is left out if it or one already kept would get more.
             seed: non-negative; it need not be secret.
             progress: whether a bar is shown when it takes over two seconds.
@@ -243,15 +244,15 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         k = checks.integer("k", k, owner="bound")
         seed = checks.integer("seed", seed, minimum=0, owner="bound")
         checks.flag("duplicates", duplicates, owner="bound")
-        if max_neighbours is not None:
-            max_neighbours = checks.integer("max_neighbours", max_neighbours, owner="bound")
+        if max_neighbors is not None:
+            max_neighbors = checks.integer("max_neighbors", max_neighbors, owner="bound")
         rows = bounded_rows(
             self.offsets,
             self.members,
             users=self.users,
             k=k,
             duplicates=duplicates,
-            max_neighbours=max_neighbours,
+            max_neighbors=max_neighbors,
             seed=seed,
             progress=progress,
         )
@@ -261,7 +262,7 @@ class AttributionGraph(JsonValue, family="attribution graph"):
             source=self,
             k=k,
             duplicates=duplicates,
-            max_neighbours=max_neighbours,
+            max_neighbors=max_neighbors,
             seed=seed,
         )
 
@@ -303,7 +304,7 @@ class BoundedGraph:
         source: the graph that was bounded.
         k: the bound on the examples of a user.
         duplicates: whether copies were added.
-        max_neighbours: the bound on |N(e)|, or ``None``.
+        max_neighbors: the bound on |N(e)|, or ``None``.
         seed: of the random order.
     """
 
@@ -312,7 +313,7 @@ class BoundedGraph:
     source: AttributionGraph
     k: int
     duplicates: bool
-    max_neighbours: int | None
+    max_neighbors: int | None
     seed: int
 
     def subset(self, dataset: Any) -> Any:
@@ -340,7 +341,7 @@ class BoundedGraph:
         per_user = graph.examples_per_user()
         return GraphStatistics(
             k=self.k,
-            max_neighbours=self.max_neighbours,
+            max_neighbors=self.max_neighbors,
             examples_before=source.examples,
             users_before=source.users,
             examples=graph.examples,
@@ -351,7 +352,7 @@ class BoundedGraph:
             examples_per_user=Distribution.of(per_user),
             users_per_example_before=Distribution.of(source.users_per_example()),
             users_per_example=Distribution.of(graph.users_per_example()),
-            neighbours=Distribution.of(graph.neighbourhood_sizes(progress=progress)),
+            neighbors=Distribution.of(graph.neighborhood_sizes(progress=progress)),
         )
 
 

@@ -65,7 +65,7 @@ class GraphStatistics:
 
     Args:
         k: the bound on the examples of a user.
-        max_neighbours: the bound on |N(e)|, or ``None``.
+        max_neighbors: the bound on |N(e)|, or ``None``.
         examples_before: examples of the graph that was bounded.
         users_before: its users.
         examples: examples kept, copies counted.
@@ -76,11 +76,11 @@ class GraphStatistics:
         examples_per_user: over the users left, copies counted.
         users_per_example_before: over the examples of the graph that was bounded.
         users_per_example: over the examples kept, copies counted.
-        neighbours: |N(e)| over the examples kept, copies counted.
+        neighbors: |N(e)| over the examples kept, copies counted.
     """
 
     k: int
-    max_neighbours: int | None
+    max_neighbors: int | None
     examples_before: int
     users_before: int
     examples: int
@@ -91,18 +91,22 @@ class GraphStatistics:
     examples_per_user: Distribution
     users_per_example_before: Distribution
     users_per_example: Distribution
-    neighbours: Distribution
+    neighbors: Distribution
 
     def expected_batch_size(self, *, probability: float, min_sep: int) -> float:
-        """Exact expected batch size with exclusion by sampled examples, from step b on.
+        """Exact expected batch size of ``UserMinSep`` with exclusion by sampled examples.
 
-        See ``expected_batch_size``.
+        It holds from step b on; the batches before are larger
+        (docs/theory/sampling.md#thm-user-burn-in).
+
+        Raises:
+            TypeError, ValueError: if p is not in (0, 1], or b no positive integer.
         """
         return expected_batch_size(
-            self.neighbours.values,
+            self.neighbors.values,
             probability=probability,
             min_sep=min_sep,
-            counts=self.neighbours.counts,
+            counts=self.neighbors.counts,
         )
 
     def to_dict(self, designs: Sequence[tuple[float, int]] = ()) -> dict[str, Any]:
@@ -141,7 +145,7 @@ class GraphStatistics:
             ("  before", self.examples_per_user_before),
             ("users per example", self.users_per_example),
             ("  before", self.users_per_example_before),
-            ("neighbourhood |N(e)|", self.neighbours),
+            ("neighborhood |N(e)|", self.neighbors),
         ):
             lines.append(f"{name:<22}{item.mean:>14.4g}{item.median:>14.4g}{item.largest:>14,}")
         if designs:

@@ -1,4 +1,4 @@
-"""Neighbourhoods of examples: who else is barred when an example is sampled."""
+"""Neighborhoods of examples: who else is barred when an example is sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from dptrain.core import checks
 from dptrain.sampling.users.graph_edges import Offsets, Users, spans
 
-# (example, neighbour) pairs looked at in one go, each pair counted once per shared user.
+# (example, neighbor) pairs looked at in one go, each pair counted once per shared user.
 _PAIRS = 1 << 22
 
 
@@ -23,7 +23,7 @@ def reverse(offsets: Offsets, members: Users, users: int) -> tuple[Offsets, npt.
     return columns.indptr.astype(np.int64), columns.indices.astype(np.int64)
 
 
-def neighbourhood_sizes(
+def neighborhood_sizes(
     offsets: Offsets, members: Users, users: int, *, progress: bool = True
 ) -> npt.NDArray[np.int64]:
     """|N(e)| of every example: distinct examples that share a user with e, itself included.
@@ -44,7 +44,7 @@ def neighbourhood_sizes(
     work = np.concatenate(([0], np.cumsum(np.diff(columns.indptr)[members], dtype=np.int64)))
     sizes = np.empty(len(offsets) - 1, dtype=np.int64)
     with tqdm(
-        desc="Neighbourhoods", total=len(sizes), unit="example", delay=2, disable=not progress
+        desc="Neighborhoods", total=len(sizes), unit="example", delay=2, disable=not progress
     ) as bar:
         for begin, end in spans(work[offsets], _PAIRS):
             # Boolean sums are "or": no count can wrap round to a zero.
@@ -62,9 +62,9 @@ def expected_batch_size(
 ) -> float:
     """Exact expected batch size of exclusion by sampled examples, from step b on.
 
-    The draws S_1, S_2, … are independent coins of probability p on all examples, and e is used at
-    step t if it is in S_t and no example of N(e) was in any of the b-1 draws before:
-    p·Σ_e (1-p)^((b-1)·|N(e)|). In the first b-1 steps there are fewer draws and larger batches.
+    It is p·Σ_e (1-p)^((b-1)·|N(e)|): e is used if its own coin comes up and none of N(e) came up in
+    the b-1 steps before (docs/theory/sampling.md#thm-user-burn-in). In the first b-1 steps there
+    are fewer draws and larger batches.
 
     Args:
         sizes: |N(e)| of every example, or the different sizes with their ``counts``.

@@ -1,8 +1,6 @@
-"""User-level batches without amplification: every user rarely, and at most so often.
+"""Batches of fixed size in which every user appears rarely, and at most so often.
 
-A queue of examples in a ring, open at both ends.
-
-Which examples fit into a batch when users are limited, taken in order.
+A greedy choice goes through a queue of all examples, which a ring of fixed memory holds.
 """
 
 from __future__ import annotations
@@ -181,8 +179,9 @@ class Fill:
 class UserFixed(UserScheme):
     """Batches of fixed size in which a user has at most one example, every b steps at most.
 
-    Unamplified multi-attribution batches (Ganesh et al. 2025; Dong & Ganesh 2026, §7.3): greedy
-    over a random order of the examples. An example is used if none of its users is in the batch, in
+    The batches are chosen greedily over a random order of the examples, as the unamplified
+    baseline of multi-attribution is (Ganesh et al. 2025, arXiv 2503.03622; Dong & Ganesh 2026,
+    arXiv 2602.09338, section 7.3). An example is used if none of its users is in the batch, in
     one of the b-1 batches before, or in m batches already. One that does not fit waits until it
     does, and then goes first; one that was used may be used again once all others had their turn;
     one with a user who was in m batches is never used again. The guarantee needs no randomness.
@@ -273,7 +272,7 @@ class UserFixed(UserScheme):
         about 10 bytes more each, and a step that looks through all of them several times that.
 
         Raises:
-            ValueError: if the graph holds no edges; see ``attach``.
+            ValueError: if the graph holds no edges, as one read from a file; ``attach`` it first.
         """
         return UserFixedStream(self, seed)
 

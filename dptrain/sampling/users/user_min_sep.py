@@ -28,26 +28,26 @@ _MOST_STEPS = 2**31 - 1
 class UserMinSep(UserScheme):
     """Every example tosses a coin at every step; those close to a recent one are left out.
 
-    Multi-attribution b-min-sep (Dong & Ganesh 2026, Algorithm 3). Step t samples S_t, each example
-    with probability p, independently of all else. The batch is S_t without every example that
-    shares a user with an example of S_{t-b+1}, …, S_{t-1}, *whether that one was used or not*. A
-    user takes part at most once in any b consecutive steps, with up to k examples at once.
+    This is multi-attribution b-min-sep sampling (Dong & Ganesh 2026, arXiv 2602.09338, Algorithm
+    3). Step t samples S_t, each example with probability p, independently of all else. The batch is
+    S_t without every example that shares a user with an example of S_{t-b+1}, …, S_{t-1}, *whether
+    that one was used or not*. A user takes part at most once in any b consecutive steps, with up to
+    k examples at once.
 
-    ``exclusion="participation"`` is Algorithm 4: only examples that were used leave others out. It
-    wastes fewer samples; the paper's privacy of it is Conjecture 6.2.
+    ``exclusion="participation"`` is Algorithm 4 there: only examples that were used leave others
+    out. It wastes fewer samples; the authors' claim about its privacy is a conjecture (6.2).
 
-    Whether a user's examples were sampled shows in who else is left out, so that Theorem 6.1 of the
-    paper fails where examples are shared (docs/theory/users.md#thm-users-attack). What is proven
-    for either rule is in docs/theory/users.md#thm-users-revealed and
-    docs/theory/users.md#thm-users-blocking.
+    Whether a user's examples were sampled shows in who else is left out. Where examples are shared,
+    Theorem 6.1 of that paper is therefore false (docs/theory/users.md#thm-users-attack;
+    ``test_attack_beats_the_theorem_and_not_the_claim``). What the accountants here state holds on
+    any graph, for either rule (docs/theory/users.md#thm-users-revealed and
+    docs/theory/users.md#thm-users-blocking).
 
     The run begins after ``burn_in`` steps that are drawn and not used for training. Under
-    ``"sampling"`` the batch of step t depends on S_{t-b+1}, …, S_t only and these are i.i.d., so
-    b-1 steps *are* the stationary regime (docs/theory/sampling.md#thm-user-burn-in): more change
-    nothing, and 0 is the paper's cold start.
-    Under ``"participation"`` the regime is only approached, in waves of period b that fade the
-    slower the larger b·p is: the default of 10b steps is ample up to b·p = 1 and should be raised
-    beyond.
+    ``"sampling"``, b-1 such steps reach the stationary regime exactly: more change nothing, and 0
+    is a cold start (docs/theory/sampling.md#thm-user-burn-in). Under ``"participation"`` it is only
+    approached, in waves of period b that fade the slower the larger b·p is: the default of 10b
+    steps is ample up to b·p = 1 and should be raised beyond.
 
     Args:
         graph: the users of every example; public. Drawing needs one with its edges.
@@ -176,7 +176,7 @@ class UserMinSep(UserScheme):
         """Batches in O(p·N·users per example) work a step; 4 bytes a user.
 
         Raises:
-            ValueError: if the graph holds no edges; see ``attach``.
+            ValueError: if the graph holds no edges, as one read from a file; ``attach`` it first.
         """
         return UserMinSepStream(self, seed)
 

@@ -199,7 +199,7 @@ def test_gaps_are_a_bar_and_a_geometric():
 
 
 def test_examples_are_independent_of_each_other():
-    """Pairs of neighbours, in a small pool where swap removal reuses the same slots often: the
+    """Pairs of neighbors, in a small pool where swap removal reuses the same slots often: the
     joint law of two examples' steps is the product (Bernstein, 2e-9 for each of 2·36 cells)."""
     scheme = MinSep(probability=0.5, min_sep=2, dataset_size=4, steps=6)
     runs = 8_000

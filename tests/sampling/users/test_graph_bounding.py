@@ -57,7 +57,7 @@ def test_bounds_hold_and_nothing_more_fits(
 ) -> None:
     monkeypatch.setattr(bounding, "_CHUNK", chunk)
     graph = random_graph(seed)
-    bounded = graph.bound(k, duplicates=duplicates, max_neighbours=most, seed=seed)
+    bounded = graph.bound(k, duplicates=duplicates, max_neighbors=most, seed=seed)
     users = users_of(graph)
     rows = bounded.rows.tolist()
     assert rows == sorted(rows)
@@ -73,8 +73,8 @@ def test_bounds_hold_and_nothing_more_fits(
     assert bounded.graph == graph.select(bounded.rows)
     assert bounded.graph.max_examples <= k
     if most is not None:
-        assert bounded.graph.neighbourhood_sizes().max() <= most
-    again = graph.bound(k, duplicates=duplicates, max_neighbours=most, seed=seed)
+        assert bounded.graph.neighborhood_sizes().max() <= most
+    again = graph.bound(k, duplicates=duplicates, max_neighbors=most, seed=seed)
     np.testing.assert_array_equal(bounded.rows, again.rows)
 
 
@@ -97,7 +97,7 @@ def test_law_is_that_of_a_uniform_order(most: int | None) -> None:
     )
     total, draws = sum(law.values()), 2000
     seen = Counter(
-        tuple(graph.bound(2, max_neighbours=most, seed=seed).rows.tolist()) for seed in range(draws)
+        tuple(graph.bound(2, max_neighbors=most, seed=seed).rows.tolist()) for seed in range(draws)
     )
     assert set(seen) <= set(law)
     assert len(law) > 2
@@ -136,19 +136,19 @@ def test_gathered_rows() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pairs", [1, 40, 1 << 22])
-def test_neighbourhoods(seed: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighborhoods(seed: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dptrain.sampling.users.neighbors._PAIRS", pairs)
     graph = random_graph(seed, examples=80)
     users = users_of(graph)
     expected = [sum(bool(row & other) for other in users) for row in users]
-    assert graph.neighbourhood_sizes().tolist() == expected
+    assert graph.neighborhood_sizes().tolist() == expected
 
 
-def test_neighbourhood_of_many_shared_users() -> None:
+def test_neighborhood_of_many_shared_users() -> None:
     # 300 shared users: a count in eight bits would wrap round to 44, one of 256 to 0.
     for shared in (256, 300):
         graph = AttributionGraph.from_lists([range(shared), range(shared), [shared]])
-        assert graph.neighbourhood_sizes().tolist() == [2, 2, 1]
+        assert graph.neighborhood_sizes().tolist() == [2, 2, 1]
 
 
 def small() -> BoundedGraph:
@@ -187,7 +187,7 @@ def test_subset_of_an_arrow_dataset() -> None:
         ({"k": 0}, "k=0 must be at least 1"),
         ({"k": 1.5}, "k=1.5 must be an integer"),
         ({"k": True}, "k=True must be an integer"),
-        ({"max_neighbours": 0}, "max_neighbours=0 must be at least 1"),
+        ({"max_neighbors": 0}, "max_neighbors=0 must be at least 1"),
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"duplicates": 1}, "duplicates=1 must be True or False"),
     ],

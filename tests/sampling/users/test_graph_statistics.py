@@ -41,7 +41,7 @@ def test_expected_batch_size_by_enumeration(p: float, b: int) -> None:
         used = [e for e in range(n) if last[e] and not any(s[f] for s in past for f in near[e])]
         expected += weight * len(used)
     graph = AttributionGraph.from_lists(LISTS)
-    sizes = graph.neighbourhood_sizes()
+    sizes = graph.neighborhood_sizes()
     assert expected_batch_size(sizes, probability=p, min_sep=b) == pytest.approx(expected)
     # The statistics hold the same graph by its distinct sizes.
     kept = graph.bound(2, seed=0).statistics()
@@ -52,12 +52,12 @@ def test_statistics() -> None:
     rng = np.random.default_rng(3)
     lists = [rng.integers(0, 12, size=rng.integers(1, 4)).tolist() for _ in range(50)]
     graph = AttributionGraph.from_lists(lists)
-    bounded = graph.bound(3, duplicates=True, max_neighbours=6, seed=4)
+    bounded = graph.bound(3, duplicates=True, max_neighbors=6, seed=4)
     found = bounded.statistics(progress=False)
     kept = [set(lists[i]) for i in bounded.rows]
     per_user = [sum(u in row for row in kept) for u in set().union(*kept)]
     near = [sum(bool(row & other) for other in kept) for row in kept]
-    assert (found.k, found.max_neighbours) == (3, 6)
+    assert (found.k, found.max_neighbors) == (3, 6)
     assert (found.examples_before, found.users_before) == (50, 12)
     assert (found.examples, found.examples_distinct) == (len(kept), len(set(bounded.rows)))
     assert (found.users, found.users_at_bound) == (len(per_user), per_user.count(3))
@@ -67,7 +67,7 @@ def test_statistics() -> None:
         (found.examples_per_user_before, before),
         (found.users_per_example, [len(row) for row in kept]),
         (found.users_per_example_before, [len(set(row)) for row in lists]),
-        (found.neighbours, near),
+        (found.neighbors, near),
     ):
         assert distribution.to_dict() == Distribution.of(np.array(data)).to_dict()
     designs = [(0.01, 1), (0.25, 4)]
@@ -96,6 +96,6 @@ def test_plot(users: int, tmp_path: pathlib.Path) -> None:
     from dptrain.reporting.plots import plot_graph
 
     graph = AttributionGraph.from_lists([i % users, "all"] for i in range(120))
-    found = graph.bound(80, max_neighbours=100, seed=0).statistics()
+    found = graph.bound(80, max_neighbors=100, seed=0).statistics()
     plot_graph(found, tmp_path / "new" / "graph.png")
     assert image.imread(tmp_path / "new" / "graph.png").std() > 0

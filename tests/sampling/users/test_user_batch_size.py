@@ -17,12 +17,12 @@ from dptrain.sampling.users.batch_size import (
 )
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.testing.scheme_contract import bernstein_tolerance
-from tests.helpers.user_graphs import graph_of, neighbourhoods, random_lists
+from tests.helpers.user_graphs import graph_of, neighborhoods, random_lists
 
 SINGLES = AttributionGraph.from_csr(np.arange(1001), np.arange(1000))
 LISTS = random_lists(3, examples=600, users=500, most=3)
 GRAPH = graph_of(LISTS)
-NEAR = np.array([len(near) for near in neighbourhoods(LISTS)])
+NEAR = np.array([len(near) for near in neighborhoods(LISTS)])
 # A clique that soon excludes itself, and a few examples that nobody excludes: two peaks.
 TWO_PEAKS = graph_of([[0]] * 400 + [[1 + i] for i in range(20)])
 

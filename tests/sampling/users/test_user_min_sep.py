@@ -27,7 +27,7 @@ from tests.helpers.user_graphs import (
     batches_by_sets,
     copies,
     graph_of,
-    neighbourhoods,
+    neighborhoods,
     random_lists,
     scheme_of,
     sequence_law,
@@ -175,14 +175,14 @@ def test_expected_batch_size_by_enumeration(b):
         mean = sum(
             q * s[-1].bit_count() for s, q in sequence_law(lists, b, p, b, "sampling").items()
         )
-        formula = p * sum((1 - p) ** ((b - 1) * len(near)) for near in neighbourhoods(lists))
+        formula = p * sum((1 - p) ** ((b - 1) * len(near)) for near in neighborhoods(lists))
         assert mean == pytest.approx(formula, rel=1e-12)
         scheme = UserMinSep.for_batch_size(
             graph=graph_of(lists), batch_size=mean, min_sep=b, steps=3
         )
         # The smallest p that gives it: this one, or one on the rising side.
         q = scheme.probability
-        again = q * sum((1 - q) ** ((b - 1) * len(near)) for near in neighbourhoods(lists))
+        again = q * sum((1 - q) ** ((b - 1) * len(near)) for near in neighborhoods(lists))
         assert again == pytest.approx(mean, rel=1e-9)
         assert q <= p * (1 + 1e-9)
         assert scheme.expected_batch_size == mean
