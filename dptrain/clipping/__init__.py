@@ -2,7 +2,7 @@
 
 from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.mixing_layers import why_not
-from dptrain.clipping.modes import check_mode_name, choose_mode, wrap_module
+from dptrain.clipping.modes import check_mode_name, choose_mode, own_attributes, wrap_module
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 
@@ -11,6 +11,7 @@ __all__ = [
     "PerExampleClipper",
     "check_mode_name",
     "choose_mode",
+    "own_attributes",
     "parameter_groups",
     "per_example_norms",
     "why_not",

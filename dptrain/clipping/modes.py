@@ -12,9 +12,9 @@ from torch import nn
 from dptrain.clipping.base.styles import ClippingStyle
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
-from dptrain.clipping.probe import AtHand, RowProbe
+from dptrain.clipping.probe import AtHand
 from dptrain.core import checks
-from dptrain.sampling import MicroBatch, PrivateLoader
+from dptrain.sampling import PrivateLoader
 
 MODES = ("bookkeeping", "hooks", "functorch")
 
@@ -62,6 +62,12 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
     return "hooks"
 
 
+def own_attributes(mode: str) -> frozenset[str]:
+    """What a mode keeps in the user's layers."""
+    kind = BookkeepingModule if mode == "bookkeeping" else HookedModule
+    return kind.own_attributes
+
+
 def wrap_module(
     module: nn.Module,
     parameters: list[nn.Parameter],
@@ -97,29 +103,37 @@ def wrap_module(
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "bookkeeping":
-        book = BookkeepingClipper(
-            parameters, loss_reduction=loss_reduction, views=views, style=style, groups=groups
+        booked = BookkeepingModule(
+            module,
+            open_book=lambda probe: BookkeepingClipper(
+                parameters,
+                at_hand=lambda: loader.current,
+                loss_reduction=loss_reduction,
+                views=views,
+                style=style,
+                groups=groups,
+                probe=probe,
+            ),
+            fed=fed,
+            when=probe,
+            loss_reduction=loss_reduction,
         )
-        book.at_hand = lambda: loader.current
-        booked = BookkeepingModule(module, book=book, loss_reduction=loss_reduction)
-        booked.probe = RowProbe(
-            booked._module, booked.reporting_to, fed, when=probe, settle=booked.settling
-        )
-        book.probe = booked.probe
-        return booked, book
-    names = {p: name for name, p in module.named_parameters()}
-    clipper = PerExampleClipper(parameters, views=views, style=style, groups=groups, names=names)
-
-    def at_hand() -> MicroBatch | None:
-        clipper.batch = loader.current
-        return loader.current
-
+        return booked, booked.book
+    clipper = PerExampleClipper(
+        parameters,
+        views=views,
+        style=style,
+        groups=groups,
+        names={p: name for name, p in module.named_parameters()},
+        current=lambda: loader.current,
+    )
     wrapped = HookedModule(
         module,
-        at_hand=at_hand,
+        at_hand=clipper.at_hand,
         views=views,
+        fed=fed,
+        when=probe,
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",
     )
-    wrapped.probe = RowProbe(module, wrapped.reporting_to, fed, when=probe)
     return wrapped, clipper

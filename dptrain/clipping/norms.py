@@ -74,9 +74,8 @@ class _OtherRows(BookkeepingClipper):
     """Takes in the gradients of rows that are no batch of the run's."""
 
     def __init__(self, parameters: list[nn.Parameter], *, loss_reduction: str, rows: int) -> None:
-        super().__init__(parameters, loss_reduction=loss_reduction)
         batch: Any = types.SimpleNamespace(rows=rows)
-        self.at_hand = lambda: batch
+        super().__init__(parameters, at_hand=lambda: batch, loss_reduction=loss_reduction)
 
     def record(
         self, uses: Mapping[nn.Parameter, Use], since: Any, doubt: str | None = None

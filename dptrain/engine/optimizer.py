@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.clipping.base import GradientClipper
 from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.engine.scaled_adam import scales_of
@@ -23,27 +24,6 @@ from dptrain.sampling import MicroBatch, PrivateLoader
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
-class Clipper(Protocol):
-    """Where clipped sums come from; see ``dptrain.clipping``."""
-
-    nonfinite_examples: int
-    batch: MicroBatch | None
-    admit: Callable[[torch.Tensor], torch.Tensor] | None
-    norms: torch.Tensor | None
-
-    def clipped_sum(
-        self,
-        *,
-        max_grad_norm: float,
-        weights: torch.Tensor,
-        scales: Sequence[torch.Tensor | None] | None,
-    ) -> list[torch.Tensor | None]:
-        """One clipped sum per parameter for the current microbatch, consumed."""
-
-    def discard(self) -> None:
-        """Forget gradients of a batch that will not be used."""
-
-
 class PrivateOptimizer(DPOptimizer):
     """Wraps a torch optimiser; ``step()`` is called once for every batch the loader yields.
 
@@ -54,13 +34,27 @@ class PrivateOptimizer(DPOptimizer):
     (``ScalesGradients``), clip(g_i, R) is clip(s ⊙ g_i, R) above and it is
     given the whole divided by s.
 
+    Args:
+        optimizer: the user's.
+        mechanism: of the run.
+        max_grad_norm: R.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+        noise: rows of correlated noise, one a logical step.
+        clipper: gives the clipped sums.
+        loader: gives the batches; it is told of every one that was used.
+        ledger: of released steps.
+        ranks: the processes of the run.
+        watch: begun by the loader with every batch.
+        at_boundary: called after every completed logical step with the number of steps so far.
+        individual: what every example has spent, where an individual filter runs.
+
     Attributes:
         max_grad_norm: R; may be changed between steps (a public schedule), the noise follows it. A
             step under way keeps the R, and the scales, that its first microbatch was clipped with.
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of ``step`` completed a logical step.
         individual: what every example has spent, where an individual filter runs; private data.
-        watch: what refuses steps that leave something behind in the module, or ``None``.
+        watch: what refuses steps that leave something behind in the module.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and all add the same noise (``Ranks``).
         interrupted: whether the last release or update was cut short, so that noise, model and
@@ -77,12 +71,13 @@ class PrivateOptimizer(DPOptimizer):
         max_grad_norm: float,
         loss_reduction: str,
         noise: NoiseStream,
-        clipper: Clipper,
+        clipper: GradientClipper,
         loader: PrivateLoader,
         ledger: StepLedger,
+        ranks: Ranks,
+        watch: StateWatch,
+        at_boundary: Callable[[int], None],
         individual: IndividualRecord | None = None,
-        ranks: Ranks | None = None,
-        watch: StateWatch | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -97,11 +92,7 @@ class PrivateOptimizer(DPOptimizer):
         self.ledger = ledger
         self.individual = individual
         self.watch = watch
-        if watch is not None:
-            loader.taken = self._begin_watch
-        self.shared = SharedStep(Ranks() if ranks is None else ranks)
-        if individual is not None:
-            clipper.admit = self._admit
+        self.shared = SharedStep(ranks)
         self.steps_executed = 0
         self.at_step_boundary = True
         self.interrupted = False
@@ -111,11 +102,7 @@ class PrivateOptimizer(DPOptimizer):
         self._scales: list[torch.Tensor | None] | None = None
         self._bound_since: MicroBatch | None = None
         self._parts_done = 0
-        self._boundary_hooks: list[Callable[[], None]] = []
-
-    def attach_boundary_hook(self, hook: Callable[[], None]) -> None:
-        """Call ``hook()`` after every completed logical step."""
-        self._boundary_hooks.append(hook)
+        self._at_boundary = at_boundary
 
     def restart_at(self, steps_executed: int) -> None:
         """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
@@ -256,19 +243,20 @@ class PrivateOptimizer(DPOptimizer):
             )
         if self.clipper.batch is not batch:  # left over from a batch that was abandoned
             self.clipper.discard()
-        if self.watch is not None:
-            self.watch.check()
+        self.watch.check()
         max_grad_norm, weights = self.bounds()
         sums = self.clipper.clipped_sum(
-            max_grad_norm=max_grad_norm, weights=weights, scales=self._scales
+            max_grad_norm=max_grad_norm,
+            weights=weights,
+            scales=self._scales,
+            admit=None if self.individual is None else self._admit,
         )
         self._parts_done += 1  # before the sums, or an interrupted call could be made twice
         for p, total in zip(self.params, sums, strict=True):
             if total is not None:
                 p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
         self.loader.report_microbatch()
-        if self.watch is not None:
-            self.watch.settle()
+        self.watch.settle()
         self.at_step_boundary = batch.last
         if batch.last:
             self.shared.add_up(self, parts=batch.parts, bound=self._bound)
@@ -281,13 +269,8 @@ class PrivateOptimizer(DPOptimizer):
             self._reset_sums()
             self.loader.complete_step()
             self.interrupted = False
-            for hook in self._boundary_hooks:
-                hook()
+            self._at_boundary(self.steps_executed)
         return loss
-
-    def _begin_watch(self, batch: MicroBatch) -> None:
-        assert self.watch is not None
-        self.watch.begin(last=batch.step == self.loader.steps - 1)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

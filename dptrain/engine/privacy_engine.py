@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, find_accountants
-from dptrain.clipping import wrap_module
+from dptrain.clipping import own_attributes, wrap_module
 from dptrain.clipping.base import summing_dtype
 from dptrain.core import checks, split_seed
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
-from dptrain.engine.request import Request
+from dptrain.engine.request import RunRequest
 from dptrain.engine.shared_run import begin_together, one_run, shared_ledger
 from dptrain.engine.state_watch import StateWatch
+from dptrain.engine.unfinished import Boundary
 from dptrain.engine.wiring import loader_of, mechanism_of
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
@@ -136,7 +137,7 @@ class PrivacyEngine:
         """
         ranks = Ranks.of(self.distributed)
         ranks.log(self.distributed)
-        request = Request.checked(
+        request = RunRequest.checked(
             module=module,
             optimizer=optimizer,
             data=data,
@@ -163,7 +164,13 @@ class PrivacyEngine:
             target_delta = individual.target_delta
 
         sampling_seed, noise_seed = ranks.from_first(lambda: split_seed(seed))
-        loader = loader_of(request, mechanism.scheme, sampling_seed, ranks)
+        assert gradients.mode is not None
+        watch = StateWatch(
+            getattr(module, "_orig_mod", module),  # of a compiled one the names are the user's
+            gradients.public,
+            own=own_attributes(gradients.mode),
+        )
+        loader = loader_of(request, mechanism.scheme, sampling_seed, ranks=ranks, watch=watch)
         if ranks.rank == 0 and (short := mechanism.scheme.shortfall(sampling_seed)):
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
         released = shared_ledger(ranks, mechanism, self.ledger)
@@ -174,7 +181,6 @@ class PrivacyEngine:
             seed=noise_seed,
         )
         # After all that may be refused, so that a refusal leaves the user's module as it was.
-        assert gradients.mode is not None
         wrapped, clipper = wrap_module(
             module,
             request.parameters,
@@ -186,7 +192,7 @@ class PrivacyEngine:
             views=gradients.views,
             probe=gradients.probe,
         )
-        watch = StateWatch(wrapped._module, gradients.public, own=wrapped.own_attributes)
+        boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
         private_optimizer = PrivateOptimizer(
             optimizer,
             mechanism=mechanism,
@@ -196,9 +202,10 @@ class PrivacyEngine:
             clipper=clipper,
             loader=loader,
             ledger=released,
-            individual=spending,
             ranks=ranks,
             watch=watch,
+            at_boundary=boundary.passed,
+            individual=spending,
         )
         private = PrivateTraining(
             module=wrapped,
@@ -210,6 +217,7 @@ class PrivacyEngine:
             accountant=self.accountant,
             seed_given=seed is not None,
             request=request,
+            boundary=boundary,
         )
         begin_together(ranks, private, module)
         return private

@@ -16,7 +16,6 @@ from dptrain.core import (
     Kind,
     checks,
     global_state,
-    remember_globals,
     restore_global_state,
 )
 from dptrain.engine.checkpoint import (
@@ -28,9 +27,9 @@ from dptrain.engine.checkpoint import (
     seal,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
-from dptrain.engine.request import Request
+from dptrain.engine.request import RunRequest
 from dptrain.engine.scaled_adam import ScalesGradients
-from dptrain.engine.unfinished import Progress, progress_of
+from dptrain.engine.unfinished import Boundary
 from dptrain.engine.validation import check_scheduled
 from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
@@ -82,7 +81,8 @@ class PrivateTraining:
         target_delta: float | None,
         accountant: str | Accountant | None,
         seed_given: bool,
-        request: Request,
+        request: RunRequest,
+        boundary: Boundary,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
@@ -99,10 +99,7 @@ class PrivateTraining:
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
             self._guarantees[target.delta] = target
-        # Mid-step checkpoints restart the step, so they need the generators as they were before it.
-        self._boundary_rng = remember_globals()
-        optimizer.attach_boundary_hook(self._step_done)
-        self._progress = self._find_progress()
+        self._boundary = boundary
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self.module, self.optimizer, self.loader])
@@ -192,9 +189,8 @@ class PrivateTraining:
         if self.individual_filter is not None:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
-        watch = self.optimizer.watch
-        declared = () if watch is None else watch.notes
-        return drawn.after(self.steps_executed).with_notes(*self._conditions, *declared)
+        notes = (*self._conditions, *self.optimizer.watch.notes)
+        return drawn.after(self.steps_executed).with_notes(*notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of ``guarantee``."""
@@ -239,8 +235,7 @@ class PrivateTraining:
         """
         self.optimizer.check_whole()
         batch = self.loader.current
-        if self.optimizer.watch is not None:
-            self.optimizer.watch.check_saved()
+        self.optimizer.watch.check_saved()
         under_way = batch is not None and batch.step == self.steps_executed
         ledger = self.optimizer.ledger
         state = {
@@ -262,7 +257,7 @@ class PrivateTraining:
             "private": {
                 "noise": self.optimizer.noise.state_dict(),
                 "loader": self.loader.state_dict(),
-                "rng": self._boundary_rng() if under_way else global_state(),
+                "rng": self._boundary.rng() if under_way else global_state(),
                 "nonfinite_examples": self.nonfinite_examples,
                 **(
                     {}
@@ -315,8 +310,7 @@ class PrivateTraining:
         for guarantee in guarantees:
             check_guarantee(guarantee, self.mechanism)
         private = state["private"]
-        if (watch := self.optimizer.watch) is not None:
-            watch.check()
+        self.optimizer.watch.check()
         if self.individual_filter is not None:
             self.individual.check_state(private.get("individual", {}), state["steps_executed"])
         self.loader.check_state(private["loader"])  # refuses another data set
@@ -350,29 +344,19 @@ class PrivateTraining:
             if guarantee.certificate is not None or guarantee.kind is Kind.CONFIDENCE:
                 self._guarantees[guarantee.delta] = guarantee
             self._target_delta = self._target_delta or guarantee.delta
-        if watch is not None:
-            watch.restart()
-        self._progress = self._find_progress()
+        self.optimizer.watch.restart()
         restore_global_state(private["rng"])
+        self._boundary.restart()
 
     def end_early(self) -> None:
         """Say that the run is meant to end before its plan: nothing is then said of it at exit.
 
         The guarantee stays the planned one, and the run can still go on.
         """
-        self._progress.meant = True
-
-    def _step_done(self) -> None:
-        self._boundary_rng = remember_globals()
-        if self.optimizer.shared.ranks.rank == 0:  # one of them says it for all
-            self._progress.reached(self.steps_executed)
-
-    def _find_progress(self) -> Progress:
-        seed = self.optimizer.noise.normals.seed
-        return progress_of(self.mechanism.hash, seed, self.mechanism.steps)
+        self._boundary.progress.meant = True
 
 
-def stored_options(request: Request) -> dict[str, Any]:
+def stored_options(request: RunRequest) -> dict[str, Any]:
     """All that changes a released step besides the mechanism, as a checkpoint holds it."""
     settings: dict[str, Any] = {
         "max_grad_norm": request.max_grad_norm,

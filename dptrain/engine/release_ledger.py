@@ -86,8 +86,8 @@ class StepLedger:
     Args:
         mechanism_hash: of the run this ledger belongs to.
         path: an append-only JSON-lines file, made if missing; ``None`` keeps it in memory.
-        keeper: whether this process reads and writes the file. One of several processes of a run
-            does; the others are told ``run`` and ``digests`` and refuse the same repeats.
+        told: ``run`` and ``digests`` of the ledger of another process, which keeps the file. One
+            of several processes of a run does; the others refuse the same repeats.
 
     Attributes:
         run: drawn when the ledger is begun. A checkpoint that names it knows which ledger has seen
@@ -103,16 +103,16 @@ class StepLedger:
         mechanism_hash: str,
         path: str | os.PathLike[str] | None = None,
         *,
-        keeper: bool = True,
+        told: tuple[str, Sequence[str]] | None = None,
     ) -> None:
         self.mechanism_hash = mechanism_hash
         self.path = None if path is None else pathlib.Path(path)
-        self.run = secrets.token_hex(16)
-        self.digests: list[str] = []
-        self._keeper = keeper
+        self.run = secrets.token_hex(16) if told is None else told[0]
+        self.digests: list[str] = [] if told is None else list(told[1])
+        self._keeper = told is None
         self._size = 0  # bytes of the file's whole lines
         self._cut_off = False  # whether the file may go on with a piece of a line
-        if not keeper or self.path is None:
+        if not self._keeper or self.path is None:
             return
         if self.path.is_dir():
             raise ValueError(f"ledger={self.path} is a folder: name a file")

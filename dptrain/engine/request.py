@@ -36,7 +36,7 @@ class Noise(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Request:
+class RunRequest:
     """What ``make_private`` was asked for, every value checked and in its one type.
 
     Attributes:
@@ -101,7 +101,7 @@ class Request:
         gradients: Any,
         noise: Any,
         loading: Any,
-    ) -> Request:
+    ) -> RunRequest:
         """The request, or the first thing that is wrong with it: see ``make_private``.
 
         The order is that of how far a mistake reaches: each argument's type and range; arguments

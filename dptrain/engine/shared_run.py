@@ -109,10 +109,9 @@ def shared_ledger(
     ranks: Ranks, mechanism: MatrixMechanism, path: str | os.PathLike[str] | None
 ) -> StepLedger:
     """The record of released steps, whose file is rank 0's; all know what is in it."""
-    ledger = StepLedger(mechanism.hash, path, keeper=ranks.rank == 0)
-    run, digests = ranks.from_first(lambda: (ledger.run, ledger.digests))
-    ledger.run, ledger.digests = run, list(digests)
-    return ledger
+    kept = StepLedger(mechanism.hash, path) if ranks.rank == 0 else None
+    told = ranks.from_first(lambda: None if kept is None else (kept.run, kept.digests))
+    return StepLedger(mechanism.hash, path, told=told) if kept is None else kept
 
 
 def begin_together(ranks: Ranks, private: PrivateTraining, module: nn.Module) -> None:

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
 from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.individual import IndividualRecord
+from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch
-
-if TYPE_CHECKING:
-    from dptrain.engine.optimizer import PrivateOptimizer
 
 _ADMITTED = "what the individual filter admitted"
 _BEGAN = "noise, parameters or released steps at the start"
+
+
+class Stepping(Protocol):
+    """What a step is made of on one rank: the private optimizer, as far as this file knows it."""
+
+    clipper: GradientClipper
+    noise: NoiseStream
+    ledger: StepLedger
+    steps_executed: int
+    original_optimizer: torch.optim.Optimizer
+
+    @property
+    def params(self) -> Sequence[Any]:
+        """The trained parameters, each with its ``summed_grad``."""
 
 
 class SharedStep:
@@ -56,7 +70,7 @@ class SharedStep:
         self._admitted = zlib.crc32(shares.tobytes(), self._admitted if batch.part else 0)
         return shares[own]
 
-    def add_up(self, optimizer: PrivateOptimizer, *, parts: int, bound: float) -> None:
+    def add_up(self, optimizer: Stepping, *, parts: int, bound: float) -> None:
         """Make ``p.summed_grad`` the sums of the whole logical batch, of all ranks' shares.
 
         Args:
@@ -93,7 +107,7 @@ class SharedStep:
             ledger.record(step, digest)
         self.ranks.agree("the release of a step", lambda: {"the noisy sum of the step": digest})
 
-    def _facts(self, optimizer: PrivateOptimizer, parts: int, bound: float) -> dict[str, Any]:
+    def _facts(self, optimizer: Stepping, parts: int, bound: float) -> dict[str, Any]:
         if self._origin is None:
             noise, released = optimizer.noise.normals.seed, optimizer.ledger.digests
             began = f"{noise}/{checksum(optimizer.params)}/{released}"

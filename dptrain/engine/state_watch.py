@@ -68,7 +68,7 @@ class StateWatch:
         self._before: _Look | None = None  # at the batch that is under way
         self._settled: _Look | None = None  # at the end of the one before
         self._checked: _Look | None = None
-        self._window: _Window | None = None
+        self._window: _ComparedBytes | None = None
         self._all: dict[str, str] = {}  # checksums at the batch that is under way
         self._untrained: dict[str, str] = {}  # those of what no optimiser changes
         self._refusal: str | None = None
@@ -96,7 +96,7 @@ class StateWatch:
         first = self._settled is None
         parts = now.memory()
         size = sum(len(part) for part in parts.values())
-        self._window = _Window(parts, self._turn * WINDOW)
+        self._window = _ComparedBytes(parts, self._turn * WINDOW)
         self._turn = (self._turn + 1) % max(-(-size // WINDOW), 1)
         self._all = {}
         if size > WINDOW:
@@ -323,7 +323,7 @@ class _Look:
         return found
 
 
-class _Window:
+class _ComparedBytes:
     """The values of a part of the memory, from some byte on and around its end.
 
     Args:

@@ -1,4 +1,4 @@
-"""Says at exit which private runs ended before the steps that were planned, as trainers may."""
+"""How far runs came; says at exit which of them ended before the steps that were planned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import atexit
 import dataclasses
 import logging
 import os
+
+from dptrain.core import remember_globals
+from dptrain.mechanism import MatrixMechanism
+from dptrain.noise import NoiseStream
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,39 @@ _runs: dict[tuple[str, int], Progress] = {}
 def progress_of(mechanism_hash: str, noise_seed: int, planned: int) -> Progress:
     """That of a run, which is the same run when it goes on from a checkpoint."""
     return _runs.setdefault((mechanism_hash, noise_seed), Progress(planned))
+
+
+class Boundary:
+    """The last moment between two logical steps: the generators then, and how far the run came.
+
+    A checkpoint that is taken within a step restarts the step, so it needs the generators as they
+    were before it.
+
+    Args:
+        mechanism: of the run.
+        noise: its stream, by whose seed a run that goes on from a checkpoint is known.
+        first: whether this process speaks for all ranks.
+    """
+
+    def __init__(self, mechanism: MatrixMechanism, noise: NoiseStream, *, first: bool) -> None:
+        self._mechanism, self._noise, self._first = mechanism, noise, first
+        self.rng = remember_globals()
+        self.progress = self._find()
+
+    def passed(self, steps_executed: int) -> None:
+        """A step was completed; so many have been."""
+        self.rng = remember_globals()
+        if self._first:
+            self.progress.reached(steps_executed)
+
+    def restart(self) -> None:
+        """A checkpoint was loaded, with its generators, and noise that may have another seed."""
+        self.rng = remember_globals()
+        self.progress = self._find()
+
+    def _find(self) -> Progress:
+        seed = self._noise.normals.seed
+        return progress_of(self._mechanism.hash, seed, self._mechanism.steps)
 
 
 def forget() -> None:

@@ -9,14 +9,15 @@ from torch.utils.data import DataLoader
 from dptrain.accounting import Accountant, calibrate
 from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
-from dptrain.engine.request import Request
+from dptrain.engine.request import RunRequest
+from dptrain.engine.state_watch import StateWatch
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader, Scheme
 from dptrain.strategies import Strategy
 
 
 def mechanism_of(
-    ranks: Ranks, request: Request, accountant: str | Accountant | None
+    ranks: Ranks, request: RunRequest, accountant: str | Accountant | None
 ) -> tuple[MatrixMechanism, Guarantee | None]:
     """The mechanism with the noise that is stated, or calibrated to the target that is.
 
@@ -42,7 +43,7 @@ def mechanism_of(
 
 
 def _found(
-    request: Request, accountant: str | Accountant | None
+    request: RunRequest, accountant: str | Accountant | None
 ) -> tuple[MatrixMechanism, Guarantee | None]:
     scheme, strategy, amount = request.scheme, request.strategy, request.amount
     if amount.multiplier is not None:
@@ -62,8 +63,18 @@ def _found(
     return calibration.mechanism, calibration.guarantee
 
 
-def loader_of(request: Request, scheme: Scheme, seed: int, ranks: Ranks) -> PrivateLoader:
-    """The run's loader of its data set, or one that takes over its data loader."""
+def loader_of(
+    request: RunRequest, scheme: Scheme, seed: int, *, ranks: Ranks, watch: StateWatch
+) -> PrivateLoader:
+    """The run's loader, of its data set or in place of its data loader.
+
+    Args:
+        request: what the run is asked to be.
+        scheme: of the run's mechanism.
+        seed: of the sampling.
+        ranks: the processes of the run.
+        watch: begun with every batch.
+    """
     options: dict[str, Any] = {
         "scheme": scheme,
         "seed": seed,
@@ -72,11 +83,10 @@ def loader_of(request: Request, scheme: Scheme, seed: int, ranks: Ranks) -> Priv
         "steps_per_epoch": request.loading.steps_per_epoch,
         "rank": ranks.rank,
         "world_size": ranks.world_size,
+        "driven": True,
+        "taken": lambda batch: watch.begin(last=batch.step == scheme.steps - 1),
         "check_collate": request.gradients.probe != "off",
     }
     if isinstance(request.data, DataLoader):
-        loader = PrivateLoader.from_data_loader(request.data, **options)
-    else:
-        loader = PrivateLoader(dataset=request.data, **options)
-    loader.driven = True
-    return loader
+        return PrivateLoader.from_data_loader(request.data, **options)
+    return PrivateLoader(dataset=request.data, **options)

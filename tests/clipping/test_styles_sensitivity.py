@@ -50,9 +50,11 @@ def summed(style, rows, bound, dtype, admit=None, scales=None):
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters], 1), strict=True):
         p.grad_sample = part.reshape(len(flat), *p.shape)
     clipper = PerExampleClipper(parameters, style=style, groups=style.groups(NAMES))
-    clipper.admit = admit
     sums = clipper.clipped_sum(
-        max_grad_norm=bound, weights=torch.ones(len(flat), dtype=dtype), scales=scales
+        max_grad_norm=bound,
+        weights=torch.ones(len(flat), dtype=dtype),
+        scales=scales,
+        admit=admit,
     )
     return torch.cat([s.flatten() for s in sums]).double()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,9 +12,12 @@ from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import clip_factors, total_norms
 from dptrain.sampling import MicroBatch
 
+Admit = Callable[[torch.Tensor], torch.Tensor]
+"""From norms to factors in [0, 1], one for each example."""
 
-class GradientClipper:
-    """The common part of the clippers.
+
+class GradientClipper(ABC):
+    """Forms one clipped sum of the per-example gradients of a microbatch for each parameter.
 
     Args:
         parameters: the trainable parameters.
@@ -21,15 +25,12 @@ class GradientClipper:
         groups: the number of each parameter's group in that style; ``None``: one for all.
 
     Attributes:
-        admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
-            gradients; ``None``: all 1.
         batch: the one that gradients were computed for last.
         nonfinite_examples: how many were left out so far because their norm was not finite.
         norms: ‖s ⊙ g_i‖₂ of the last microbatch, before clipping, shape (examples,), padding
             included; ``None`` before the first. Private data, for the trainer's eyes.
     """
 
-    admit: Callable[[torch.Tensor], torch.Tensor] | None = None
     batch: MicroBatch | None = None
     norms: torch.Tensor | None = None
 
@@ -45,8 +46,39 @@ class GradientClipper:
         self.groups = [0] * len(self.parameters) if groups is None else list(groups)
         self.nonfinite_examples = 0
 
+    @abstractmethod
+    def clipped_sum(
+        self,
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
+        admit: Admit | None = None,
+    ) -> list[torch.Tensor | None]:
+        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
+
+        Args:
+            max_grad_norm: R > 0.
+            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
+            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
+                depend on must be public.
+            admit: from the norms of what examples contribute, shape (examples,), to factors in
+                [0, 1] on the clipped gradients; ``None``: all 1.
+
+        Raises:
+            RuntimeError: if the backward passes of this batch do not give one gradient an example.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget gradients of a batch that will not be used."""
+
     def _factors(
-        self, norms: torch.Tensor, max_grad_norm: float, weights: torch.Tensor
+        self,
+        norms: torch.Tensor,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        admit: Admit | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Factors, shape (examples, groups), and which examples are finite, shape (examples,).
 
@@ -56,10 +88,12 @@ class GradientClipper:
             norms: of the groups' gradients, shape (examples, groups).
             max_grad_norm: R > 0.
             weights: shape (examples,); 0 for padding, which counts nowhere.
+            admit: from the norms of what examples contribute to factors in [0, 1] on the clipped
+                gradients; ``None``: all 1.
         """
         self.norms = total_norms(norms)
         weights = weights.to(norms)
-        factors, finite = clip_factors(norms, max_grad_norm, weights, self.admit, self.style)
+        factors, finite = clip_factors(norms, max_grad_norm, weights, admit, self.style)
         if bool(finite.all()):
             return factors, None
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
@@ -32,25 +32,24 @@ class BookkeepingClipper(GradientClipper):
         views: K, rows an example has.
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
-
-    Attributes:
-        at_hand: returns the batch that the user holds; set by ``wrap_module``.
-        probe: of the module, where there is one; set by ``wrap_module``.
+        at_hand: returns the batch that the user holds, ``None`` if there is none.
+        probe: of the module, where there is one.
     """
-
-    at_hand: Callable[[], MicroBatch | None]
-    probe: RowProbe | None = None
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         *,
+        at_hand: Callable[[], MicroBatch | None],
         loss_reduction: str,
         views: int = 1,
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
+        probe: RowProbe | None = None,
     ) -> None:
         super().__init__(parameters, style=style, groups=groups)
+        self.at_hand = at_hand
+        self.probe = probe
         self.loss_reduction = loss_reduction
         self.views = views
         self._uses: dict[nn.Parameter, list[Use]] = {}
@@ -121,6 +120,7 @@ class BookkeepingClipper(GradientClipper):
         max_grad_norm: float,
         weights: torch.Tensor,
         scales: Sequence[torch.Tensor | None] | None = None,
+        admit: Admit | None = None,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
@@ -129,6 +129,8 @@ class BookkeepingClipper(GradientClipper):
             weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
             scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
                 depend on must be public.
+            admit: from the norms of what examples contribute, shape (examples,), to factors in
+                [0, 1] on the clipped gradients; ``None``: all 1.
 
         Raises:
             RuntimeError: if there was no backward pass for this batch.
@@ -141,7 +143,7 @@ class BookkeepingClipper(GradientClipper):
         scaling = [None] * len(self.parameters) if scales is None else scales
         unit = self._unit(len(weights))
         norms = self._group_norms(scaling, unit)
-        factors, finite = self._factors(norms, max_grad_norm, weights)
+        factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         index = None if finite is None else finite.nonzero()[:, 0]
         by_group = (factors * unit).unbind(1)
         ours = {

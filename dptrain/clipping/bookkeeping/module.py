@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from opacus.grad_sample import AbstractGradSampleModule
@@ -15,7 +15,9 @@ from dptrain.clipping.bookkeeping.rules.layers import register_imported
 from dptrain.clipping.bookkeeping.rules.rules import layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 from dptrain.clipping.mixing_layers import refuse_training_mode
-from dptrain.clipping.probe import RowProbe, Witness
+from dptrain.clipping.probe import AtHand, RowProbe, Witness
+
+B = TypeVar("B", bound=Book)
 
 
 def check_layers(module: nn.Module) -> str | None:
@@ -40,7 +42,7 @@ _LEAK = (
 )
 
 
-class BookkeepingModule(AbstractGradSampleModule):
+class BookkeepingModule(AbstractGradSampleModule, Generic[B]):
     """Runs the user's module; in the backward pass its layers report to the book.
 
     One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038;
@@ -50,12 +52,27 @@ class BookkeepingModule(AbstractGradSampleModule):
 
     Args:
         m: the user's module; compiled ones run compiled between the layers that have a rule.
-        book: where layers report to.
+        open_book: makes what layers report to, of the probe.
+        fed: what the module is fed at the moment; ``None``: there is no probe.
+        when: one of ``PROBES``.
+        loss_reduction: ``"mean"`` or ``"sum"``.
+
+    Attributes:
+        book: what ``open_book`` made.
+        probe: looks at what the module is called with, where there is one.
     """
 
     own_attributes: ClassVar[frozenset[str]] = frozenset()  # nothing in the module changes
 
-    def __init__(self, m: nn.Module, *, book: Book, loss_reduction: str = "mean") -> None:
+    def __init__(
+        self,
+        m: nn.Module,
+        *,
+        open_book: Callable[[RowProbe | None], B],
+        fed: Callable[[], AtHand | None] | None = None,
+        when: str = "shapes",
+        loss_reduction: str = "mean",
+    ) -> None:
         compiled = getattr(m, "_orig_mod", None)
         super().__init__(m if compiled is None else compiled, loss_reduction=loss_reduction)
         if compiled is not None:
@@ -64,11 +81,16 @@ class BookkeepingModule(AbstractGradSampleModule):
         # Not a parameter, so that no state dict and no optimiser sees it.
         device = next(p.device for p in self._module.parameters() if p.requires_grad)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
+        self.probe: RowProbe | None = None
+        if fed is not None:
+            self.probe = RowProbe(
+                self._module, self.reporting_to, fed, when=when, settle=self.settling
+            )
+        self.book = book = open_book(self.probe)
         self._taps = [
             LayerTap(layer, rule, book, self._anchor)
             for layer, rule in layers_with_rules(self._module).values()
         ]
-        self.probe: RowProbe | None = None
         self._elsewhere = False  # whether layers report to another book than the run's
         self._leaks = [
             p.register_post_accumulate_grad_hook(functools.partial(self._refuse, name))
@@ -153,6 +175,7 @@ class BookkeepingModule(AbstractGradSampleModule):
             "_leaks": [],
             "_anchor": None,
             "probe": None,
+            "book": None,
         }
         state.pop("_compiled", None)
         return state

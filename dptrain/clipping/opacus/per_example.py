@@ -11,7 +11,7 @@ from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
-from dptrain.clipping.base.clipper import GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
@@ -20,7 +20,7 @@ from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
 from dptrain.clipping.opacus.recomputation import recomputation
-from dptrain.clipping.probe import RowProbe, Witness
+from dptrain.clipping.probe import AtHand, RowProbe, Witness
 from dptrain.sampling import MicroBatch
 
 
@@ -30,9 +30,16 @@ class HookedModule(OpacusLayers, GradSampleModule):
     Opacus adds up the calls of a layer row by row: a second call on a single shared row would put
     the gradient of all examples together into row 0, which the clipper takes for one example's.
 
-    Attributes:
+    Args:
+        m: the user's module.
         at_hand: returns the batch at hand, ``None`` if there is none.
         views: rows an example has.
+        fed: what the module is fed at the moment; ``None``: there is no probe.
+        when: one of ``PROBES``.
+        kwargs: those of Opacus's module.
+
+    Attributes:
+        probe: looks at what the module is called with, where there is one.
         own_attributes: what Opacus keeps in the layers.
     """
 
@@ -48,12 +55,16 @@ class HookedModule(OpacusLayers, GradSampleModule):
         *,
         at_hand: Callable[[], MicroBatch | None],
         views: int = 1,
+        fed: Callable[[], AtHand | None] | None = None,
+        when: str = "shapes",
         **kwargs: Any,
     ) -> None:
         super().__init__(m, **kwargs)
         self.at_hand = at_hand
         self.views = views
         self.probe: RowProbe | None = None
+        if fed is not None:
+            self.probe = RowProbe(m, self.reporting_to, fed, when=when)
         self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
         self._witness: Witness | None = None
         self.autograd_grad_sample_hooks.extend(
@@ -188,6 +199,7 @@ class PerExampleClipper(GradientClipper):
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
         names: of the parameters, for messages.
+        current: returns the batch that the user holds, ``None`` if there is none.
     """
 
     def __init__(
@@ -198,10 +210,17 @@ class PerExampleClipper(GradientClipper):
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
         names: Mapping[nn.Parameter, str] | None = None,
+        current: Callable[[], MicroBatch | None] = lambda: None,
     ) -> None:
         super().__init__(parameters, style=style, groups=groups)
         self.views = views
         self._names = {} if names is None else names
+        self._current = current
+
+    def at_hand(self) -> MicroBatch | None:
+        """The batch that the user holds, for which gradients are about to be formed."""
+        self.batch = self._current()
+        return self.batch
 
     @full_float32()
     def clipped_sum(
@@ -210,6 +229,7 @@ class PerExampleClipper(GradientClipper):
         max_grad_norm: float,
         weights: torch.Tensor,
         scales: Sequence[torch.Tensor | None] | None = None,
+        admit: Admit | None = None,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
@@ -218,6 +238,8 @@ class PerExampleClipper(GradientClipper):
             weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
             scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
                 depend on must be public.
+            admit: from the norms of what examples contribute, shape (examples,), to factors in
+                [0, 1] on the clipped gradients; ``None``: all 1.
 
         Raises:
             RuntimeError: if there was no backward pass, more than one, one whose per-example
@@ -241,7 +263,7 @@ class PerExampleClipper(GradientClipper):
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
             parts.append(row_norms(rows))
         norms = group_norms(parts, self.groups)
-        factors, finite = self._factors(norms, max_grad_norm, weights)
+        factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         sums: list[torch.Tensor | None] = []
         for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
             if sample is None:

@@ -56,12 +56,12 @@ class PrivateLoader:
             differs between them and a repeated step comes out the same.
         check_collate: refuse a ``collate_fn`` that is seen to mix the examples of a batch
             (``CollateCheck``).
+        driven: whether an engine reports microbatches and completed steps.
+        taken: called with every batch just before the user gets it; ``None``: nothing is.
 
     Attributes:
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
             first one and after the end.
-        driven: whether an engine reports microbatches and steps.
-        taken: called with every batch just before the user gets it; ``None``: nothing is.
 
     Raises:
         ValueError: for a dataset without length or of another length than the scheme's, and for
@@ -90,6 +90,8 @@ class PrivateLoader:
         rank: int = 0,
         world_size: int = 1,
         check_collate: bool = False,
+        driven: bool = False,
+        taken: Callable[[MicroBatch], None] | None = None,
     ) -> None:
         owner = "PrivateLoader"
         checks.instance("scheme", scheme, Scheme, owner=owner)
@@ -114,9 +116,10 @@ class PrivateLoader:
         self.scheme = scheme
         self.steps_per_epoch = steps_per_epoch
         self.collate_fn = default_collate if collate_fn is None else collate_fn
-        self.driven = False
+        self._driven = checks.flag("driven", driven, owner=owner)
         self.current: MicroBatch | None = None
-        self.taken: Callable[[MicroBatch], None] | None = None
+        checks.function("taken", taken, owner=owner)
+        self._taken = taken
         self._reported = False
         self._iteration = 0
         self._running: range | None = None
@@ -238,9 +241,9 @@ class PrivateLoader:
                     return
                 self.current, data = item
                 self._reported = False
-                if self.taken is not None:
-                    self.taken(self.current)
-                if self.driven and self._world_size > 1:
+                if self._taken is not None:
+                    self._taken(self.current)
+                if self._driven and self._world_size > 1:
                     seed_globals(self._plan.compute_seed(self.current))
                 yield data
         finally:
@@ -258,7 +261,7 @@ class PrivateLoader:
         """The batch that the user held is done with: see that its step is accounted for."""
         if (micro := self.current) is None:
             return
-        if not self.driven:
+        if not self._driven:
             if micro.last:
                 self._plan.complete()
         elif not self._reported:
@@ -297,8 +300,8 @@ class PrivateLoader:
             RuntimeError: if the loader is not driven, the batch at hand is not the last of its
                 step, was not reported, or the step is done already.
         """
-        if not self.driven:
-            raise RuntimeError("complete_step() is for an engine that has set loader.driven = True")
+        if not self._driven:
+            raise RuntimeError("complete_step() is for an engine, whose loader has driven=True")
         micro = self.current
         if micro is None or not micro.last or not self._reported:
             need = "complete_step() follows report_microbatch() on the last microbatch of a step"

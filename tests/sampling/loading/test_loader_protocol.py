@@ -9,10 +9,9 @@ from tests.helpers.loaders import SCHEME, N, make
 
 
 def test_driven_protocol():
-    loader = make(max_physical_batch_size=4)
     with pytest.raises(RuntimeError, match="driven"):
-        loader.complete_step()
-    loader.driven = True
+        make().complete_step()
+    loader = make(max_physical_batch_size=4, driven=True)
     with pytest.raises(RuntimeError, match="before a batch"):
         loader.report_microbatch()
     batches = 0
@@ -39,8 +38,7 @@ def test_driven_protocol():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_driven_refuses_a_batch_without_optimizer_step(workers):
-    loader = make(num_workers=workers)
-    loader.driven = True
+    loader = make(num_workers=workers, driven=True)
     with pytest.raises(RuntimeError, match=r"optimizer\.step\(\) has to be called once for every"):
         for _ in loader:
             pass
@@ -54,8 +52,7 @@ def test_driven_refuses_a_batch_without_optimizer_step(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_driven_break_repeats_only_what_was_not_completed(workers):
-    loader = make(num_workers=workers, max_physical_batch_size=3)
-    loader.driven = True
+    loader = make(num_workers=workers, max_physical_batch_size=3, driven=True)
     done = []
     for _ in range(3):
         for _ in loader:
