@@ -57,7 +57,7 @@ class Candidate:
 
 @functools.lru_cache(maxsize=64)
 def _bound(settings: str, steps: int) -> Strategy:
-    """Optimised once for all schemes that are tried with it."""
+    """Optimized once for all schemes that are tried with it."""
     return build_strategy(json.loads(settings)).bind(steps)
 
 

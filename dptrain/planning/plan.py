@@ -50,7 +50,7 @@ class PlanRow:
 
     @property
     def error(self) -> float:
-        """RMSE·σ/B̄, of the means that the optimiser gets: what rows are compared by."""
+        """RMSE·σ/B̄, of the means that the optimizer gets: what rows are compared by."""
         return self.total_error / self.mechanism.scheme.expected_batch_size
 
     @property

@@ -2,7 +2,6 @@
 
 from dptrain.strategies.binding import check_bands_fit
 from dptrain.strategies.blt.blt import BLT
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
@@ -17,7 +16,13 @@ from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
 from dptrain.strategies.toeplitz.identity import Identity
 from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.strategies.trees.tree import Tree, TreeRestart
-from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload, checked_workload
+from dptrain.strategies.workloads import (
+    PREFIX_SUMS,
+    DenseWorkload,
+    PrefixSums,
+    Workload,
+    checked_workload,
+)
 
 __all__ = [
     "BISR",

@@ -1,8 +1,10 @@
-"""What families check of a declaration, and of the number of steps that they are bound to."""
+"""What families check of a declaration, of the steps they are bound to and of participations."""
 
 from __future__ import annotations
 
-from dptrain.core import checks
+import numpy as np
+
+from dptrain.core import Array, checks
 
 
 def steps_of(owner: str, bound_to: int | None) -> int:
@@ -57,7 +59,7 @@ def check_bands_fit(bands: int, steps: int, *, name: str = "bands") -> None:
         )
 
 
-def unoptimised(steps: int, missing: str) -> ValueError:
+def unoptimized(steps: int, missing: str) -> ValueError:
     """The error for a declaration that states n but not what ``bind`` would find for it.
 
     Args:
@@ -65,5 +67,23 @@ def unoptimised(steps: int, missing: str) -> ValueError:
         missing: the fields that only a bound value has, such as "coefficients".
     """
     return ValueError(
-        f"steps={steps} without {missing}: leave steps out and call bind({steps}), which optimises"
+        f"steps={steps} without {missing}: leave steps out and call bind({steps}), which optimizes"
     )
+
+
+def participations(steps: int, max_participations: int, min_sep: int) -> tuple[int, int]:
+    """(m, b), with m cut to the ceil(n/b) participations that fit.
+
+    Raises:
+        TypeError, ValueError: if one of the three is not a positive integer.
+    """
+    steps = checks.steps(steps)
+    b = checks.integer("min_sep", min_sep)
+    return min(checks.integer("max_participations", max_participations), -(-steps // b)), b
+
+
+def regular_pattern(steps: int, m: int, b: int) -> Array:
+    """x in {0, 1}^n with ones at 0, b, …, (m-1)b, shape (steps,)."""
+    x = np.zeros(steps)
+    x[: m * b : b] = 1.0
+    return x

@@ -18,7 +18,7 @@ from dptrain.strategies.workloads import Workload
 class MomentumSGD(Workload):
     """What ``torch.optim.SGD`` makes of the gradients it is given (no dampening, no Nesterov).
 
-    With momentum β, learning rates η_t and weight decay λ the optimiser computes
+    With momentum β, learning rates η_t and weight decay λ the optimizer computes
     m_t = β m_{t-1} + x_t + λ θ_{t-1} and θ_t = θ_{t-1} - η_t m_t, which is linear in the gradients:
     θ_t - (what it would be without them) = -(A x)_t. Without weight decay
     A_{t,j} = Σ_{s=j}^{t} η_s β^{s-j}. Steps count from 0; the sign is dropped.
@@ -108,7 +108,7 @@ class MomentumSGD(Workload):
             )
 
     def apply(self, x: Array) -> Array:
-        """``A @ x``, by the optimiser's own recursion."""
+        """``A @ x``, by the optimizer's own recursion."""
         self.check(x.shape[0])
         if self.weight_decay:
             return self._decayed(x, transpose=False)

@@ -16,7 +16,7 @@ from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 _BLOCK_ENTRIES = 1 << 22  # of dense blocks: 32 MB of float64
 
 
-_DENSE_UP_TO = 2000  # steps, for families that are optimised entry by entry
+_DENSE_UP_TO = 2000  # steps, for families that are optimized entry by entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class RunShape:
         min_sep: least distance between two of them; ``steps`` if ``None``.
         workload: which queries count.
         buffers: of families that approximate with a few buffers; 0 leaves them out.
-        dense: include families that are optimised entry by entry (tens of seconds at n = 1,000).
+        dense: include families that are optimized entry by entry (tens of seconds at n = 1,000).
 
     Raises:
         TypeError: if a value is of another type.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 
 import numpy as np
+import numpy.typing as npt
 
 from dptrain.core import Array, JsonValue, checks
+from dptrain.strategies.packed import pack, unpack
+
+_LARGEST_MATRIX = 2000  # steps; the text of the value then has 21 MB
 
 
 class Workload(JsonValue, ABC, family="workload"):
@@ -66,3 +71,83 @@ def checked_workload(workload: Workload) -> Workload:
         TypeError: otherwise.
     """
     return checks.instance("workload", workload, Workload, example="MomentumSGD(momentum=0.9)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DenseWorkload(Workload):
+    """Any lower-triangular A, for runs of exactly as many steps as it has rows.
+
+    Args:
+        entries: the matrix, shape (n, n) with n ≤ 2000, or its text from ``packed.pack``. The
+            value holds the text, which makes it hashable and JSON-able.
+
+    Raises:
+        ValueError: if the matrix is not square, not finite, too large or all zero, or has entries
+            above the diagonal.
+
+    Example:
+        >>> DenseWorkload(entries=[[1.0, 0.0], [0.5, 2.0]]).apply(np.array([1.0, 1.0]))
+        array([1. , 2.5])
+    """
+
+    entries: str | npt.ArrayLike
+
+    def __post_init__(self) -> None:
+        text = self.entries
+        if not isinstance(text, str):
+            text = pack(text, "entries")
+        object.__setattr__(self, "entries", text)
+        if self.steps > _LARGEST_MATRIX:
+            raise ValueError(
+                f"entries is a matrix of {self.steps} steps: at most {_LARGEST_MATRIX} can be held "
+                "as a matrix; use a workload with a recursion, such as MomentumSGD"
+            )
+        if not self._dense.any():
+            raise ValueError("entries are all zero: there is no query to answer")
+
+    def __repr__(self) -> str:
+        return f"DenseWorkload(steps={self.steps})"  # the text of the entries has megabytes
+
+    @functools.cached_property
+    def _dense(self) -> Array:
+        assert isinstance(self.entries, str)
+        dense = unpack(self.entries, "entries")
+        dense.setflags(write=False)
+        return dense
+
+    @property
+    def steps(self) -> int:
+        """n, the number of rows of A."""
+        return len(self._dense)
+
+    @property
+    def is_toeplitz(self) -> bool:
+        """No, whatever the entries: the matrix is for one n only."""
+        return False
+
+    def check(self, steps: int) -> None:
+        """Refuse a run of another length than the matrix.
+
+        Raises:
+            ValueError: naming the matrix's length.
+        """
+        if steps != self.steps:
+            raise ValueError(
+                f"entries is a matrix of {self.steps} steps, the run has {steps}: give A for "
+                f"{steps} steps"
+            )
+
+    def apply(self, x: Array) -> Array:
+        """``A @ x``."""
+        self.check(x.shape[0])
+        return self._dense @ x
+
+    def adjoint(self, x: Array) -> Array:
+        """``A.T @ x``."""
+        self.check(x.shape[0])
+        return self._dense.T @ x
+
+    def matrix(self, steps: int) -> Array:
+        """A, read-only, shape (n, n)."""
+        self.check(steps)
+        return self._dense

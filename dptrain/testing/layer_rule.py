@@ -12,8 +12,8 @@ from torch import nn
 from dptrain.clipping.bookkeeping import LayerRule, norms_of_sum
 from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
 from dptrain.clipping.bookkeeping.uses import Use
+from dptrain.testing.layer_uses import reported_uses, tensors_of
 from dptrain.testing.norms_of_releases import check_norms_of_releases
-from dptrain.testing.reported_uses import reported_uses, tensors_of
 
 # The norms of a use may be rounded up, by this much of what they are made of.
 _UP = 1e-6

@@ -39,7 +39,7 @@ class NoiseChecks(ABC):
         raise NotImplementedError
 
     def bound(self) -> Strategy:
-        """The strategy for ``steps``; optimised once, as the checks open many streams."""
+        """The strategy for ``steps``; optimized once, as the checks open many streams."""
         key = (type(self), self.steps)
         if key not in self._bound:
             self._bound[key] = self.make_strategy().bind(self.steps)

@@ -117,7 +117,7 @@ class NoiseStreamContract(NoiseOptionsContract):
         first, second = self.two_long_parameters()
         self.assert_covariance(first, second, np.zeros((self.steps, self.steps)))
 
-    def test_neighbouring_entries_are_independent(self) -> None:
+    def test_neighboring_entries_are_independent(self) -> None:
         first, _ = self.two_long_parameters()
         for shift in (1, 2, self.samples // 3):
             shifted = np.roll(first, shift, axis=1)

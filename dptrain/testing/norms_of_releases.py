@@ -14,7 +14,7 @@ from dptrain.clipping.base import HALF, ROUNDING, row_norms_error, unit
 from dptrain.clipping.bookkeeping import norms_of_sum
 from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
 from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
-from dptrain.testing.reported_uses import reported_uses, tensors_of
+from dptrain.testing.layer_uses import reported_uses, tensors_of
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -125,7 +125,7 @@ def _changed(given: list[Any], dtype: torch.dtype) -> Iterator[tuple[str, list[A
 
 
 def check_uses(where: str, uses: list[Use]) -> None:
-    """The inequalities for every example, also of gradients that an optimiser scales.
+    """The inequalities for every example, also of gradients that an optimizer scales.
 
     Args:
         where: named in the error.

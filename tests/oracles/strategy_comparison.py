@@ -8,10 +8,9 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.strategy import Strategy
-from dptrain.strategies.workloads import PREFIX_SUMS, Workload
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload, Workload
 from tests.oracles import strategy_matrices as matrices
 from tests.oracles import strategy_patterns as brute
 from tests.oracles import strategy_workloads as workloads

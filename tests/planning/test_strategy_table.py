@@ -62,7 +62,7 @@ def test_large_buffers_are_timed_on_fewer_parameters():
     assert "TB" in str(found)
 
 
-def test_workload_reaches_the_optimiser():
+def test_workload_reaches_the_optimizer():
     momentum = MomentumSGD(momentum=0.9)
     for strategy in proposals(RunShape(steps=24, bands=(4,), workload=momentum)):
         if hasattr(strategy, "workload"):

@@ -112,11 +112,11 @@ def test_bound_to_one_length_only():
         bound.rmse(10)
 
 
-def test_reading_back_does_not_optimise(monkeypatch):
+def test_reading_back_does_not_optimize(monkeypatch):
     bound = BandMF(bands=3).bind(20)
 
     def fail(*args):
-        raise AssertionError("optimised again")
+        raise AssertionError("optimized again")
 
     monkeypatch.setattr("dptrain.strategies.toeplitz.band_mf.optimal_coefficients", fail)
     again = Strategy.from_dict(bound.to_dict()).bind(20)

@@ -6,7 +6,6 @@ from scipy.linalg import solve_triangular, toeplitz
 from scipy.optimize import minimize
 
 from dptrain.strategies import BSR, BandMF
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from dptrain.strategies.toeplitz.band_mf_optimization import (
     SettledError,
@@ -14,7 +13,7 @@ from dptrain.strategies.toeplitz.band_mf_optimization import (
     log_with_norm,
     optimal_coefficients,
 )
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 
 
 def dense_workload(n):
@@ -166,7 +165,7 @@ def generic_optimum(n, bands, objective, workload):
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("n", "bands"), [(5, 2), (8, 4)])
 @pytest.mark.parametrize("kind", WORKLOADS)
-def test_optimum_is_that_of_a_generic_optimiser(kind, objective, n, bands):
+def test_optimum_is_that_of_a_generic_optimizer(kind, objective, n, bands):
     workload = WORKLOADS[kind](n)
     c = optimal_coefficients(n, bands, objective, workload)
     found = dense_error(c, n, objective, workload)
@@ -178,7 +177,7 @@ def test_optimum_is_that_of_a_generic_optimiser(kind, objective, n, bands):
 
 @pytest.mark.parametrize("objective", ["mean", "max"])
 def test_optimum_for_a_schedule_of_many_steps(objective):
-    # Too many coefficients for the generic optimiser, but neighbours must not be better.
+    # Too many coefficients for the generic optimizer, but neighbors must not be better.
     n, bands = 120, 12
     workload = MomentumSGD(learning_rates=linear_decay(n))
     c = optimal_coefficients(n, bands, objective, workload)

@@ -1,4 +1,4 @@
-"""Workloads against the optimiser they stand for and against dense matrices."""
+"""Workloads against the optimizer they stand for and against dense matrices."""
 
 import json
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from dptrain.strategies.packed import pack
-from dptrain.strategies.workloads import PREFIX_SUMS, PrefixSums, Workload
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload, PrefixSums, Workload
 
 N = 9
 RATES = (0.5, 0.0, 1.0, 2.0, 0.25, 0.25, 1.5, 0.75, 0.125)

@@ -46,7 +46,7 @@ def round_randomly(
 ) -> None:
     """``out`` ← ``values`` rounded to bfloat16, up or down at random, so that the mean is kept.
 
-    A float32 between two neighbours of bfloat16 goes to either with the probability that makes
+    A float32 between two neighbors of bfloat16 goes to either with the probability that makes
     E[out] = values exactly: a uniform 16-bit number is added to the bits of the float32 below its
     last 16, which are then cut off. The error is less than 2^-7 of the value and its standard
     deviation at most 2^-8 of it. The bits are a function of (seed, group, step, index, entry), in a

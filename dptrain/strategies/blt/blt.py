@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound, steps_of, unoptimised
+from dptrain.strategies.binding import check_bound, participations, steps_of, unoptimized
 from dptrain.strategies.blt.forms import (
     inverse_column,
     inverse_poles,
@@ -23,7 +23,6 @@ from dptrain.strategies.blt.forms import (
     sum_of_powers,
 )
 from dptrain.strategies.blt.optimization import optimal_buffers
-from dptrain.strategies.patterns import participations
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.error_loss import checked_objective
@@ -54,9 +53,9 @@ class BLT(Toeplitz):
 
     Args:
         buffers: d, number of terms.
-        objective: ``"mean"`` minimises the error of all queries, ``"max"`` that of the worst one.
+        objective: ``"mean"`` minimizes the error of all queries, ``"max"`` that of the worst one.
         workload: A; ``None`` for prefix sums.
-        max_participations: how often one example takes part, for the optimisation.
+        max_participations: how often one example takes part, for the optimization.
         min_sep: least number of steps between two participations; needed if there are several.
         theta: θ, different numbers in (0, 1); shape (buffers,).
         omega: ω ≥ 0, finite; shape (buffers,).
@@ -100,14 +99,14 @@ class BLT(Toeplitz):
             return
         object.__setattr__(self, "steps", checks.steps(self.steps))
         if self.theta is None:
-            raise unoptimised(self.steps, "theta and omega")
+            raise unoptimized(self.steps, "theta and omega")
         self._check_stable()
 
     def _check_coefficients(self) -> None:
         if self.theta is None and self.omega is None:
             if self.buffers > _MOST_OPTIMISED:
                 raise ValueError(
-                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} are optimised, and beyond "
+                    f"buffers={self.buffers}: at most {_MOST_OPTIMISED} are optimized, and beyond "
                     "about 5 they gain next to nothing; use fewer, or give theta and omega"
                 )
             return
@@ -206,7 +205,7 @@ class BLT(Toeplitz):
         Raises:
             ValueError: if the value is bound to another n, C^-1 blows up within it (its
                 coefficients pass 10^6 times the first one), or the workload is made for another
-                n or (not Toeplitz) too large to optimise for.
+                n or (not Toeplitz) too large to optimize for.
         """
         steps = checks.steps(steps)
         if self.steps is not None:

@@ -25,9 +25,9 @@ from dptrain.strategies.blt.forms import (
 from dptrain.strategies.toeplitz.error_loss import Loss, checked_objective, error_losses
 from dptrain.strategies.workloads import PrefixSums, Workload
 
-_LEAST_GAP = 1e-6  # share of the logarithmic range that two neighbouring poles keep apart
+_LEAST_GAP = 1e-6  # share of the logarithmic range that two neighboring poles keep apart
 # Least 1 - θ: slower buffers cannot be told from constant ones within n steps. The second bound
-# keeps neighbouring poles further apart than the rounding of θ, and thus interlacing.
+# keeps neighboring poles further apart than the rounding of θ, and thus interlacing.
 _SLOWEST_PER_RUN = 1e-6
 _SLOWEST = 1e-10
 
@@ -135,7 +135,7 @@ def poles_errors(workload: Workload, steps: int, objective: str) -> tuple[PolesL
     """Squared error of the BLT with poles 1 - p of C and 1 - q of C^-1, and gradients in p and q.
 
     Closed form, O(d²), for prefix sums; otherwise ``error_losses`` of the first column of C^-1,
-    O(n·d) more than the workload itself takes. Where there are several, each is to be minimised
+    O(n·d) more than the workload itself takes. Where there are several, each is to be minimized
     from the optimum of the one before.
 
     Raises:
@@ -194,7 +194,7 @@ def optimal_buffers(
     max_participations: int,
     min_sep: int,
 ) -> tuple[Array, Array]:
-    """θ and ω that minimise error × sensitivity for (n, m, b), with Σω ≤ 1.
+    """θ and ω that minimize error × sensitivity for (n, m, b), with Σω ≤ 1.
 
     L-BFGS-B over the variables of ``Chain``. The loss has local minima, some with a buffer of
     no use, so that several descents compete: from equally spaced logarithms of 1 - θ and 1 - θ̂, as
@@ -205,7 +205,7 @@ def optimal_buffers(
     Args:
         buffers: d.
         steps: n.
-        objective: ``"mean"`` or ``"max"`` (see ``error_loss``).
+        objective: ``"mean"`` or ``"max"`` (see ``final_error_loss``).
         workload: A.
         max_participations: m, with (m - 1) b < n.
         min_sep: b.
@@ -214,7 +214,7 @@ def optimal_buffers(
         θ descending and ω, shape (d,) each.
 
     Raises:
-        RuntimeError: if the optimiser ends without a finite result.
+        RuntimeError: if the optimizer ends without a finite result.
     """
     if steps == 1:  # C is the 1×1 identity whatever the buffers
         p, q = Chain(buffers=buffers, steps=steps).spaced(0.5)

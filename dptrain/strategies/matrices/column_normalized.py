@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimised
+from dptrain.strategies.binding import check_bands_fit, unoptimized
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.lower_triangular import LowerTriangular
 from dptrain.strategies.packed import decode, encode
@@ -29,7 +29,7 @@ _NORM_TOLERANCE = 1e-9
 class ColumnNormalizedBandMF(LowerTriangular):
     """Banded C ≥ 0 with columns of norm 1 and least ‖A C^-1‖_F².
 
-    The banded matrix factorisation of Choquette-Choo et al. 2023 (X = CᵀC banded, ones on its
+    The banded matrix factorization of Choquette-Choo et al. 2023 (X = CᵀC banded, ones on its
     diagonal), with C itself as the variable.
 
     n·bands free entries, where ``BandMF`` has ``bands``: no worse, and a few per cent better
@@ -37,12 +37,12 @@ class ColumnNormalizedBandMF(LowerTriangular):
     here all participations cost the same, and at most m of them, ``bands`` or more apart, have a
     sensitivity of sqrt(m).
 
-    ``ColumnNormalizedBandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the entries and
+    ``ColumnNormalizedBandMF(bands=16)`` is a declaration; ``bind(steps)`` optimizes the entries and
     returns them in the value.
 
     Args:
         bands: choose at most the scheme's min-sep.
-        workload: A. Prefix sums and ``MomentumSGD`` with positive learning rates are optimised in
+        workload: A. Prefix sums and ``MomentumSGD`` with positive learning rates are optimized in
             O(n·bands²) an iteration, others in O(n³) and for at most 2000 steps.
         coefficients: the entries of C by diagonals, shape (bands, n), ``[k, j]`` being C_{j+k,j}
             (0 for j + k ≥ n), with columns of norm 1; or the text that the value makes of it.
@@ -65,7 +65,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
             object.__setattr__(self, "steps", checks.steps(self.steps))
         if self.coefficients is None:
             if self.steps is not None:
-                raise unoptimised(self.steps, "coefficients")
+                raise unoptimized(self.steps, "coefficients")
             return
         given = self.coefficients
         diagonals = (
@@ -122,7 +122,7 @@ class ColumnNormalizedBandMF(LowerTriangular):
         Raises:
             ValueError: if ``bands > steps``, n > 10^4 (2000 for some workloads), the value is bound
                 to another n, the workload is for another n, or C^-1 blows up.
-            RuntimeError: if the optimisation fails.
+            RuntimeError: if the optimization fails.
         """
         steps = checks.steps(steps)
         if self.coefficients is not None:

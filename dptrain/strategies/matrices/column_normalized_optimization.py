@@ -29,7 +29,7 @@ def squared_error(workload: Workload, steps: int, bands: int) -> Loss:
     if steps > _DENSE_UP_TO:
         raise ValueError(
             f"steps={steps}: the inverse of the workload {type(workload).__name__} is not known to "
-            f"be banded, so that at most {_DENSE_UP_TO} steps can be optimised; where learning "
+            f"be banded, so that at most {_DENSE_UP_TO} steps can be optimized; where learning "
             "rates are zero, give small positive ones"
         )
     factor = workload_factor(workload, steps)
@@ -48,7 +48,7 @@ def squared_error(workload: Workload, steps: int, bands: int) -> Loss:
     return loss
 
 
-def normalised(diagonals: Array) -> tuple[Array, Array]:
+def normalized(diagonals: Array) -> tuple[Array, Array]:
     """The diagonals of C with columns scaled to norm 1, and the norms they had, shape (n,)."""
     norms = np.linalg.norm(diagonals, axis=0)
     return diagonals / norms, norms
@@ -58,7 +58,7 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
     """Diagonals of the banded C ≥ 0 with columns of norm 1 and least ‖A C^-1‖_F².
 
     Quasi-Newton (L-BFGS-B) over the entries of the band, all at least 0, with the columns
-    normalised inside the loss. Without C ≥ 0 the problem is convex in X = CᵀC (tr(AᵀA X^-1) over
+    normalized inside the loss. Without C ≥ 0 the problem is convex in X = CᵀC (tr(AᵀA X^-1) over
     banded X ≻ 0 with a diagonal of ones) and C ↔ X is smooth both ways, so that a local optimum
     with all entries positive is the optimum. The set of X with C ≥ 0 need not be convex: where
     entries of the result are 0, it is a local optimum, and only that is known.
@@ -73,12 +73,12 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
 
     Raises:
         ValueError: as ``squared_error``.
-        RuntimeError: if the optimiser ends above its start.
+        RuntimeError: if the optimizer ends above its start.
     """
     bands = len(start)
     loss = squared_error(workload, steps, bands)
     inside = np.arange(bands)[:, None] + np.arange(steps) < steps
-    first, _ = normalised(np.where(inside, start[:, None], 0.0))
+    first, _ = normalized(np.where(inside, start[:, None], 0.0))
     first_loss, _ = loss(first)
     least = np.zeros_like(first)
     least[0] = _LEAST_DIAGONAL
@@ -89,7 +89,7 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
         def log_loss(entries: Array) -> tuple[float, Array]:
             diagonals = np.zeros_like(first)
             diagonals[inside] = entries
-            columns, norms = normalised(diagonals)
+            columns, norms = normalized(diagonals)
             value, gradient = loss(columns)
             # Only what is orthogonal to the column moves the column of norm 1.
             gradient = (gradient - columns * np.sum(gradient * columns, axis=0)) / norms
@@ -111,4 +111,4 @@ def optimal_columns(workload: Workload, steps: int, start: Array) -> Array:
         )
     entries = np.zeros_like(first)
     entries[inside] = result.x
-    return normalised(entries)[0]
+    return normalized(entries)[0]

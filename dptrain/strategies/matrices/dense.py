@@ -1,4 +1,4 @@
-"""Dense strategies: any lower-triangular C, given or optimised."""
+"""Dense strategies: any lower-triangular C, given or optimized."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimised
+from dptrain.strategies.binding import check_bands_fit, unoptimized
 from dptrain.strategies.matrices.column_normalized_optimization import optimal_columns
 from dptrain.strategies.matrices.dense_optimization import optimal_for_epochs, workload_factor
 from dptrain.strategies.matrices.lower_triangular import (
@@ -33,7 +33,7 @@ _LARGEST = 2000  # steps; the text of the value then has 21 MB
 class Dense(LowerTriangular):
     """Any lower-triangular C with a positive diagonal, for at most 2000 steps.
 
-    Either given, ``Dense(matrix=C)``, or declared by one of ``epochs`` and ``bands`` and optimised
+    Either given, ``Dense(matrix=C)``, or declared by one of ``epochs`` and ``bands`` and optimized
     by ``bind(steps)``: least ‖A C^-1‖_F² among the C with columns of norm 1 where
 
     * ``Dense(epochs=e)``: columns n/e, 2n/e, … apart are orthogonal. For participations *exactly*
@@ -57,7 +57,7 @@ class Dense(LowerTriangular):
         equal_norms: whether all columns have norm 1; only with ``epochs``.
         bands: at most the scheme's min-sep. With a matrix it is found from the entries (exact
             zeros) and need not be given.
-        workload: A, for the optimisation.
+        workload: A, for the optimization.
         steps: the n that the value is bound to; with a matrix its number of rows.
 
     Raises:
@@ -98,7 +98,7 @@ class Dense(LowerTriangular):
                 "bands for an optimal C (epochs=1 for a single participation)"
             )
         if self.steps is not None:
-            raise unoptimised(self.steps, "a matrix")
+            raise unoptimized(self.steps, "a matrix")
 
     def _check_matrix(self) -> None:
         bands, n = self._diagonals.shape
@@ -147,7 +147,7 @@ class Dense(LowerTriangular):
         Raises:
             ValueError: if the value is bound to another n, n > 2000, n is not a multiple of
                 ``epochs``, ``bands > n``, the workload is for another n, or C^-1 blows up.
-            RuntimeError: if the optimisation does not converge.
+            RuntimeError: if the optimization does not converge.
         """
         steps = checks.steps(steps)
         if self.matrix is not None:

@@ -41,7 +41,7 @@ class DenseOptimum:
 
 
 def workload_factor(workload: Workload, steps: int) -> Array:
-    """F, shape (n, n), with ‖F C^-1‖_F² the error that the dense optimisers minimise.
+    """F, shape (n, n), with ‖F C^-1‖_F² the error that the dense optimizers minimize.
 
     A itself, unless a diagonal entry of A is (nearly) zero, as with a learning rate that starts at
     0: the noise of that step then costs nothing and the optimum is not attained. In that case
@@ -60,7 +60,7 @@ def workload_factor(workload: Workload, steps: int) -> Array:
 def optimal_for_epochs(factor: Array, epochs: int, *, equal_norms: bool = True) -> DenseOptimum:
     """C of least ‖F C^-1‖_F² whose columns have norm 1 and are orthogonal at multiples of n/e.
 
-    In X = CᵀC the problem is convex: minimise tr(M X^-1), M = FᵀF, over X ≻ 0 whose e×e blocks
+    In X = CᵀC the problem is convex: minimize tr(M X^-1), M = FᵀF, over X ≻ 0 whose e×e blocks
     (the rows and columns s, s + n/e, s + 2n/e, …) are identities. With Lagrange multipliers N ≻ 0,
     block diagonal in the same blocks, the minimum over all X is attained where X^-1 M X^-1 = N, at
 

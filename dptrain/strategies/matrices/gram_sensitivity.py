@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.patterns import participations
+from dptrain.strategies.binding import participations
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz.toeplitz import Toeplitz
 

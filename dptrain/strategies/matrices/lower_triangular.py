@@ -12,9 +12,9 @@ from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dtbtrs
 
 from dptrain.core import Array
+from dptrain.strategies.binding import participations
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.gram_sensitivity import best_sum, gram_bound
-from dptrain.strategies.patterns import participations
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.toeplitz.toeplitz import checked_vector
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload

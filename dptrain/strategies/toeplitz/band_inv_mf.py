@@ -1,4 +1,4 @@
-"""Toeplitz strategies with a banded C^-1, optimised for the run and its participations."""
+"""Toeplitz strategies with a banded C^-1, optimized for the run and its participations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bound, unoptimised
+from dptrain.strategies.binding import check_bound, unoptimized
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.error_loss import checked_objective
@@ -29,20 +29,20 @@ class BandInvMF(InverseBandedToeplitz):
     (n·inverse_bands ≤ 2^18), and C ≥ 0 is then checked for the n of the run.
 
     ``BandInvMF(inverse_bands=4, max_participations=4, min_sep=500)`` is a declaration;
-    ``bind(steps)`` optimises the coefficients for a run of that length and returns them in the
-    value, so that whoever reads its JSON gets the same matrix without optimising again. They are
+    ``bind(steps)`` optimizes the coefficients for a run of that length and returns them in the
+    value, so that whoever reads its JSON gets the same matrix without optimizing again. They are
     scaled to ‖c‖₂ = 1, as those of BandMF. With explicit ``coefficients``, ``bind`` keeps them.
 
-    What is optimised is the sensitivity that ``sensitivity`` reports for the same schedule, or
+    What is optimized is the sensitivity that ``sensitivity`` reports for the same schedule, or
     an upper bound on it: it is exact where the optimum's c does not increase from lag ``min_sep``
     on, as all optima found with ``inverse_bands <= min_sep`` do. Ask ``sensitivity_is_exact``.
 
     Args:
         inverse_bands: number of coefficients of C^-1. Not the bands of C, which is dense.
-        objective: ``"mean"`` minimises the RMSE over all queries times the sensitivity, ``"max"``
+        objective: ``"mean"`` minimizes the RMSE over all queries times the sensitivity, ``"max"``
             the error of the worst query times the sensitivity.
         workload: the queries A; prefix sums unless told otherwise.
-        max_participations: m, participations to optimise for; accounting takes its own.
+        max_participations: m, participations to optimize for; accounting takes its own.
         min_sep: b, steps between two of them; required if ``max_participations > 1``.
         coefficients: of C^-1: g_0 > 0, and such that C ≥ 0 for the steps of the run; any g_k ≤ 0
             are.
@@ -84,7 +84,7 @@ class BandInvMF(InverseBandedToeplitz):
         if self.steps is not None:
             object.__setattr__(self, "steps", self.check_fits(self.steps))
             if self.coefficients is None:
-                raise unoptimised(self.steps, "coefficients")
+                raise unoptimized(self.steps, "coefficients")
             check_bounded("BandInvMF", self.filter(), self.steps)
 
     def _checked(self, coefficients: tuple[float, ...]) -> tuple[float, ...]:

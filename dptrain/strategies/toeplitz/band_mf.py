@@ -1,4 +1,4 @@
-"""Banded Toeplitz strategies optimised for the length of the run."""
+"""Banded Toeplitz strategies optimized for the length of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import numpy as np
 
 from dptrain.core import Array, checks
-from dptrain.strategies.binding import check_bands_fit, unoptimised
+from dptrain.strategies.binding import check_bands_fit, unoptimized
 from dptrain.strategies.registry import register_strategy
 from dptrain.strategies.strategy import RunShape
 from dptrain.strategies.toeplitz.band_mf_optimization import optimal_coefficients
@@ -25,17 +25,17 @@ from dptrain.strategies.workloads import PREFIX_SUMS, Workload, checked_workload
 class BandMF(BandedToeplitz):
     """Banded Toeplitz C of least error for a workload (Choquette-Choo et al. 2023).
 
-    ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimises the coefficients for a run of
+    ``BandMF(bands=16)`` is a declaration; ``bind(steps)`` optimizes the coefficients for a run of
     that length and returns them in the value, so that whoever reads its JSON gets the same matrix
-    without optimising again. With explicit ``coefficients``, ``bind`` keeps them.
+    without optimizing again. With explicit ``coefficients``, ``bind`` keeps them.
 
     Args:
         bands: number of coefficients; choose at most the scheme's min-sep.
-        objective: ``"mean"`` minimises ‖A C^-1‖_F·‖c‖₂ (all queries), ``"max"`` the error of the
+        objective: ``"mean"`` minimizes ‖A C^-1‖_F·‖c‖₂ (all queries), ``"max"`` the error of the
             worst query (see ``optimal_coefficients``).
         coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0; they may rise.
         steps: the n that the value is bound to; set by ``bind``.
-        workload: the A that coefficients are optimised for.
+        workload: the A that coefficients are optimized for.
 
     Raises:
         ValueError: if ``bands`` or ``steps`` is not a positive integer, ``bands > steps``, the
@@ -62,7 +62,7 @@ class BandMF(BandedToeplitz):
         if self.steps is not None:
             object.__setattr__(self, "steps", checks.steps(self.steps))
             if self.coefficients is None:
-                raise unoptimised(self.steps, "coefficients")
+                raise unoptimized(self.steps, "coefficients")
             self._check_fits(self.steps)
             owner = f"BandMF(bands={self.bands})"
             check_stable_filter(owner, self.coefficients, self.steps)
@@ -115,7 +115,7 @@ class BandMF(BandedToeplitz):
             )
 
     def first_column(self, steps: int) -> Array:
-        """The optimised coefficients, shape (bands,).
+        """The optimized coefficients, shape (bands,).
 
         Raises:
             ValueError: if the value is not bound, or is bound to another n.

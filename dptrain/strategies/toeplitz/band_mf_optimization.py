@@ -26,7 +26,7 @@ _OUT_OF_RANGE = 1e4  # stands for the logarithm of an error that overflowed
 def banded_errors(workload: Workload, steps: int, bands: int, objective: str) -> tuple[Loss, ...]:
     """The squared error of A C^-1 as a function of the coefficients c, with its gradient.
 
-    There are several, to minimise one after the other, where
+    There are several, to minimize one after the other, where
     ``error_losses`` has several.
 
     Returns:
@@ -169,7 +169,7 @@ _OPTIONS = {"gtol": 1e-8, "ftol": 1e-13, "maxcor": 20, "maxiter": 500}
 def optimal_coefficients(
     steps: int, bands: int, objective: str = "mean", workload: Workload = PREFIX_SUMS
 ) -> Array:
-    """Coefficients c ≥ 0 with ‖c‖₂ = 1 that minimise the error of A C^-1 times ‖c‖₂.
+    """Coefficients c ≥ 0 with ‖c‖₂ = 1 that minimize the error of A C^-1 times ‖c‖₂.
 
     ‖c‖₂ is what one participation costs, and with bands ≤ min-sep participations are orthogonal, so
     this is the least error at fixed privacy (up to m, which is constant).
@@ -192,21 +192,21 @@ def optimal_coefficients(
     Raises:
         ValueError: if the workload is made for another n or too large (see
             ``error_losses``), or the objective is unknown.
-        RuntimeError: if the optimiser ends above its start or without a finite result.
+        RuntimeError: if the optimizer ends above its start or without a finite result.
     """
     errors = banded_errors(workload, steps, bands, objective)
     if bands == 1:
         return np.ones(1)
     c = _start(steps, bands, objective, workload)
-    label = f"optimising {bands} bands for {steps} steps"
+    label = f"optimizing {bands} bands for {steps} steps"
     # Shown after two seconds only; up to 10^6 steps it is done by then.
     with tqdm(desc=label, unit="it", delay=2.0, leave=False) as bar:
         for error in errors:
             start = c
-            c = _minimised(log_with_norm(error), start, bar)
+            c = _minimized(log_with_norm(error), start, bar)
             if isinstance(error, SettledError) and not _holds(error, c):
                 error.run_in_full()
-                c = _minimised(log_with_norm(error), start, bar)
+                c = _minimized(log_with_norm(error), start, bar)
     return np.asarray(c / np.linalg.norm(c))
 
 
@@ -229,7 +229,7 @@ def _holds(error: SettledError, c: Array) -> bool:
         return bool(np.isclose(error.full(c), error(c)[0], rtol=1e-9, atol=0))
 
 
-def _minimised(loss: Loss, start: Array, bar: tqdm) -> Array:
+def _minimized(loss: Loss, start: Array, bar: tqdm) -> Array:
     """The c with c_0 = 1 that L-BFGS-B finds from ``start``, whose c_0 is 1."""
 
     def of_tail(tail: Array) -> tuple[float, Array]:

@@ -78,7 +78,7 @@ def checked_objective(objective: str) -> str:
     return checks.choice("objective", objective, OBJECTIVES)
 
 
-def error_loss(workload: Workload, steps: int, objective: str) -> Loss:
+def final_error_loss(workload: Workload, steps: int, objective: str) -> Loss:
     """The squared error of A C^-1 for a Toeplitz C^-1, as a function of its first column.
 
     ``"mean"``: ‖A C^-1‖_F², the sum of the variances of all n queries. ``"max"``: the variance of
@@ -100,16 +100,16 @@ def error_loss(workload: Workload, steps: int, objective: str) -> Loss:
 
 
 def error_losses(workload: Workload, steps: int, objective: str) -> tuple[Loss, ...]:
-    """Losses to minimise one after the other, each from the optimum of the one before.
+    """Losses to minimize one after the other, each from the optimum of the one before.
 
-    There is one, that of ``error_loss``, where it is smooth. The largest of n different row
+    There is one, that of ``final_error_loss``, where it is smooth. The largest of n different row
     norms is not; in its place stand the p-norms of the n variances for p = 16, 64, …, 4096. A
     p-norm is at least the largest variance and at most n^(1/p) times that, hence its minimum is at
     most n^(1/p) times the least possible worst variance. Small p first: for large p the bound is
     nearly as hard to descend as the maximum itself.
 
     Raises:
-        ValueError: as ``error_loss``.
+        ValueError: as ``final_error_loss``.
     """
     workload.check(steps)
     checked_objective(objective)
@@ -117,8 +117,8 @@ def error_losses(workload: Workload, steps: int, objective: str) -> tuple[Loss, 
         return (_toeplitz_loss(workload, steps, objective),)
     if steps > _LARGEST_DENSE:
         raise ValueError(
-            f"steps={steps}: strategies can be optimised for a {type(workload).__name__} that is "
-            f"not Toeplitz up to {_LARGEST_DENSE} steps, since that takes n×n matrices; optimise "
+            f"steps={steps}: strategies can be optimized for a {type(workload).__name__} that is "
+            f"not Toeplitz up to {_LARGEST_DENSE} steps, since that takes n×n matrices; optimize "
             "for a constant learning rate instead"
         )
     if objective == "max":

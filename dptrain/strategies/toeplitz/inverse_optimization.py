@@ -7,8 +7,8 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from dptrain.core import Array
-from dptrain.strategies.patterns import participations
-from dptrain.strategies.toeplitz.error_loss import Loss, error_loss, regular_cost
+from dptrain.strategies.binding import participations
+from dptrain.strategies.toeplitz.error_loss import Loss, final_error_loss, regular_cost
 from dptrain.strategies.toeplitz.square_root_series import inverse_square_root_coefficients
 from dptrain.strategies.toeplitz.toeplitz import envelope, impulse_response
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload
@@ -32,7 +32,7 @@ def envelope_cost(c: Array, m: int, b: int) -> tuple[float, Array]:
 
     The cost of the least sequence above c that does not increase from lag b on
     (``Toeplitz.sensitivity``): where c is such a sequence itself, or m = 1, the squared
-    sensitivity. So an optimiser gains nothing by coefficients that are small just where the
+    sensitivity. So an optimizer gains nothing by coefficients that are small just where the
     regular pattern looks.
     """
     if m == 1:
@@ -55,7 +55,7 @@ def inverse_log_loss(error: Loss, steps: int, m: int, b: int) -> Loss:
     v = Cᵀ ∂cost/∂c, the recursion 1/g run backwards in time. O(n·p) in all.
 
     Args:
-        error: squared error as a function of g padded to n (``error_loss``).
+        error: squared error as a function of g padded to n (``final_error_loss``).
         steps: n.
         m: participations.
         b: their separation.
@@ -175,7 +175,7 @@ def optimal_inverse_coefficients(
     Quasi-Newton (L-BFGS-B) over g_0 = 1, g_k ≤ 0 and Σ_k |g_k| < 1, so that c stays in [0, 1] all
     along. Given the signs nothing is lost by the sum: a c that does not increase has it, since
     g(x)/(1 - x) = 1/((1 - x) c(x)) is then one over 1 - (non-negative terms), and its coefficients
-    1 - Σ_{j≤k} |g_j| are not negative. It is imposed by optimising ``from_hazards``.
+    1 - Σ_{j≤k} |g_j| are not negative. It is imposed by optimizing ``from_hazards``.
 
     Where the loss would fall further with some g_k > 0, as it does from about
     ``inverse_bands = min_sep / 2`` on, these are searched too (``with_free_signs``), from here
@@ -190,12 +190,12 @@ def optimal_inverse_coefficients(
         Shape (inverse_bands,), float64.
 
     Raises:
-        RuntimeError: if the optimiser ends above its start or without a finite result.
+        RuntimeError: if the optimizer ends above its start or without a finite result.
     """
     if inverse_bands == 1:
         return np.ones(1)
     m, b = participations(steps, max_participations, min_sep)
-    loss = inverse_log_loss(error_loss(workload, steps, objective), steps, m, b)
+    loss = inverse_log_loss(final_error_loss(workload, steps, objective), steps, m, b)
 
     def of_hazards(h: Array) -> tuple[float, Array]:
         value, slope = loss(from_hazards(h))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from scipy.signal import fftconvolve, lfilter
 
 from dptrain.core import Array, checks
-from dptrain.strategies.patterns import participations, regular_pattern
+from dptrain.strategies.binding import participations, regular_pattern
 from dptrain.strategies.strategy import Strategy
 from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 

@@ -10,7 +10,7 @@ import functools
 
 import numpy as np
 
-from dptrain.strategies.patterns import participations
+from dptrain.strategies.binding import participations
 
 SEARCH_UP_TO = 2_000_000
 """Pairs of outcomes that the exact search may combine, about a second; then the bound."""

@@ -55,7 +55,7 @@ class TestOneBuffer(_Buffered):
         return BLT(buffers=1, theta=(0.5,), omega=(0.25,))
 
 
-class TestOptimisedBuffers(_Buffered):
+class TestOptimizedBuffers(_Buffered):
     samples = 30_000
 
     def make_strategy(self):

@@ -1,4 +1,4 @@
-"""Rounding at random to bfloat16: neighbours only, unbiased, by bits that nothing else uses."""
+"""Rounding at random to bfloat16: neighbors only, unbiased, by bits that nothing else uses."""
 
 import numpy as np
 import pytest
@@ -23,27 +23,27 @@ def normals(size, step=0):
     return out
 
 
-def neighbours(values):
+def neighbors(values):
     """The largest bfloat16 numbers not above, and the smallest not below, in magnitude."""
     low = (values.view(torch.int32) & -65536).view(torch.float32)
     high = (low.view(torch.int32) + 65536).view(torch.float32)
     return low, torch.where(low == values, low, high)
 
 
-def test_goes_to_one_of_the_two_neighbours():
+def test_goes_to_one_of_the_two_neighbors():
     values = torch.cat([normals(50_000), normals(1000) * 1e-30, torch.tensor([0.0, -0.0, 1.0])])
     result = rounded(values).float()
-    low, high = neighbours(values)
+    low, high = neighbors(values)
     assert torch.all((result == low) | (result == high))
     assert torch.all((result - values).abs() <= 2.0**-7 * values.abs())
-    assert torch.equal(low.bfloat16().float(), low)  # the test's own neighbours exist
+    assert torch.equal(low.bfloat16().float(), low)  # the test's own neighbors exist
 
 
 @pytest.mark.parametrize("value", [1 + 2.0**-9, -1.3, 3.14159, 1.9999, -0.7e-3, 255.99])
 def test_is_unbiased(value):
     values = torch.full((CHUNK,), value, dtype=torch.float32)
     exact = values[0].item()
-    low, high = (v[0].item() for v in neighbours(values))
+    low, high = (v[0].item() for v in neighbors(values))
     share = (exact - low) / (high - low)
     ups = (rounded(values).float() == high).double().mean().item()
     assert abs(ups - share) < 6 * np.sqrt(share * (1 - share) / CHUNK)
@@ -59,7 +59,7 @@ def test_standard_deviation_is_at_most_half_an_ulp():
 def test_is_unbiased_given_the_value_over_steps():
     values = normals(2000)
     mean = sum(rounded(values, step=t).double() for t in range(400)) / 400
-    low, high = (v.double() for v in neighbours(values))
+    low, high = (v.double() for v in neighbors(values))
     share = (values - low) / (high - low).where(high != low, 1.0)
     deviation = (high - low).abs() * (share * (1 - share)).sqrt() / 20
     # 400 draws of a share near 0 are not normal yet: those count through their sum.

@@ -16,33 +16,33 @@ from tests.oracles import strategy_matrices as matrices
 
 
 @functools.lru_cache
-def optimised(strategy, steps):
+def optimized(strategy, steps):
     return strategy.bind(steps)
 
 
-class OptimisedContract(StrategyContract):
-    """Optimises once for all checks; that it does so alike every time is a check of its own."""
+class OptimizedContract(StrategyContract):
+    """Optimizes once for all checks; that it does so alike every time is a check of its own."""
 
     def bound(self):
-        return optimised(self.make_strategy(), self.steps)
+        return optimized(self.make_strategy(), self.steps)
 
-    def test_optimises_to_the_same_value_every_time(self):
+    def test_optimizes_to_the_same_value_every_time(self):
         assert self.make_strategy().bind(self.steps) == self.bound()
 
 
-class TestOptimised(OptimisedContract):
+class TestOptimized(OptimizedContract):
     def make_strategy(self):
         return BLT(buffers=2)
 
 
-class TestOptimisedForWorstQuery(OptimisedContract):
+class TestOptimizedForWorstQuery(OptimizedContract):
     steps = 9
 
     def make_strategy(self):
         return BLT(buffers=3, objective="max", max_participations=3, min_sep=3)
 
 
-class TestOptimisedForMomentum(OptimisedContract):
+class TestOptimizedForMomentum(OptimizedContract):
     steps = 8
 
     def make_strategy(self):
@@ -159,11 +159,11 @@ def test_vanishing_theta(theta):
     )
 
 
-def test_bound_value_reads_back_without_optimising(monkeypatch):
+def test_bound_value_reads_back_without_optimizing(monkeypatch):
     bound = BLT(buffers=2, max_participations=2, min_sep=5).bind(20)
 
     def fail(**options):
-        raise AssertionError("optimised again")
+        raise AssertionError("optimized again")
 
     monkeypatch.setattr("dptrain.strategies.blt.blt.optimal_buffers", fail)
     again = Strategy.from_dict(json.loads(json.dumps(bound.to_dict()))).bind(20)

@@ -38,7 +38,7 @@ def test_poles_of_the_inverse_solve_the_secular_equation(theta, omega):
     q, _ = inverse_poles(p, omega)
     assert np.all(np.diff(q) > 0)
 
-    def secular(x):  # falls between two neighbouring p, from +∞ to -∞
+    def secular(x):  # falls between two neighboring p, from +∞ to -∞
         return sum(Fraction(w) / (x - Fraction(d)) for d, w in zip(p, omega, strict=True)) - 1
 
     for root in q:

@@ -1,4 +1,4 @@
-"""The optimiser of BLTs against generic ones, and against what its dense family can reach."""
+"""The optimizer of BLTs against generic ones, and against what its dense family can reach."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,9 @@ from scipy.signal import fftconvolve, lfilter
 
 from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.blt.optimization import Chain, poles_cost, poles_errors
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.toeplitz.square_root_series import square_root_coefficients
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 from tests.oracles import strategy_optima as optima
 
 MOMENTUM = MomentumSGD(momentum=0.9)
@@ -75,7 +74,7 @@ def test_variables_undo_the_map():
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("m", "b"), [(1, 1), (2, 3), (6, 1)])
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MOMENTUM])
-def test_tiny_runs_against_a_dense_optimiser(workload, m, b, objective):
+def test_tiny_runs_against_a_dense_optimizer(workload, m, b, objective):
     n, d = 6, 2
     best, _, _ = optima.blt(workload.matrix(n), d, m, b, objective)
     blt = BLT(

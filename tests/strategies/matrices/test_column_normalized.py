@@ -1,4 +1,4 @@
-"""Column-normalised banded strategies under the contract, their optimum and bad input."""
+"""Column-normalized banded strategies under the contract, their optimum and bad input."""
 
 import base64
 import json
@@ -9,14 +9,13 @@ import pytest
 from scipy.optimize import minimize
 
 from dptrain.strategies import BandMF, Strategy
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.column_normalized import ColumnNormalizedBandMF
 from dptrain.strategies.matrices.column_normalized_optimization import squared_error
 from dptrain.strategies.matrices.dense_optimization import duality_gap
 from dptrain.strategies.matrices.lower_triangular import dense_from_diagonals
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 from dptrain.testing import StrategyContract
 
 
@@ -85,7 +84,7 @@ def test_squared_rows_of_the_inverse(bands):
 
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MomentumSGD(momentum=0.5)])
 @pytest.mark.parametrize(("n", "bands"), [(3, 2), (5, 2), (5, 3), (4, 4)])
-def test_against_a_generic_optimiser(workload, n, bands):
+def test_against_a_generic_optimizer(workload, n, bands):
     factor = workload.matrix(n)
     inside = np.arange(bands)[:, None] + np.arange(n) < n
 
@@ -127,16 +126,16 @@ def test_entries_that_would_be_negative_stay_at_zero():
 
 @pytest.mark.parametrize(("n", "bands"), [(20, 1), (20, 2), (20, 20), (200, 9)])
 def test_no_worse_than_band_mf(n, bands):
-    toeplitz, normalised = BandMF(bands=bands).bind(n), ColumnNormalizedBandMF(bands=bands).bind(n)
-    np.testing.assert_allclose(normalised.column_norms(n), 1, rtol=1e-14)
+    toeplitz, normalized = BandMF(bands=bands).bind(n), ColumnNormalizedBandMF(bands=bands).bind(n)
+    np.testing.assert_allclose(normalized.column_norms(n), 1, rtol=1e-14)
     for m in (1, n // bands):
         cost = [
             s.rmse(n) * s.sensitivity(steps=n, max_participations=m, min_sep=bands)
-            for s in (toeplitz, normalised)
+            for s in (toeplitz, normalized)
         ]
         if m == 1 or m * bands <= n - bands:  # then no column of BandMF's worst pattern is cut
             assert cost[1] <= cost[0] * (1 + 1e-12)
-    exact = normalised.sensitivity(steps=n, max_participations=5, min_sep=bands)
+    exact = normalized.sensitivity(steps=n, max_participations=5, min_sep=bands)
     assert exact == pytest.approx(np.sqrt(min(5, -(-n // bands))), rel=1e-12)
 
 
@@ -155,11 +154,11 @@ def test_dense_workload_without_a_banded_inverse():
     assert np.all(c[lag >= 5] == 0)
 
 
-def test_reading_back_does_not_optimise(monkeypatch):
+def test_reading_back_does_not_optimize(monkeypatch):
     bound = ColumnNormalizedBandMF(bands=3).bind(12)
 
     def fail(*args):
-        raise AssertionError("optimised again")
+        raise AssertionError("optimized again")
 
     monkeypatch.setattr("dptrain.strategies.matrices.column_normalized.optimal_columns", fail)
     again = Strategy.from_dict(json.loads(json.dumps(bound.to_dict())))
@@ -176,11 +175,11 @@ def test_explicit_coefficients():
     assert len(repr(bound)) < 200
 
 
-def altered(k, j, value, normalise=False):
+def altered(k, j, value, normalize=False):
     diagonals = rough(3, 8)
     diagonals /= np.linalg.norm(diagonals, axis=0)
     diagonals[k, j] = value
-    return diagonals / np.linalg.norm(diagonals, axis=0) if normalise else diagonals
+    return diagonals / np.linalg.norm(diagonals, axis=0) if normalize else diagonals
 
 
 @pytest.mark.parametrize(
@@ -192,7 +191,7 @@ def altered(k, j, value, normalise=False):
         (altered(1, 2, -0.1), r"coefficients\[1, 2\]=-0.1: must be finite and not negative"),
         (altered(1, 2, math.nan), r"coefficients\[1, 2\]=nan"),
         (altered(2, 7, 0.5), "must be 0 for j \\+ k >= steps"),
-        (altered(0, 4, 0.0, normalise=True), r"coefficients\[0, 4\]=0: the diagonal"),
+        (altered(0, 4, 0.0, normalize=True), r"coefficients\[0, 4\]=0: the diagonal"),
         (altered(0, 4, 3.0), "column 4 has the norm"),
         ("#", "not the text of a packed band"),
         (base64.b64encode(b"12345678" * 2).decode(), "16 bytes for bands=3"),

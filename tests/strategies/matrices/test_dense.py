@@ -98,12 +98,12 @@ def test_bands_are_found_from_exact_zeros():
     assert Dense(matrix=c).bands == 4
 
 
-def test_binding_keeps_the_declaration_and_reads_back_without_optimising(monkeypatch):
+def test_binding_keeps_the_declaration_and_reads_back_without_optimizing(monkeypatch):
     bound = Dense(epochs=2).bind(6)
     assert (bound.epochs, bound.steps, bound.bands) == (2, 6, 6)
 
     def fail(*args):
-        raise AssertionError("optimised again")
+        raise AssertionError("optimized again")
 
     monkeypatch.setattr("dptrain.strategies.matrices.dense.optimal_for_epochs", fail)
     assert Strategy.from_dict(json.loads(json.dumps(bound.to_dict()))).bind(6) == bound

@@ -1,4 +1,4 @@
-"""Optimal dense strategies against certificates, generic optimisers and orthogonality."""
+"""Optimal dense strategies against certificates, generic optimizers and orthogonality."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from dptrain.accounting.losses import gaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, Shuffled
 from dptrain.strategies import BSR
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.matrices.dense import Dense
 from dptrain.strategies.matrices.dense_optimization import (
     duality_gap,
@@ -18,7 +17,7 @@ from dptrain.strategies.matrices.dense_optimization import (
 )
 from dptrain.strategies.matrices.gram_sensitivity import fixed_epoch_sensitivity
 from dptrain.strategies.momentum import MomentumSGD
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 
 
 def lag(n):
@@ -53,7 +52,7 @@ def generic_optimum(factor, free):
 
 @pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 1), (4, 2), (4, 4), (5, 1), (6, 3), (6, 2)])
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MomentumSGD(momentum=0.6)])
-def test_against_a_generic_optimiser(n, epochs, workload):
+def test_against_a_generic_optimizer(n, epochs, workload):
     factor = workload.matrix(n)
     found = optimal_for_epochs(factor, epochs)
     free = (lag(n) > 0) & (lag(n) % (n // epochs) != 0)
@@ -178,7 +177,7 @@ def test_many_steps():
 
 
 @pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 2), (4, 4), (6, 3), (6, 2)])
-def test_free_norms_against_a_generic_optimiser(n, epochs):
+def test_free_norms_against_a_generic_optimizer(n, epochs):
     """X with its free entries and the shares of each block's norms as unknowns."""
     factor, period = PREFIX_SUMS.matrix(n), n // epochs
     t, j = np.nonzero(np.tril((lag(n) > 0) & (lag(n) % period != 0)))
@@ -206,7 +205,7 @@ def test_free_norms_against_a_generic_optimiser(n, epochs):
 
 @pytest.mark.parametrize(("n", "epochs", "known"), [(64, 4, 4.40785), (128, 8, 7.50922)])
 def test_free_norms_reach_what_is_known_of_the_exact_separation(n, epochs, known):
-    """RMSE × sensitivity by another library's optimiser (Choquette-Choo et al. 2022)."""
+    """RMSE × sensitivity by another library's optimizer (Choquette-Choo et al. 2022)."""
     bound = Dense(epochs=epochs, equal_norms=False).bind(n)
     sensitivity = fixed_epoch_sensitivity(bound, steps=n, epochs=epochs)
     assert sensitivity == pytest.approx(np.sqrt(epochs), rel=1e-9)

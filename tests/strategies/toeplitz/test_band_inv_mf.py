@@ -1,4 +1,4 @@
-"""Optimised banded inverses as strategies: contract, value, bad input."""
+"""Optimized banded inverses as strategies: contract, value, bad input."""
 
 import math
 
@@ -20,33 +20,33 @@ class TestTwoBandsMax(StrategyContract):
         return BandInvMF(inverse_bands=2, objective="max")
 
 
-class _Optimised(StrategyContract):
+class _Optimized(StrategyContract):
     """c need not fall before lag min_sep, so some other schedules only have bounds."""
 
     def expect_exact(self, max_participations, min_sep):
         return max_participations == 1 or min_sep >= self.steps
 
 
-class TestThreeBands(_Optimised):
+class TestThreeBands(_Optimized):
     def make_strategy(self):
         return BandInvMF(inverse_bands=3, max_participations=2, min_sep=5)
 
 
-class TestAllBands(_Optimised):
+class TestAllBands(_Optimized):
     steps = 9
 
     def make_strategy(self):
         return BandInvMF(inverse_bands=self.steps, objective="max", max_participations=3, min_sep=3)
 
 
-class TestGiven(_Optimised):
+class TestGiven(_Optimized):
     steps = 9  # c is 0 at odd lags
 
     def make_strategy(self):
         return BandInvMF(inverse_bands=3, coefficients=(2.0, 0.0, -1.9))
 
 
-class TestGivenAndGrowing(_Optimised):
+class TestGivenAndGrowing(_Optimized):
     def make_strategy(self):
         return BandInvMF(inverse_bands=2, coefficients=(1.0, -1.2))
 
@@ -54,11 +54,11 @@ class TestGivenAndGrowing(_Optimised):
 # -- the value -------------------------------------------------------------------------------------
 
 
-def test_reading_back_does_not_optimise(monkeypatch):
+def test_reading_back_does_not_optimize(monkeypatch):
     bound = BandInvMF(inverse_bands=3, max_participations=2, min_sep=9).bind(20)
 
     def fail(**kwargs):
-        raise AssertionError("optimised again")
+        raise AssertionError("optimized again")
 
     monkeypatch.setattr(
         "dptrain.strategies.toeplitz.band_inv_mf.optimal_inverse_coefficients", fail

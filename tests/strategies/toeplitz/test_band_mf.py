@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from dptrain.strategies import BandMF, Strategy
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 from dptrain.testing.strategy_contract import StrategyContract
 
 N = 10

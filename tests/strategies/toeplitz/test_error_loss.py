@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from dptrain.strategies.dense_workload import DenseWorkload
 from dptrain.strategies.momentum import MomentumSGD, linear_decay
 from dptrain.strategies.toeplitz.error_loss import (
     RowNorms,
-    error_loss,
     error_losses,
+    final_error_loss,
     regular_cost,
     shifted_gram,
 )
-from dptrain.strategies.workloads import PREFIX_SUMS
+from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 
 
 def dense_workload(n):
@@ -45,7 +44,7 @@ def central_differences(loss, x, h=1e-6):
 def test_mean_is_the_frobenius_norm(kind, n):
     workload = WORKLOADS[kind](n)
     g = np.random.default_rng(0).normal(size=n)
-    loss = error_loss(workload, n, "mean")
+    loss = final_error_loss(workload, n, "mean")
     value, gradient = loss(g)
     assert value == pytest.approx(squared_rows(workload, n, g).sum(), rel=1e-11)
     # Quadratic, so that central differences have rounding errors only.
@@ -59,7 +58,7 @@ def test_max_is_at_least_the_worst_row(kind, n):
     workload = WORKLOADS[kind](n)
     g = np.eye(1, n)[0] + 0.3 * np.random.default_rng(1).normal(size=n)
     worst = squared_rows(workload, n, g).max()
-    value, _ = error_loss(workload, n, "max")(g)
+    value, _ = final_error_loss(workload, n, "max")(g)
     if workload.is_toeplitz:
         assert value == pytest.approx(worst, rel=1e-11)
     assert worst * (1 - 1e-12) <= value <= worst * n ** (1 / 4096) * (1 + 1e-12)
@@ -116,20 +115,20 @@ def test_shifted_gram_by_its_definition():
 def test_a_toeplitz_matrix_given_as_dense_has_the_same_loss(objective):
     n = 12
     g = np.random.default_rng(5).uniform(-0.3, 0.3, size=n)
-    toeplitz_loss, _ = error_loss(PREFIX_SUMS, n, objective)(g)
-    dense_loss, _ = error_loss(DenseWorkload(entries=PREFIX_SUMS.matrix(n)), n, objective)(g)
+    toeplitz_loss, _ = final_error_loss(PREFIX_SUMS, n, objective)(g)
+    dense_loss, _ = final_error_loss(DenseWorkload(entries=PREFIX_SUMS.matrix(n)), n, objective)(g)
     assert dense_loss == pytest.approx(toeplitz_loss, rel=1e-11 if objective == "mean" else 1e-3)
 
 
 def test_refuses():
     with pytest.raises(ValueError, match="objective='median'"):
-        error_loss(PREFIX_SUMS, 5, "median")
+        final_error_loss(PREFIX_SUMS, 5, "median")
     with pytest.raises(ValueError, match="5 entries, the run 6 steps"):
-        error_loss(MomentumSGD(learning_rates=(1.0,) * 5), 6, "mean")
+        final_error_loss(MomentumSGD(learning_rates=(1.0,) * 5), 6, "mean")
     rates = linear_decay(4001)
     for objective in ("mean", "max"):
         with pytest.raises(ValueError, match=r"steps=4001.*up to 4000"):
-            error_loss(MomentumSGD(learning_rates=rates), 4001, objective)
+            final_error_loss(MomentumSGD(learning_rates=rates), 4001, objective)
 
 
 @pytest.mark.parametrize(

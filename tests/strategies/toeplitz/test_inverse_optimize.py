@@ -1,4 +1,4 @@
-"""The optimum of banded inverses: loss, gradient, and what other optimisers find."""
+"""The optimum of banded inverses: loss, gradient, and what other optimizers find."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ from dptrain.strategies import BandMF
 from dptrain.strategies.momentum import MomentumSGD
 from dptrain.strategies.toeplitz.band_inv_mf import BandInvMF
 from dptrain.strategies.toeplitz.bisr import BISR
-from dptrain.strategies.toeplitz.error_loss import error_loss
+from dptrain.strategies.toeplitz.error_loss import final_error_loss
 from dptrain.strategies.toeplitz.inverse_optimization import (
     above_floor,
     envelope_cost,
@@ -64,7 +64,7 @@ def numerical_slope(function, x, h=1e-6):
 @pytest.mark.parametrize(("n", "p", "m", "b"), [(9, 3, 2, 4), (9, 9, 3, 3), (12, 4, 1, 1)])
 def test_loss_against_dense_matrices(n, p, m, b, objective):
     a = np.random.default_rng(p).uniform(0.01, 0.9 / p, size=p - 1)
-    loss, _ = inverse_log_loss(error_loss(PREFIX_SUMS, n, objective), n, m, b)(a)
+    loss, _ = inverse_log_loss(final_error_loss(PREFIX_SUMS, n, objective), n, m, b)(a)
     g = np.concatenate([[1.0], -a])
     scale = n if objective == "mean" else 1
     dense = dense_quality(g, n, m, b, objective) * scale
@@ -78,7 +78,7 @@ def test_loss_against_dense_matrices(n, p, m, b, objective):
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("n", "p", "m", "b"), [(30, 4, 3, 10), (30, 12, 4, 5), (40, 40, 1, 1)])
 def test_gradient_against_finite_differences(n, p, m, b, objective):
-    loss = inverse_log_loss(error_loss(PREFIX_SUMS, n, objective), n, m, b)
+    loss = inverse_log_loss(final_error_loss(PREFIX_SUMS, n, objective), n, m, b)
     a = np.random.default_rng(p).uniform(0.01, 0.9 / p, size=p - 1)  # c rises here and there
     slope = numerical_slope(lambda x: loss(x)[0], a)
     np.testing.assert_allclose(loss(a)[1], slope, rtol=1e-6, atol=1e-7)
@@ -112,7 +112,7 @@ def test_hazards():
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("n", "p", "m", "b"), [(8, 3, 1, 1), (10, 3, 2, 5), (12, 4, 3, 4)])
-def test_no_worse_than_a_generic_optimiser_on_dense_matrices(n, p, m, b, objective):
+def test_no_worse_than_a_generic_optimizer_on_dense_matrices(n, p, m, b, objective):
     bound = BandInvMF(inverse_bands=p, objective=objective, max_participations=m, min_sep=b).bind(n)
     ours = dense_quality(np.array(bound.coefficients), n, m, b, objective)
     best = math.inf
@@ -138,7 +138,7 @@ def test_optimum_is_stationary_and_beats_bisr(n, p, m, b, objective):
     assert np.linalg.norm(c) == pytest.approx(1, rel=1e-12)
     assert bound.sensitivity_is_exact(steps=n, max_participations=m, min_sep=b)
     a = -g[1:] / g[0]
-    value, slope = inverse_log_loss(error_loss(PREFIX_SUMS, n, objective), n, m, b)(a)
+    value, slope = inverse_log_loss(final_error_loss(PREFIX_SUMS, n, objective), n, m, b)(a)
     # First-order conditions of min over a ≥ 0; the slopes of log-losses at BISR are of order 1-100.
     assert np.abs(slope[a > 1e-9]).max() < 1e-3
     assert np.all(slope[a <= 1e-9] > -1e-3)
@@ -150,7 +150,7 @@ def test_optimum_is_stationary_and_beats_bisr(n, p, m, b, objective):
 
 def test_all_bands_and_one_participation_is_nearly_the_best_toeplitz_matrix():
     # With all n coefficients free, C and C^-1 range over the same matrices but for g_k ≤ 0;
-    # the optimiser of BandMF searches from the other side.
+    # the optimizer of BandMF searches from the other side.
     n = 40
     inverse, direct = BandInvMF(inverse_bands=n).bind(n), BandMF(bands=n).bind(n)
     ours, theirs = (quality(s, n, 1, 1) for s in (inverse, direct))
@@ -158,7 +158,7 @@ def test_all_bands_and_one_participation_is_nearly_the_best_toeplitz_matrix():
 
 
 def test_the_square_root_is_best_for_the_worst_query():
-    # w * c = a = (1, …, 1), and ‖w‖·‖c‖ is least at w = c; the other optimiser agrees.
+    # w * c = a = (1, …, 1), and ‖w‖·‖c‖ is least at w = c; the other optimizer agrees.
     n = 40
     inverse = BandInvMF(inverse_bands=n, objective="max").bind(n)
     direct = BandMF(bands=n, objective="max").bind(n)
@@ -175,13 +175,13 @@ def test_more_bands_are_better(n, m, b):
         for p in (1, 2, 4, 8, 16)
     ]
     assert np.all(np.diff(values) < 0)
-    # No factorisation beats the nuclear norm of A (one participation costs no more than m).
+    # No factorization beats the nuclear norm of A (one participation costs no more than m).
     j = np.arange(1, n + 1)
     assert values[-1] >= np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * n + 2)))) / n
 
 
 def test_longer_than_the_separation():
-    # The regular pattern must not be dodged: the report for the schedule is what was optimised.
+    # The regular pattern must not be dodged: the report for the schedule is what was optimized.
     n, m, b = 24, 4, 6
     for objective in ("mean", "max"):
         bound = BandInvMF(
@@ -251,7 +251,7 @@ def test_long_runs():
 
 @pytest.mark.parametrize(
     ("n", "m", "b", "p", "most"),
-    # Signs ≤ 0 reach 8.5951 and 5.3480; another library's optimiser 8.5504 and 5.3172.
+    # Signs ≤ 0 reach 8.5951 and 5.3480; another library's optimizer 8.5504 and 5.3172.
     [(128, 8, 16, 8, 8.553), (128, 8, 16, 16, 8.5504), (128, 4, 32, 16, 5.3194),
      (128, 4, 32, 32, 5.3172)],
 )  # fmt: skip
@@ -277,7 +277,7 @@ def test_free_signs_pay_where_the_filter_is_nearly_as_long_as_the_separation(n, 
 
 def test_the_floor_s_gradient_against_finite_differences():
     rng = np.random.default_rng(3)
-    loss = inverse_log_loss(error_loss(PREFIX_SUMS, 30, "mean"), 30, 3, 10)
+    loss = inverse_log_loss(final_error_loss(PREFIX_SUMS, 30, "mean"), 30, 3, 10)
     bounded = above_floor(loss, rng.uniform(0.5, 2.0, 30), rng.uniform(0, 1, 30), 0.7)
     a = rng.uniform(-0.1, 0.2, size=5)
     slope = numerical_slope(lambda x: bounded(x)[0], a)

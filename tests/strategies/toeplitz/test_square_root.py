@@ -44,7 +44,7 @@ def test_is_bsr_with_all_bands(decay):
 def test_error_between_the_known_bounds(n):
     root = SquareRoot().bind(n)
     sensitivity = root.sensitivity(steps=n, max_participations=1, min_sep=1)
-    # Every factorisation: RMSE · sensitivity ≥ (nuclear norm of A)/n, and the singular values of
+    # Every factorization: RMSE · sensitivity ≥ (nuclear norm of A)/n, and the singular values of
     # prefix sums are 1/(2 sin((2j-1)π/(4n+2))), j = 1, …, n.
     j = np.arange(1, n + 1)
     nuclear = np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * n + 2))))

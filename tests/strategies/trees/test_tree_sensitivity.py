@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dptrain.strategies.patterns import participations, regular_pattern
+from dptrain.strategies.binding import participations, regular_pattern
 from dptrain.strategies.trees import sensitivity as tree_sensitivity
 from dptrain.strategies.trees.sensitivity import level_bound, regular_square, worst_square
 from dptrain.strategies.trees.tree import Tree
