@@ -1,6 +1,6 @@
 """Balls-in-bins with any strategy matrix, step by step: conditional composition.
 
-From bounds on the posterior hazards of every step to the composition of all steps.
+Bounds on the posterior hazards dominate every step, given the past; the steps are composed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The law of dP/dQ for one pick out of t independent steps, by doubling.
-
-The sum over pairs of grid points behind the mean of two independent variables.
-
-Laws of means of independent log-normal variables, on a logarithmic grid.
+"""The law of dP/dQ for one pick out of t steps: a mean of independent log-normal variables.
 
 The privacy of picking one of t steps hangs on A = dP/dQ = (1/t) Σ_i X_i, where the X_i are
 independent under Q with X_i = e^{r_i Z - r_i²/2}, Z ~ N(0, 1). Both directions are expectations of

@@ -1,6 +1,6 @@
 """What every accountant without simulation shares: from a privacy curve to guarantees.
 
-What upper bounds on a privacy profile say together: its lower convex envelope.
+And what upper bounds on a privacy profile say together, as the truth is convex in e^ε.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A pair of laws from what it may lose at most in either direction.
+"""Pairs of laws that dominate: Gaussian mixtures with a common part, one direction at a time.
 
-Positive privacy losses of two Gaussian mixtures that share a part and differ in a shift.
+Two such directions make one pair of laws (``TwoSidedLosses``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Monte Carlo accountant for truncated b-min-sep sampling with a banded strategy.
-
-Privacy losses of truncated b-min-sep sampling with a banded Toeplitz strategy (bands ≤ b).
-"""
+"""b-min-sep sampling with a largest batch, bands ≤ b: its losses, and who simulates them."""
 
 from __future__ import annotations
 

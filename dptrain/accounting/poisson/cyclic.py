@@ -1,6 +1,6 @@
 """Cyclic Poisson sampling with a banded strategy: composed subsampled Gaussians.
 
-Sizes of the part of one example in cyclic sampling, gathered into intervals.
+Where batches are cut, δ is a mean over the sizes of an example's part, gathered into intervals.
 """
 
 from __future__ import annotations

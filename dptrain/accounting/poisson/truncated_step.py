@@ -123,7 +123,9 @@ def open_pair(adjacency: Adjacency, probability: float, sigma: float) -> Pair:
     """An example of probability p comes on top of a known sum: its gradient is x or x', or absent.
 
     Zero-out and add-remove: Bern(p)·x against 0. Replace-one: Bern(p)·x against Bern(p)·x'.
-    Lengths are at most 1, and x = -x' of length 1 is the worst case (``full_pair``, *).
+    Lengths are at most 1, and x = -x' of length 1 is the worst case
+    (docs/theory/poisson.md#thm-poisson-replace;
+    ``test_replace_one_of_one_step_by_integration``).
     """
     if adjacency is Adjacency.REPLACE_ONE:
         opposite = ShiftedMixtures(probability, 1.0, -1.0, sigma)
@@ -140,33 +142,17 @@ def full_pair(adjacency: Adjacency, probability: float, sigma: float) -> Pair:
     * add-remove: v = x - w, u = 0 (the smaller data set displaces nothing);
     * replace-one: v = x - w, u = x' - w, so that |v|, |u| and |v - u| are at most 2.
 
-    Add-remove is Bern(q) against 0 at distance |v| ≤ 2, half the noise. For the others let γ ≥ 1.
-    With c0 = (1-q)(γ-1), c1 = γq and any split q = a + b,
+    Add-remove is Bern(q) against 0 at distance |v| ≤ 2: half the noise. For the others the worst
+    vectors lie on a line (docs/theory/poisson.md#thm-two-shifts;
+    ``test_no_gradients_in_a_plane_attain_more_than_is_claimed``), with (v, u):
 
-        ∫(P - γQ)_+ ≤ ∫(a N(v) - c0 N(0))_+ + ∫(b N(v) - c1 N(u))_+,        (*)
+    * zero-out: (2, 1) for (P, Q) and (1, 0) for (Q, P);
+    * replace-one: (2, 0) for both; where the batch is open (1, -1), which is its pair itself.
 
-    and each term depends on its distance only, |v| or |v-u|, and grows with it. For greatest
-    distances d0 and d1 take the normals on a line at v' = d0, u' = d0 - d1 and 0. There the loss
-    exceeds log γ on a half line x > t, t ≥ (v'+u')/2 (``ShiftedMixtures``). With the split for
-    which a N(v') = c0 N(0) at t, both terms are positive on just that half line: [at t the
-    densities of q N(v') and c0 N(0) + c1 N(u') agree, so b N(v') = c1 N(u') there too]. So they add
-    up to ∫(P' - γQ')_+ of q N(v') + (1-q) N(0) against q N(u') + (1-q) N(0), and with (v', u'):
-
-    * zero-out: (P, Q) has d0 = 2, d1 = 1, i.e. (2, 1); (Q, P) has d0 = |u| ≤ 1, d1 = 1: (1, 0);
-    * replace-one: both have d0 = d1 = 2, i.e. (2, 0); where the batch is open, d0 = 1, d1 = 2:
-      (1, -1), which is its pair itself.
-
-    Each is attained: in zero-out by w = -x for (P, Q) and by w = x for (Q, P). The two directions
-    belong to one pair of laws (``TwoSidedLosses``; at γ = 1 both are the total variation at
-    distance d1): their masses of positive losses leave room for a mass at 0, as, with
-    T(s) = Pr[N(0, 1) > s] ≤ 1/2: for zero-out
-
-        (1-q) T(3/2σ) + q (1 - T(1/2σ)) + T(1/2σ) ≤ 1, i.e. T(3/2σ) + T(1/2σ) ≤ 1,
-
-    and for replace-one (1-q) T(1/σ) + q (1 - T(1/σ)) + T(1/σ) ≤ 1, i.e. 2 T(1/σ) ≤ 1. Those are the
-    masses of the positive losses, of (P, Q) in P and of (Q, P) in P, and so all of δ is right: a
-    function that is convex in γ on either side of 1, with slopes that grow across it. Ganesh 2025,
-    Theorems 3.3 and 3.4, uses |v| and |u| but not |v-u|, which gives (2, -1) and (2, -2): looser.
+    Each is attained, in zero-out by w = -x for (P, Q) and by w = x for (Q, P). That both belong to
+    one pair of laws, ``TwoSidedLosses``, is docs/theory/poisson.md#thm-two-sided-losses
+    (``test_two_full_steps_bound_every_choice_of_the_gradients``). Ganesh 2025, Theorems 3.3 and
+    3.4 (arXiv 2508.15089), do not use |v - u| and get (2, -1) and (2, -2), which is looser.
     """
     if adjacency is Adjacency.ADD_REMOVE:
         return SubsampledPair(probability, sigma / 2.0)

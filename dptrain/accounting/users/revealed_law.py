@@ -1,7 +1,4 @@
-"""Law of what a user's draws add up to under exclusion by the user's own draws.
-
-The worst that exclusion by others can make of a user's draws, whatever its rule.
-"""
+"""What a user's draws add up to: excluded by its own draws, or in the worst way by others'."""
 
 from __future__ import annotations
 
