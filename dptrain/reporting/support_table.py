@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
-from dptrain.accounting import accountants_for, find_accountants
+from dptrain.accounting import accountants_for, find_accountants, registered_accountants
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import AnySizeScheme, SampledRun, Scheme, scheme_types
@@ -79,9 +80,18 @@ def representative_strategies() -> dict[str, Strategy]:
     }
 
 
-@functools.cache
 def support_table() -> tuple[Row, ...]:
-    """Every row, all adjacencies, in the order of the schemes; a second or so the first time."""
+    """Every row, all adjacencies, in the order of the schemes; a second or so the first time.
+
+    Schemes and accountants that were registered by others are in it.
+    """
+    asked = tuple((type(each), each.name) for each in registered_accountants())
+    return _table(asked, tuple(scheme_types().values()))
+
+
+@functools.cache
+def _table(accountants: tuple[Any, ...], kinds: tuple[type[Scheme], ...]) -> tuple[Row, ...]:
+    """The rows for what is registered now; both arguments only tell one state from another."""
     strategies = representative_strategies()
     schemes = {adjacency: representative_schemes(adjacency) for adjacency in Adjacency}
     rows = []

@@ -19,7 +19,9 @@ from dptrain.accounting import (
 )
 from dptrain.accounting.base import registry
 from dptrain.accounting.unamplified import GaussianCurve
+from dptrain.commands.cli import main
 from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting.support_table import support_table
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, Identity, SquareRoot
 from dptrain.testing import AccountantContract
@@ -47,6 +49,7 @@ class Generous(DeterministicAccountant):
     name = "generous"
     kind = Kind.UPPER_BOUND
     adjacencies = tuple(Adjacency)
+    truncation = True
     sensitivity = 1e-3
 
     def refusal(self, mechanism):
@@ -175,6 +178,29 @@ def test_a_name_is_given_once():
 def test_a_misspelt_name_is_answered_by_the_nearest(given, near):
     with pytest.raises(ValueError, match=rf"did you mean {near}\?"):
         account(poisson(), delta=1e-3, accountant=given)
+
+
+def test_it_stands_in_the_support_table_by_name_where_ours_answers():
+    before = support_table()
+    register_accountant(Generous())
+    found = support_table()
+    assert len(found) == len(before)
+    for row, as_it_was in zip(found, before, strict=True):
+        mine = [answer for answer in row.answers if answer.accountant == "generous"]
+        others = [answer for answer in row.answers if answer.accountant != "generous"]
+        assert others == list(as_it_was.answers)
+        # Under add-remove schemes that make N public are covered by nobody.
+        assert len(mine) == 1 or (row.adjacency is Adjacency.ADD_REMOVE and not row.answers)
+        for answer in mine:
+            assert answer.by_name == any(not other.by_name for other in others)
+
+
+def test_the_command_line_takes_its_name(capsys):
+    register_accountant(Generous())
+    words = "account --scheme Poisson batch_size=50 --strategy Identity --dataset-size 500"
+    words += " --steps 20 --sigma 1 --delta 1e-5 --accountant generous"
+    assert main(words.split()) == 0
+    assert "accountant: generous" in capsys.readouterr().out
 
 
 def test_it_is_public():
