@@ -1,12 +1,23 @@
 #!/usr/bin/env bash
-# Set up, then lint, formatting, types and tests but for slow oracles. Arguments go to pytest:
+# Set up, then lint, formatting, types, contracts between rooms, and tests. Arguments go to pytest:
 #
 #   bash scripts/test.sh                       # all that is not marked slow
+#   bash scripts/test.sh quick                 # the rooms that others stand on, and short runs
 #   bash scripts/test.sh all                   # everything
 #   bash scripts/test.sh tests/sampling -k gap # a part; of everything: all tests/sampling -k gap
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh
+SECONDS=0
+
+QUICK=(
+    tests/test_architecture.py tests/test_losses.py tests/test_mechanism.py
+    tests/core tests/sampling/schemes tests/noise
+    tests/strategies/toeplitz/test_band_mf.py tests/strategies/test_strategy_contract.py
+    tests/accounting/losses tests/accounting/renyi tests/accounting/test_dispatch.py
+    tests/clipping/test_clipping.py tests/clipping/test_styles.py
+    tests/engine/test_arguments.py tests/engine/test_noise_added.py tests/engine/test_resume.py
+)
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
@@ -15,9 +26,15 @@ source scripts/setup.sh
 
 # One thread a process: the tests' tensors are small, and two workers share the cores better.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "${1:-}" = all ]; then
+case "${1:-}" in
+all) shift ;;
+quick)
     shift
-else
-    set -- -m "not slow" "$@"
-fi
-exec "$PYTHON" -m pytest -n "${DPTRAIN_TEST_WORKERS:-2}" "$@"
+    set -- -m "not slow" "${QUICK[@]}" "$@"
+    ;;
+*) set -- -m "not slow" "$@" ;;
+esac
+status=0
+"$PYTHON" -m pytest -n "${DPTRAIN_TEST_WORKERS:-2}" "$@" || status=$?
+echo "test: $((SECONDS / 60)) min $((SECONDS % 60)) s after the set-up"
+exit "$status"
