@@ -11,18 +11,13 @@ import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, find_accountants
-from dptrain.clipping import own_attributes, wrap_module
-from dptrain.clipping.base import summing_dtype
 from dptrain.core import checks, split_seed
 from dptrain.distributed import Ranks
-from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.request import RunRequest
-from dptrain.engine.shared_run import begin_together, one_run, shared_ledger
-from dptrain.engine.state_watch import StateWatch
-from dptrain.engine.unfinished import Boundary
-from dptrain.engine.wiring import loader_of, mechanism_of
+from dptrain.engine.shared_run import begin_together, one_run
+from dptrain.engine.wiring import mechanism_of, wired
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
@@ -155,69 +150,23 @@ class PrivacyEngine:
             noise=noise,
             loading=loading,
         )
-        module, gradients = request.module, request.gradients
         mechanism, target = mechanism_of(ranks, request, self.accountant)
         find_accountants(mechanism, self.accountant)
-        spending = None if individual is None else individual.record(mechanism)
-        target_delta = request.amount.delta
-        if individual is not None and target_delta is None:
-            target_delta = individual.target_delta
-
-        sampling_seed, noise_seed = ranks.from_first(lambda: split_seed(seed))
-        assert gradients.mode is not None
-        watch = StateWatch(
-            getattr(module, "_orig_mod", module),  # of a compiled one the names are the user's
-            gradients.public,
-            own=own_attributes(gradients.mode),
-        )
-        loader = loader_of(request, mechanism.scheme, sampling_seed, ranks=ranks, watch=watch)
-        if ranks.rank == 0 and (short := mechanism.scheme.shortfall(sampling_seed)):
+        seeds = ranks.from_first(lambda: split_seed(seed))
+        if ranks.rank == 0 and (short := mechanism.scheme.shortfall(seeds[0])):
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
-        released = shared_ledger(ranks, mechanism, self.ledger)
-        stream = request.open_noise(
-            mechanism.strategy,
-            steps=mechanism.steps,
-            like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in request.parameters],
-            seed=noise_seed,
-        )
-        # After all that may be refused, so that a refusal leaves the user's module as it was.
-        wrapped, clipper = wrap_module(
-            module,
-            request.parameters,
-            mode=gradients.mode,
-            style=gradients.clipping,
-            groups=request.groups,
-            loss_reduction=gradients.reduction,
-            loader=loader,
-            views=gradients.views,
-            probe=gradients.probe,
-        )
-        boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
-        private_optimizer = PrivateOptimizer(
-            optimizer,
-            mechanism=mechanism,
-            max_grad_norm=request.max_grad_norm,
-            loss_reduction=gradients.reduction,
-            noise=stream,
-            clipper=clipper,
-            loader=loader,
-            ledger=released,
-            ranks=ranks,
-            watch=watch,
-            at_boundary=boundary.passed,
-            individual=spending,
-        )
+        parts = wired(request, mechanism, ranks=ranks, ledger=self.ledger, seeds=seeds)
         private = PrivateTraining(
-            module=wrapped,
-            optimizer=private_optimizer,
-            loader=loader,
+            module=parts.module,
+            optimizer=parts.optimizer,
+            loader=parts.optimizer.loader,
             mechanism=mechanism,
             target=target,
-            target_delta=target_delta,
+            target_delta=request.delta,
             accountant=self.accountant,
             seed_given=seed is not None,
             request=request,
-            boundary=boundary,
+            boundary=parts.boundary,
         )
-        begin_together(ranks, private, module)
+        begin_together(ranks, private, request.module)
         return private

@@ -71,6 +71,13 @@ class RunRequest:
     loading: Loading
 
     @property
+    def delta(self) -> float | None:
+        """δ that guarantees are stated at unless another is asked for."""
+        if self.amount.delta is None and self.individual is not None:
+            return self.individual.target_delta
+        return self.amount.delta
+
+    @property
     def open_noise(self) -> Callable[..., NoiseStream]:
         """``noise_stream`` with the options of the run."""
         options = self.noise

@@ -1,16 +1,24 @@
-"""From a request to the parts of the run: its mechanism, its loader."""
+"""From a request to the mechanism of the run, and to its parts."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, NamedTuple
 
+import torch
 from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
+from dptrain.clipping import HookedModule, own_attributes, wrap_module
+from dptrain.clipping.base import summing_dtype
+from dptrain.clipping.bookkeeping import BookkeepingModule
 from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
+from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.request import RunRequest
+from dptrain.engine.shared_run import shared_ledger
 from dptrain.engine.state_watch import StateWatch
+from dptrain.engine.unfinished import Boundary
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader, Scheme
 from dptrain.strategies import Strategy
@@ -63,7 +71,77 @@ def _found(
     return calibration.mechanism, calibration.guarantee
 
 
-def loader_of(
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    module: BookkeepingModule | HookedModule
+    optimizer: PrivateOptimizer
+    boundary: Boundary
+
+
+def wired(
+    request: RunRequest,
+    mechanism: MatrixMechanism,
+    *,
+    ranks: Ranks,
+    ledger: str | os.PathLike[str] | None,
+    seeds: tuple[int, int],
+) -> Parts:
+    """The parts of the run; the user's module is touched when nothing can be refused any more.
+
+    Args:
+        request: what the run is asked to be.
+        mechanism: with its noise.
+        ranks: the processes of the run.
+        ledger: file that records released steps.
+        seeds: of the sampling and of the noise.
+    """
+    gradients = request.gradients
+    assert gradients.mode is not None
+    watch = StateWatch(
+        getattr(request.module, "_orig_mod", request.module),  # the names are the user's
+        gradients.public,
+        own=own_attributes(gradients.mode),
+    )
+    record = None if request.individual is None else request.individual.record(mechanism)
+    loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, watch=watch)
+    stream = request.open_noise(
+        mechanism.strategy,
+        steps=mechanism.steps,
+        like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in request.parameters],
+        seed=seeds[1],
+    )
+    released = shared_ledger(ranks, mechanism, ledger)
+    boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
+    module, clipper = wrap_module(
+        request.module,
+        request.parameters,
+        mode=gradients.mode,
+        style=gradients.clipping,
+        groups=request.groups,
+        loss_reduction=gradients.reduction,
+        loader=loader,
+        views=gradients.views,
+        probe=gradients.probe,
+    )
+    optimizer = PrivateOptimizer(
+        request.optimizer,
+        mechanism=mechanism,
+        max_grad_norm=request.max_grad_norm,
+        loss_reduction=gradients.reduction,
+        noise=stream,
+        clipper=clipper,
+        loader=loader,
+        ledger=released,
+        ranks=ranks,
+        watch=watch,
+        at_boundary=boundary.passed,
+        individual=record,
+    )
+    return Parts(module, optimizer, boundary)
+
+
+def _loader(
     request: RunRequest, scheme: Scheme, seed: int, *, ranks: Ranks, watch: StateWatch
 ) -> PrivateLoader:
     """The run's loader, of its data set or in place of its data loader.

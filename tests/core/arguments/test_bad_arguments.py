@@ -73,7 +73,8 @@ def make_private(**options: Any) -> Any:
     if "target_epsilon" in options:
         del given["noise_multiplier"]
         given["target_delta"] = 1e-3
-    return dptrain.PrivacyEngine().make_private(**given | options)
+    engine = dptrain.PrivacyEngine(ledger=options.pop("ledger", None))
+    return engine.make_private(**given | options)
 
 
 SIZES = {"dataset_size": INTEGER, "steps": STEPS}
