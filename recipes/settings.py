@@ -12,6 +12,7 @@ from pydantic import Field
 from dptrain import MatrixMechanism
 from dptrain.accounting import Accountant, accountant_named, find_accountants
 from dptrain.accounting.simulation import SimulatedAccountant
+from dptrain.clipping import check_mode_name
 from dptrain.clipping.base import ClippingStyle
 from dptrain.configuration import (
     SIZES,
@@ -205,6 +206,10 @@ class RunSettings:
             )
         self._check_noise()
         self._check_accountant()
+        try:
+            check_mode_name(self.grad_sample_mode)
+        except ValueError as error:
+            raise ValueError(f"grad_sample_mode: {error}") from error
         if self.privacy.secure and self.seed is not None:
             raise ValueError(
                 f"privacy.secure=true with seed={self.seed}: a seed that is written down is a key "

@@ -13,7 +13,7 @@ from dptrain.clipping.base.styles import ClippingStyle
 from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.probe import AtHand
-from dptrain.core import checks
+from dptrain.core import checks, did_you_mean
 from dptrain.sampling import PrivateLoader
 
 MODES = ("bookkeeping", "hooks", "functorch")
@@ -38,7 +38,8 @@ def check_mode_name(mode: Any) -> None:
             "(module, optimizer, loader, and your own criterion)"
         )
     if mode not in MODES:
-        raise ValueError(f"Gradients: mode={mode!r}: one of {MODES}, or None for the fastest")
+        hint = did_you_mean(mode, MODES)
+        raise ValueError(f"Gradients: mode={mode!r}: {hint}one of {MODES}, or None for the fastest")
 
 
 def choose_mode(mode: str | None, module: nn.Module) -> str:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from dptrain.core.text import did_you_mean
+
 T = TypeVar("T")
 
 # Steps of a run. Coefficients of a strategy and shares of an example are held for every step: at a
@@ -207,7 +209,8 @@ def choice(name: str, value: Any, options: Iterable[str], *, owner: str = "") ->
     """
     known = list(options)
     if (chosen := text(name, value, owner=owner)) not in known:
-        raise ValueError(f"{named(name, value, owner)} must be one of {known}")
+        hint = f"; {did_you_mean(chosen, known)}".rstrip("; ")
+        raise ValueError(f"{named(name, value, owner)} must be one of {known}{hint}")
     return chosen
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import dptrain
 from dptrain.commands import CommandParser, certify, main
+from dptrain.core import checks
 from recipes import sweep, vision
 
 PAIR = ["--scheme", "Poisson", "batch_size=20", "--strategy", "Identity", "--dataset-size", "1000"]
@@ -140,6 +141,15 @@ def test_words_after_two_dashes_and_negative_numbers_are_no_options():
     assert parser.parse_args(["--least", "-1.5", "--", "--odd"]).names == ["--odd"]
     assert parser.parse_args(["--least=-.5", "-"]).least == -0.5
     assert parser.parse_args(["--lea", "-3"]).least == -3  # as argparse, which takes beginnings
+
+
+def test_a_choice_of_the_library_names_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"objective='maximum' must be one of .*; did you mean max\?"
+    ):
+        checks.choice("objective", "maximum", ["mean", "max"])
+    with pytest.raises(ValueError, match=r"objective='zzz' must be one of \['mean', 'max'\]$"):
+        checks.choice("objective", "zzz", ["mean", "max"])
 
 
 def test_version(capsys):

@@ -51,7 +51,7 @@ def test_a_style_is_named_by_its_class_and_takes_its_own_arguments(tmp_path):
         (["clipping.type=Automatc"], "clipping.type='Automatc': did you mean Automatic"),
         (["clipping.type=null"], "clipping.type=None"),
         (["clipping.gamma=0.1"], "Flat has no field 'gamma'; it has no fields"),
-        (["clipping.type=Automatic", "clipping.gama=1"], "did you mean 'clipping.gamma'"),
+        (["clipping.type=Automatic", "clipping.gama=1"], "did you mean clipping.gamma"),
         (["clipping.type=Automatic", "clipping.gamma=0"], "clipping: gamma=0.0 .*at least"),
         (["clipping.type=Automatic", "clipping.gamma=much"], "clipping: .*gamma='much'"),
         (["clipping.type=PerGroup"], "PerGroup needs clipping.groups"),

@@ -29,7 +29,7 @@ PLAIN = [
         (["individual.epsilon=null"], "needs individual.epsilon"),
         (["individual.epsilon=-1"], "epsilon"),
         (["individual.epsilon=many"], "target_epsilon='many' must be a number"),
-        (["individual.target_epsilon=1"], "did you mean 'individual.epsilon'"),
+        (["individual.target_epsilon=1"], "did you mean individual.epsilon?"),
         (["individual.colour=red"], "GDPFilter has no field 'colour'"),
         (["privacy.epsilon=1"], "privacy.epsilon=1.0 with individual.type=GDPFilter"),
         (["privacy.noise_multiplier=4"], "give exactly one (the noise follows from start)"),

@@ -141,7 +141,7 @@ def test_free_settings_may_change_on_resume(config, uninterrupted):
     ("arguments", "message"),
     [
         ([], "overwrite=true"),
-        (["scheme.type=MinSep", "scheme.minsep=3"], "did you mean 'scheme.min_sep'"),
+        (["scheme.type=MinSep", "scheme.minsep=3"], "did you mean scheme.min_sep"),
         (["privacy.epsilon=1"], "give exactly one"),
         (["overwrite=true", "privacy.delta=0.5"], "error: privacy.delta=0.5 is not below 1/N"),
         (["overwrite=true", "privacy.certificates=some"], "only simulated accounting"),
