@@ -7,13 +7,13 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tests.oracles.user_level import Counts, Graph, Mixture, neighbours
+from tests.oracles.user_level import Counts, Graph, Mixture, neighbors
 
 
-def outside_neighbours(graph: Graph, user: int) -> int:
+def outside_neighbors(graph: Graph, user: int) -> int:
     """d: examples not of the user that share a user with one of the user's."""
     mine = {e for e, users in enumerate(graph) if user in users}
-    near = neighbours(graph)
+    near = neighbors(graph)
     return len(set().union(*(near[e] for e in mine)) - mine)
 
 

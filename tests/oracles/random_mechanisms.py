@@ -300,7 +300,7 @@ GRAPHS: dict[str, list[tuple[int, ...]]] = {
     "chain": [(0,), (0, 1), (1,)],
     "clique": [(0, 1), (1, 2), (0, 2)],
     "shared neighbour": [(0,), (0,), (0, 1), (1,)],
-    "neighbours of neighbours": [(0,), (0, 1), (1, 2), (2,)],
+    "neighbors of neighbors": [(0,), (0, 1), (1, 2), (2,)],
     "pair": [(0, 1), (0, 1)],
 }
 

@@ -25,7 +25,7 @@ def holds(
     law = oracle.batch_law(graph, p=p, b=b, steps=steps, burn_in=burn_in)
     for user in users or {u for own in graph for u in own}:
         k = sum(user in users for users in graph)
-        d = claim.outside_neighbours(graph, user)
+        d = claim.outside_neighbors(graph, user)
         shown = oracle.attained(oracle.revealed_mixtures(graph, law, user), matrix, sigma, epsilon)
         said = oracle.attained(
             claim.claimed_mixtures(k, d, p=p, b=b, steps=steps), matrix, sigma, epsilon
@@ -63,7 +63,7 @@ def test_stars_of_any_size(leaves: int, p: float) -> None:
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize(("b", "steps"), [(2, 2), (3, 2)])
-def test_more_neighbours_never_claim_less(k: int, b: int, steps: int) -> None:
+def test_more_neighbors_never_claim_less(k: int, b: int, steps: int) -> None:
     """From nobody (the user's own chain, hidden) up to everything revealed."""
     matrix = banded(steps, 2, 5)
     own = oracle.own_chain(k, p=0.2, b=b, steps=steps)

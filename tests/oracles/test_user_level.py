@@ -152,7 +152,7 @@ def test_revealing_what_was_drawn_costs_privacy() -> None:
 
 
 def test_the_attack_on_the_theorem_is_covered() -> None:
-    """n = b = 2, one shared user for each of 400 neighbours: nearly
+    """n = b = 2, one shared user for each of 400 neighbors: nearly
     p·δ_Gauss is attained, above what Theorem 6.1 says and not above any claim."""
     p, leaves, epsilon = 0.1, 400, 1.0
     attained = max(oracle.attained(oracle.star_mixtures(leaves, p), np.eye(2), 1.0, epsilon))

@@ -31,7 +31,7 @@ Mixture = dict[Counts, float]
 REACH = 9.0  # integrals stop this many σ beyond the outermost mean (tail below 1e-18)
 
 
-def neighbours(graph: Graph) -> list[frozenset[int]]:
+def neighbors(graph: Graph) -> list[frozenset[int]]:
     """N(e): every example sharing a user with e, itself included."""
     owners = [set(users) for users in graph]
     return [
@@ -44,7 +44,7 @@ def batch_law(
     graph: Graph, *, p: float, b: int, steps: int, sampled: bool = True, burn_in: int = 0
 ) -> dict[Batches, float]:
     """Law of B_1..B_n under Algorithm 3 (``sampled``) or 4, after unseen burn-in steps."""
-    near = neighbours(graph)
+    near = neighbors(graph)
     m = len(graph)
     draws = [
         (frozenset(i for i in range(m) if coins >> i & 1), p**hits * (1 - p) ** (m - hits))
@@ -245,7 +245,7 @@ def worst_user(
 
 
 def own_chain(k: int, *, p: float, b: int, steps: int, burn_in: int = 0) -> Mixture:
-    """Law of x for a user of k examples and no neighbours: a Bin(k, p) draw a step, void if one of
+    """Law of x for a user of k examples and no neighbors: a Bin(k, p) draw a step, void if one of
     the b-1 draws before it was not empty."""
     binomial = [math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)]
     law: dict[Counts, float] = defaultdict(float)

@@ -417,7 +417,7 @@ def test_several_picks_at_the_ends():
     )
     same = AllocationPLD().guarantee(fresh(bins=4, epochs=6, sigma=1.0), delta=1e-6)
     assert some.epsilon == same.epsilon
-    # Between the neighbours that do divide.
+    # Between the neighbors that do divide.
     low, middle, high = (
         AllocationPLD()
         .guarantee(fresh(bins=bins, epochs=2, sigma=1.0, participations=3), delta=1e-6)

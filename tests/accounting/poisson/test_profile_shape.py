@@ -43,7 +43,7 @@ def plain(q: float, steps: int, sigma: float) -> MatrixMechanism:
 
 
 def assert_shape(epsilon: np.ndarray, delta: np.ndarray) -> None:
-    """It falls within [0, 1], and every value is at most on the chord of its neighbours."""
+    """It falls within [0, 1], and every value is at most on the chord of its neighbors."""
     assert (delta >= 0).all()
     assert (delta <= 1).all()
     assert (np.diff(delta) <= 0).all()

@@ -1,7 +1,7 @@
 """The attack that refutes Theorem 6.1 of Dong & Ganesh 2026 on shared examples, carried out.
 
 Smallest case: n = b = 2, C = I. Each of u's two examples shares a distinct user with each of 400
-further examples. If e was sampled at step 1, all of its 400 neighbours are excluded at step 2:
+further examples. If e was sampled at step 1, all of its 400 neighbors are excluded at step 2:
 where their gradients have an axis of their own, step 2 shows u's draw of step 1, on both data sets.
 """
 
@@ -43,7 +43,7 @@ def scheme(exclusion):
 def attained(scheme):
     """Per run, P(guess | batches) - e^ε Q(guess | batches) of a fixed attacker; their mean is ≤ δ.
 
-    Axis 0 carries u's gradients, axes 1 and 2 those of the neighbours of examples 0 and 1. The
+    Axis 0 carries u's gradients, axes 1 and 2 those of the neighbors of examples 0 and 1. The
     attacker reads the draw x̂ of step 1 off step 2, and accuses if x̂ > 0 and the loss of step 1's
     axis 0, as that of a shift x̂, exceeds ε. Noise of step 1 is integrated, that of step 2 is drawn.
     """

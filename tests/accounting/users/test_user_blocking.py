@@ -70,11 +70,11 @@ GRAPHS = {
 def batches(users, sampled, b, exclusion):
     """Algorithms 3 and 4 of Dong & Ganesh 2026, word by word."""
     m = len(users)
-    neighbours = [{j for j in range(m) if set(users[i]) & set(users[j])} for i in range(m)]
+    neighbors = [{j for j in range(m) if set(users[i]) & set(users[j])} for i in range(m)]
     drawn = []
     for t, coins in enumerate(sampled):
         source = sampled if exclusion == "sampling" else drawn
-        excluded = set().union(*(neighbours[e] for s in source[max(0, t - b + 1) : t] for e in s))
+        excluded = set().union(*(neighbors[e] for s in source[max(0, t - b + 1) : t] for e in s))
         drawn.append([e for e in coins if e not in excluded])
     return drawn
 

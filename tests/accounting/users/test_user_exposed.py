@@ -140,7 +140,7 @@ def test_the_attack_on_the_theorem_is_covered() -> None:
 
 
 def test_exposed_steps_lie_between_hiding_and_revealing_everything() -> None:
-    """More neighbours cost more; with very many it is the bound that reveals all draws."""
+    """More neighbors cost more; with very many it is the bound that reveals all draws."""
     hidden, some, all_ = (
         ExposedSteps(seed=4, progress=False, profile_samples=60_000).estimate(
             mechanism(graph, burn_in=0, bands=1, sigma=0.8, probability=0.03), [0.5]

@@ -28,7 +28,7 @@ def law_of(matrix: np.ndarray, **changes: object) -> UserLaw:
         "probability": 0.3,
         "min_sep": 3,
         "exclusion": "sampling",
-        "neighbours": 2,
+        "neighbors": 2,
         "burn_in": 0,
     }
     return UserLaw(**{**fields, **changes})  # type: ignore[arg-type]
@@ -177,7 +177,7 @@ def test_draws_follow_their_law() -> None:
             assert tuple(x[:, lane]) == expected_x
 
 
-def test_outside_neighbours_of_random_graphs() -> None:
+def test_outside_neighbors_of_random_graphs() -> None:
     rng = np.random.default_rng(2)
     for users in (3, 8, 20):
         lists = [
@@ -201,7 +201,7 @@ def test_bad_laws_are_refused() -> None:
         ("columns", {"columns": -np.ones((3, 1))}),
         ("probability", {"probability": 0.0}),
         ("examples", {"examples": ()}),
-        ("neighbours", {"exclusion": "participation"}),
+        ("neighbors", {"exclusion": "participation"}),
         ("burn_in", {"burn_in": 2}),
     ):
         with pytest.raises(ValueError, match=name):
