@@ -12,7 +12,7 @@ import torch
 
 from dptrain import PrivateLoader
 from dptrain.sampling import Poisson
-from dptrain.sampling.loading.fingerprint import fingerprint
+from dptrain.sampling.loading.dataset import fingerprint
 from dptrain.sampling.users.neighbors import neighborhood_sizes
 from recipes.data import arxiv_snapshot
 from recipes.data.arxiv import arxiv, select_papers

@@ -12,12 +12,15 @@ from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
-from dptrain.sampling.loading.batch_plan import BatchPlan
+from dptrain.sampling.loading.dataset import (
+    check_length,
+    check_sampler,
+    fetching_options,
+    fingerprint,
+)
 from dptrain.sampling.loading.fetch import FetchedBatches
-from dptrain.sampling.loading.fingerprint import fingerprint
 from dptrain.sampling.loading.microbatch import MicroBatch
-from dptrain.sampling.loading.position import check_state
-from dptrain.sampling.loading.takeover import check_length, check_sampler, fetching_options
+from dptrain.sampling.loading.position import BatchPlan, check_state
 from dptrain.sampling.scheme import Scheme
 
 _log = logging.getLogger(__name__)

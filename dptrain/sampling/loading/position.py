@@ -1,14 +1,87 @@
-"""Whether a saved loader state belongs to this scheme and this data set."""
+"""The planned batches of a run, how many of them are done, and where a saved run stands.
+
+A saved position is good for one scheme and one data set only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dptrain.core import digest
+from dptrain.sampling.loading.fetch import COMPUTING, Request, fetch_seed
+from dptrain.sampling.loading.microbatch import MicroBatch, parts_for, split
 from dptrain.sampling.scheme import Scheme
 
 FIELDS = {"scheme", "dataset_size", "fingerprint", "seed", "stream"}
+
+
+class BatchPlan:
+    """Hands out the microbatches of the steps that are not completed yet.
+
+    The main stream stands at the completed position. Each iteration runs ahead on a copy of it,
+    so whatever was prefetched beyond a ``break`` is drawn again, the same.
+
+    Attributes:
+        stop: logical step at which the next iteration ends.
+        parts: microbatches of every logical step; ``None`` if that follows from how many examples
+            were drawn, which is random, and private.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        seed: int,
+        max_physical_batch_size: int | None,
+        *,
+        microbatches: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.stream = scheme.stream(seed)
+        self.seed = seed
+        self.stop = scheme.steps
+        self.rank = rank
+        self.parts = microbatches
+        if microbatches is None:
+            size = scheme.physical_batch_size
+            most = scheme.dataset_size if size is None else size
+            parts = parts_for(most, max_physical_batch_size, world_size)
+            one = parts == 1 and (max_physical_batch_size is None or scheme.nominal_size is None)
+            self.parts = parts if one or size is not None else None
+        self._split = functools.partial(
+            split,
+            max_physical_batch_size=max_physical_batch_size,
+            microbatches=microbatches,
+            physical_batch_size=scheme.physical_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
+
+    @property
+    def position(self) -> int:
+        """Number of completed logical steps."""
+        return self.stream.step
+
+    def complete(self) -> None:
+        """Count the step at ``position`` as done."""
+        next(self.stream)
+
+    def compute_seed(self, micro: MicroBatch) -> int:
+        """Seed of what the model draws (dropout) on this rank's part of a batch."""
+        return fetch_seed(self.seed, micro.step, micro.part, self.rank, domain=COMPUTING)
+
+    def __iter__(self) -> Iterator[Request]:
+        # The copy is made here and not at the first request, where the position may have moved.
+        return self._requests(copy.deepcopy(self.stream), self.stop)
+
+    def _requests(self, stream: Iterator, stop: int) -> Iterator[Request]:
+        for step in range(self.position, stop):
+            for micro in self._split(step, next(stream)):
+                seed = fetch_seed(self.seed, step, micro.part, self.rank)
+                yield Request(micro=micro, seed=seed)
 
 
 def check_state(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from dptrain.sampling.loading.fingerprint import ROWS, fingerprint
+from dptrain.sampling.loading.dataset import ROWS, fingerprint
 from tests.helpers.loaders import Augmented, N, dataset, make
 
 

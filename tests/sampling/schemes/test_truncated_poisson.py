@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dptrain.sampling import MicroBatch, Poisson
-from dptrain.sampling.loading.batch_plan import BatchPlan
+from dptrain.sampling.loading.position import BatchPlan
 from dptrain.sampling.schemes.drawing import (
     inclusion_probability,
     mean_truncated_binomial,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dptrain.core.guarantee import Unit
-from dptrain.sampling.loading.batch_plan import BatchPlan
+from dptrain.sampling.loading.position import BatchPlan
 from dptrain.sampling.scheme import Scheme
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from tests.helpers.user_graphs import LARGE, SMALL, scheme_of
