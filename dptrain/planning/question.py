@@ -93,7 +93,8 @@ class Question:
         run too.
 
         Raises:
-            ValueError: unless exactly one of ``epochs`` and ``steps`` is given, or as the class.
+            ValueError: unless exactly one of ``epochs`` and ``steps`` is given, or if ``Question``
+                refuses a value.
         """
         if (epochs is None) == (steps is None):
             raise ValueError(f"give exactly one of epochs and steps (got {epochs=}, {steps=})")

@@ -47,7 +47,7 @@ PHILOX = "Philox"
 
 
 class FastNormals:
-    """One float32 Box-Muller draw each: see ``fill_normal``."""
+    """One float32 Box-Muller draw each, as ``fill_normal`` makes them."""
 
     name = f"{AES} by chunk ({PHILOX} on CUDA), one draw"
 
@@ -57,11 +57,11 @@ class FastNormals:
     def fill(
         self, out: torch.Tensor, *, group: int, step: int, start: int = 0, size: int | None = None
     ) -> None:
-        """See ``Normals``."""
+        """Standard normals of one row, as ``fill_normal`` draws them."""
         fill_normal(out, seed=self.seed, group=group, step=step, start=start, size=size)
 
     def on(self, devices: Collection[str]) -> str:
-        """See ``Normals``."""
+        """The generator on these kinds of device, for the guarantee."""
         if "cuda" not in devices:
             return f"{AES} by chunk, one draw"
         return self.name if "cpu" in devices else f"{PHILOX} by chunk on CUDA, one draw"

@@ -69,7 +69,7 @@ class SecureNormals:
         self.seed = checked_seed(seed)
 
     def on(self, devices: Collection[str]) -> str:
-        """See ``Normals``: the same everywhere."""
+        """The generator, which is the same on every kind of device."""
         return self.name
 
     def fill(

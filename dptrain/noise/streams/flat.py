@@ -170,7 +170,7 @@ class FlatStream(NoiseStream):
         )
 
     def shard(self, rank: int, world: int) -> Self:
-        """See ``NoiseStream.shard``; the slices start at multiples of 64 in a long row."""
+        """A new stream for one of ``world`` slices; in a long row they start at multiples of 64."""
         if self.step or self._shard != Shard():
             state = f"at step={self.step}" if self.step else f"shard {self._shard.rank} already"
             raise RuntimeError(
@@ -183,7 +183,7 @@ class FlatStream(NoiseStream):
 
     @property
     def generator(self) -> str:
-        """See ``NoiseStream``."""
+        """What draws Z on the devices of this stream, for the guarantee."""
         return self.normals.on({device.type for device in self._layout.devices})
 
     def state_dict(self) -> dict[str, Any]:

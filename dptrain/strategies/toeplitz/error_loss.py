@@ -73,7 +73,8 @@ def checked_objective(objective: str) -> str:
     """``objective`` if it is known.
 
     Raises:
-        TypeError, ValueError: otherwise.
+        TypeError: if it is no string.
+        ValueError: if it is another one.
     """
     return checks.choice("objective", objective, OBJECTIVES)
 

@@ -25,9 +25,10 @@ from dptrain.strategies.workloads import PREFIX_SUMS, Workload
 class BinaryTrees(Strategy, ABC):
     """C has a row per complete node of trees that follow one another, 1 at the steps it covers.
 
-    The rows come in the order of ``tree_nodes``: a row is there once its last step is over, so the
-    release is online. W is the online estimator of ``tree_estimator``: its error is the least that
-    an unbiased linear estimator can have for any prefix sum, given the nodes complete by then.
+    The rows come in the order in which nodes complete (``node_rows``): a row is there once its last
+    step is over, so the release is online. W is the online estimator of ``online_noise``: its error
+    is the least that an unbiased linear estimator can have for any prefix sum, given the nodes that
+    are complete by then.
     """
 
     @abstractmethod
