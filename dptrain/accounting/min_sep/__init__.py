@@ -1,8 +1,19 @@
 """Accountants of b-min-sep sampling."""
 
+from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import MinSepLosses
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep.renyi import MinSepRenyi
+from dptrain.accounting.min_sep.truncated import TruncatedMinSepMonteCarlo
 
-__all__ = ["MinSepImportance", "MinSepLaw", "MinSepLosses", "MinSepMonteCarlo"]
+__all__ = [
+    "AnyMatrixMonteCarlo",
+    "MinSepImportance",
+    "MinSepLaw",
+    "MinSepLosses",
+    "MinSepMonteCarlo",
+    "MinSepRenyi",
+    "TruncatedMinSepMonteCarlo",
+]

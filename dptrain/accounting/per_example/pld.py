@@ -186,12 +186,6 @@ class IndividualPLD:
             result[rows] = np.maximum(result[rows], gaussian.least_mus(found, wanted))
         return result
 
-    def dominated_by_gaussian(
-        self, counts: npt.ArrayLike, mu: npt.ArrayLike, *, floor: float
-    ) -> npt.NDArray[np.bool_]:
-        """Whether ``gaussian_mu`` is at most μ (one, or one for each example), shape (N,)."""
-        return self.gaussian_mu(counts, floor=floor) <= np.asarray(mu, float) * (1.0 + 1e-9)
-
     def _unsampled_mu(self, counts: Counts) -> Array:
         """√(Σ n_j r_j²)/σ, shape (N,): without sampling the Gaussian composes exactly."""
         return np.sqrt(counts @ self.grid.values**2) / self.noise_multiplier

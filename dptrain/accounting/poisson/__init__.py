@@ -7,7 +7,7 @@ from dptrain.accounting.poisson.poisson import (
     SubsampledGaussianCurve,
     poisson_curve,
 )
-from dptrain.accounting.poisson.truncated import truncated_curve
+from dptrain.accounting.poisson.truncated import TruncatedPoissonPLD, truncated_curve
 from dptrain.accounting.poisson.truncated_step import Branches, open_pair
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "CyclicPoissonPLD",
     "PoissonPLD",
     "SubsampledGaussianCurve",
+    "TruncatedPoissonPLD",
     "open_pair",
     "poisson_curve",
     "truncated_curve",

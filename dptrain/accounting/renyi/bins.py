@@ -137,13 +137,6 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
     return RenyiOrders(divergence, bandwidth, exact)
 
 
-def add_divergence(gram: Array, sigma: float, orders: npt.ArrayLike) -> Array:
-    """Upper bound on R_α(Q‖P) (Lemma 3.4); any real α > 1."""
-    bins, orders = gram.shape[0], np.asarray(orders, dtype=np.float64)
-    mean = float(np.trace(gram)) / (2.0 * bins * sigma**2)
-    return np.asarray(mean + (orders - 1.0) * float(gram.sum()) / (2.0 * bins**2 * sigma**2))
-
-
 def log_delta_from_renyi(divergence: Array, epsilon: float) -> tuple[float, int]:
     """log δ at ε and the order that gives it (Canonne et al. 2020, Prop. 12, arXiv 2004.00010).
 

@@ -3,6 +3,12 @@
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
 from dptrain.accounting.users.neighbors import neighbor_facts
-from dptrain.accounting.users.revealed import RevealedDraws
+from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
 
-__all__ = ["ExposedSteps", "RevealedDraws", "UserMinSepMonteCarlo", "neighbor_facts"]
+__all__ = [
+    "ExposedSteps",
+    "RevealedDraws",
+    "RevealedDrawsAnyBlocking",
+    "UserMinSepMonteCarlo",
+    "neighbor_facts",
+]

@@ -10,7 +10,6 @@ from dptrain.accounting.balls_in_bins.renyi import BallsInBinsCurve, BallsInBins
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.renyi.banded_program import banded_log_sums
 from dptrain.accounting.renyi.bins import (
-    add_divergence,
     epsilon_from_renyi,
     log_delta_from_renyi,
     remove_orders,
@@ -29,6 +28,13 @@ from dptrain.accounting.renyi.log_sums import (
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep
 from dptrain.strategies import BSR, Identity
+
+
+def add_divergence(gram, sigma, orders):
+    """Upper bound on R_α(Q‖P), real α > 1 (Schuchardt & Kalinin 2026, Lemma 3.4)."""
+    bins, orders = gram.shape[0], np.asarray(orders, dtype=np.float64)
+    mean = float(np.trace(gram)) / (2.0 * bins * sigma**2)
+    return mean + (orders - 1.0) * float(gram.sum()) / (2.0 * bins**2 * sigma**2)
 
 
 def summed_over_tuples(a, order):
