@@ -187,7 +187,7 @@ def test_a_full_disk_ends_in_one_line(config, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         stop_at(patch, 2, lambda: patch.setattr(RunFolder, "save_checkpoint", full))
         assert run(config, tmp_path / "run", *PLAIN) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("error: [Errno 28] No space")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: no space")
     assert run(config, tmp_path / "run", "--resume", *PLAIN) == 0
 
 
