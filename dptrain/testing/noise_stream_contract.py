@@ -6,10 +6,10 @@ import io
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
+from dptrain.core import Array
 from dptrain.testing.noise_checks import SEED
 from dptrain.testing.noise_options_contract import NoiseOptionsContract
 
@@ -21,13 +21,13 @@ class NoiseStreamContract(NoiseOptionsContract):
     ``NoiseOptionsContract`` adds the checks of the options.
     """
 
-    def two_long_parameters(self, seed: int = SEED) -> tuple[npt.NDArray[np.float64], ...]:
+    def two_long_parameters(self, seed: int = SEED) -> tuple[Array, ...]:
         """All noise of two parameters of ``samples`` entries: two arrays (steps, samples)."""
         like = [torch.zeros(self.samples, device=self.device) for _ in range(2)]
         rows = self.rows(self.open(seed, like=like), self.steps)
         return tuple(torch.stack([row[i] for row in rows]).double().cpu().numpy() for i in (0, 1))
 
-    def covariance(self) -> npt.NDArray[np.float64]:
+    def covariance(self) -> Array:
         """W Wᵀ, shape (steps, steps)."""
         inverse = self.left_inverse()
         return np.asarray(inverse @ inverse.T)
@@ -97,9 +97,7 @@ class NoiseStreamContract(NoiseOptionsContract):
 
     # -- law; 6 sigma a comparison: 2e-9 each, fixed seed, fewer than 1000 comparisons ------------
 
-    def assert_covariance(
-        self, x: npt.NDArray[np.float64], y: npt.NDArray[np.float64], expected: Any
-    ) -> None:
+    def assert_covariance(self, x: Array, y: Array, expected: Any) -> None:
         """E[x_s y_t] = ``expected`` within 6 standard errors of the mean of a product."""
         size = x.shape[1]
         sigma = self.covariance()

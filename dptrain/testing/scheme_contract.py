@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from dptrain.core import Unit
+from dptrain.core import Array, Unit
 from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
 
 # A comparison of frequencies fails by chance with probability at most 2·exp(-21) < 2e-9, that of
@@ -24,10 +24,9 @@ from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
 LOG_ERROR = 21.0
 
 Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 
 
-def bernstein_tolerance(variance: npt.ArrayLike) -> Floats:
+def bernstein_tolerance(variance: npt.ArrayLike) -> Array:
     """t with P(|S - E S| > t) ≤ 2·exp(-LOG_ERROR) for a sum S of terms within 1 of their mean."""
     third = LOG_ERROR / 3
     return third + np.sqrt(third**2 + 2 * LOG_ERROR * np.asarray(variance, dtype=np.float64))
@@ -41,7 +40,7 @@ def participation(stream: BatchStream, dataset_size: int) -> Bools:
     return taken
 
 
-def joint_counts(taken: Bools) -> Floats:
+def joint_counts(taken: Bools) -> Array:
     """How many examples take part in both of every two steps, shape (steps, steps)."""
     floats = taken.astype(np.float64)
     return floats.T @ floats
@@ -232,7 +231,7 @@ class ExchangeableSchemeContract(SchemeContract):
         """A large scheme whose *last* step is in the stationary regime (see a cold start)."""
         return self.large_scheme()
 
-    def joint_probabilities(self) -> Floats | None:
+    def joint_probabilities(self) -> Array | None:
         """Closed form of P(in step t and in step u), shape (steps, steps); ``None`` if unknown."""
         return None
 

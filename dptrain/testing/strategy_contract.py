@@ -13,14 +13,14 @@ import sys
 from abc import ABC, abstractmethod
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from dptrain.strategies import Strategy
+from dptrain.core import Array
+from dptrain.strategies import Strategy, strategy_types
 
 _PRINT_HASHES = """
 import importlib, json, sys
-from dptrain.strategies.strategy import Strategy
+from dptrain.strategies import Strategy
 for line in sys.stdin:
     module, value = json.loads(line)
     importlib.import_module(module)
@@ -64,11 +64,15 @@ class StrategyContract(ABC):
         """The strategy of the checks, bound to ``steps``."""
         return self.make_strategy().bind(self.steps)
 
-    def dense(self) -> npt.NDArray[np.float64]:
+    def dense(self) -> Array:
         """C, shape (rows, steps)."""
         return self.bound().columns(self.steps, np.arange(self.steps))
 
     # -- the value -------------------------------------------------------------------------------
+
+    def test_is_registered(self) -> None:
+        kind = type(self.make_strategy())
+        assert strategy_types().get(kind.__name__) is kind, "decorate it with @register_strategy"
 
     def test_json_round_trip(self) -> None:
         for strategy in (self.make_strategy(), self.bound()):
@@ -148,7 +152,7 @@ class StrategyContract(ABC):
             assert np.all(dense[below >= bands] == 0)
             assert np.any(dense[below == bands - 1] != 0)
 
-    def left_inverse(self) -> npt.NDArray[np.float64]:
+    def left_inverse(self) -> Array:
         """W, shape (steps, rows)."""
         return self.bound().solve(np.eye(self.bound().rows(self.steps)))
 

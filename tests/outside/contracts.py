@@ -17,7 +17,7 @@ from dptrain import BandMF, Identity, MatrixMechanism, Poisson
 from dptrain.accounting import accountants_for
 from dptrain.configuration import build_scheme, build_strategy
 from dptrain.noise import noise_stream
-from dptrain.planning import compare_strategies
+from dptrain.planning import Question, compare, compare_strategies
 from dptrain.strategies import strategy_types
 from dptrain.testing import (
     AccountantContract,
@@ -118,6 +118,20 @@ def test_its_strategy_goes_with_our_schemes_and_its_scheme_with_our_strategies()
     cohort = Cohort(probability=0.2, dataset_size=100, steps=8)
     mechanism = MatrixMechanism(scheme=cohort, strategy=BandMF(bands=3), noise_multiplier=2.0)
     assert MatrixMechanism.from_json(mechanism.to_json()) == mechanism
+
+
+def test_a_plan_tries_them():
+    run = {"epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100, "epochs": 2}
+    question = Question.of_run(**run, max_bands=1, buffers=0)
+    asked = {"accountant": "stranger-cohort", "timed": False, "progress": False}
+    (row,) = compare(question, **asked).rows
+    assert row.candidate.scheme == {"type": "Cohort", "batch_size": 100}
+    assert row.candidate.strategy == {"type": "Fading", "ratio": 0.5}
+    # What is planned is what the accountant proves: 20 participations of everybody in the cohort.
+    shown = CohortAccountant().guarantee(row.mechanism, delta=1e-4)
+    assert 3.99 < shown.epsilon <= 4.0
+    everything = compare(question, timed=False, progress=False).rows
+    assert {"Cohort", "Poisson"} <= {each.candidate.scheme["type"] for each in everything}
 
 
 def test_the_nearest_stream_draws_its_noise():

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dptrain.core import Array
 from dptrain.noise.generators.gaussian import checked_seed
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.generators.threads import for_each
@@ -126,7 +127,7 @@ def _words(key: bytes, block: int) -> npt.NDArray[np.uint64]:
     return key_stream(key, block, _WORDS).reshape(2 * _DRAWS, _HALF)
 
 
-def _normals(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
+def _normals(words: npt.NDArray[np.uint64]) -> Array:
     """BLOCK normals from the words of a block (see the class); still float64."""
     uniforms = (words >> np.uint64(11)).astype(np.float64)
     radius, angle = uniforms[:_DRAWS], uniforms[_DRAWS:]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from dptrain.core import Array
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.layout import Block
 from dptrain.strategies import Strategy
@@ -63,7 +63,7 @@ class RegenerationStream(FlatStream):
             row.add_(z, alpha=coefficient)
 
 
-def _row_of_inverse(strategy: LowerTriangular, steps: int, t: int) -> npt.NDArray[np.float64]:
+def _row_of_inverse(strategy: LowerTriangular, steps: int, t: int) -> Array:
     """(C^-1)_{t,0}, …, (C^-1)_{t,t}: the w with w C = e_t, from the last column to the first."""
     rest = np.zeros(t + 1)
     rest[t] = 1.0

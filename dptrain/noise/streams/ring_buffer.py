@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from dptrain.core import Array
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.layout import Block
 from dptrain.noise.streams.registry import register_noise_stream
@@ -42,7 +42,7 @@ class RingBufferStream(FlatStream):
         # Rows before the first step are zero, which is what back-substitution asks for.
         return [row.new_zeros(self._steps_back, len(row), dtype=self._dtype)]
 
-    def _row_of_strategy(self) -> npt.NDArray[np.float64]:
+    def _row_of_strategy(self) -> Array:
         """C_{t, max(0, t-bands+1)}, …, C_{t,t} for t = ``self.step``."""
         if self._toeplitz is not None:
             return self._toeplitz[-1 - min(self.step, self._steps_back) :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from dptrain import register_scheme
 from dptrain.core import checks
-from dptrain.sampling import ExchangeableScheme, SeededStream
+from dptrain.sampling import ExchangeableScheme, SampledRun, Scheme, SeededStream
 
 
 @register_scheme
@@ -42,6 +43,17 @@ class Cohort(ExchangeableScheme):
         """The scheme with N·p = ``batch_size``."""
         size = checks.number("batch_size", batch_size, above=0, maximum=dataset_size)
         return cls(probability=size / dataset_size, dataset_size=dataset_size, steps=steps)
+
+    @classmethod
+    def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
+        """One, for the table of schemes and accountants."""
+        p = 1.0 / run.epoch_length
+        return {"": cls(probability=p, dataset_size=run.dataset_size, steps=run.steps)}
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """Beside dense strategies, which no distance between participations helps."""
+        return [{}] if run.separation == 0 else []
 
     @property
     def rate(self) -> float:
