@@ -55,6 +55,12 @@ class AccountantContract(ABC):
         assert self.accountant().name
         assert isinstance(self.accountant().kind, Kind)
 
+    def test_is_about_one_of_the_adjacencies_that_it_knows(self) -> None:
+        accountant = self.accountant()
+        assert accountant.adjacency in accountant.adjacencies
+        # What its options are has to survive when it is made for another relation.
+        assert accountant.under(accountant.adjacency) == accountant
+
     def test_guarantee_is_complete(self, shown: Guarantee) -> None:
         mechanism = self.mechanism()
         assert 0.0 < shown.epsilon < np.inf

@@ -155,6 +155,17 @@ def test_what_is_no_accountant_is_refused():
         register_accountant(elsewhere("first", kind=None))
 
 
+def test_options_that_are_no_fields_are_refused():
+    """They would be lost where the accountant is made for another adjacency."""
+
+    class Initialized(Generous):
+        def __init__(self, sensitivity):
+            self.__dict__.update(sensitivity=sensitivity, adjacency=Adjacency.ZERO_OUT)
+
+    with pytest.raises(TypeError, match=r"let its options be fields, under @dataclasses"):
+        register_accountant(Initialized(2.0))
+
+
 def test_a_name_is_given_once():
     with pytest.raises(ValueError, match=r"that of dptrain\..*UnsampledGaussian"):
         register_accountant(elsewhere("first", name="gaussian"))

@@ -56,7 +56,7 @@ def register_accountant(accountant: A) -> A:
         The accountant.
 
     Raises:
-        TypeError: if it is no accountant, or its kind is none.
+        TypeError: if it is no accountant, its kind is none, or its options are no fields.
         ValueError: if its name is not plain, or another accountant has it.
     """
     checks.instance("accountant", accountant, Accountant)
@@ -68,6 +68,15 @@ def register_accountant(accountant: A) -> A:
             f"{made.__name__}: name={name!r} must be lower-case words joined by hyphens, for "
             "instance 'balls-in-bins-renyi'; the name for people is display"
         )
+    try:
+        for each in accountant.adjacencies:
+            accountant.under(each)
+    except TypeError as error:
+        raise TypeError(
+            f"{made.__name__}: it cannot be made for another adjacency ({error}); let its options "
+            "be fields, under @dataclasses.dataclass(frozen=True, kw_only=True), without an "
+            "__init__ of its own"
+        ) from error
     known = _KNOWN.get(name)
     if known is not None and _where(known) != _where(accountant):
         raise ValueError(
