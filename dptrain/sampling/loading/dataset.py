@@ -45,7 +45,7 @@ def check_length(dataset: Any, scheme: Scheme) -> None:
         )
 
 
-def check_sampler(data_loader: DataLoader) -> None:
+def check_sampler(data_loader: DataLoader[Any]) -> None:
     """Refuse a data loader that does more than go through all rows, in order or shuffled.
 
     Raises:
@@ -70,7 +70,7 @@ def check_sampler(data_loader: DataLoader) -> None:
         )
 
 
-def fetching_options(data_loader: DataLoader) -> dict[str, Any]:
+def fetching_options(data_loader: DataLoader[Any]) -> dict[str, Any]:
     """How a data loader fetches: its collate function, workers and pinning."""
     names = (
         "collate_fn",

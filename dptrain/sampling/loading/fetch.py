@@ -65,5 +65,6 @@ class FetchedBatches(Dataset[tuple[MicroBatch, Any]]):
 
     def _samples(self, indices: list[int]) -> list[Any]:
         if callable(many := getattr(self.dataset, "__getitems__", None)):
-            return many(indices)
+            found: list[Any] = many(indices)
+            return found
         return [self.dataset[index] for index in indices]

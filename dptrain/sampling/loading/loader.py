@@ -137,7 +137,7 @@ class PrivateLoader:
         )
         # Its own generator: a DataLoader without one draws from torch's global generator.
         generator = torch.Generator().manual_seed(seed % 2**63)
-        self._loader: DataLoader = DataLoader(
+        self._loader: DataLoader[Any] = DataLoader(
             FetchedBatches(dataset, self.collate_fn, check=check_collate),
             batch_size=None,
             sampler=self._plan,
@@ -153,7 +153,9 @@ class PrivateLoader:
         )
 
     @classmethod
-    def from_data_loader(cls, data_loader: DataLoader, *, scheme: Scheme, **options: Any) -> Self:
+    def from_data_loader(
+        cls, data_loader: DataLoader[Any], *, scheme: Scheme, **options: Any
+    ) -> Self:
         """Take over dataset, collate function, workers and pinning; the sampler is replaced.
 
         Args:

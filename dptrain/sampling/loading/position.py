@@ -13,7 +13,7 @@ from typing import Any
 from dptrain.core import digest
 from dptrain.sampling.loading.fetch import COMPUTING, Request, fetch_seed
 from dptrain.sampling.loading.microbatch import MicroBatch, parts_for, split
-from dptrain.sampling.scheme import Scheme
+from dptrain.sampling.scheme import Indices, Scheme
 
 FIELDS = {"scheme", "dataset_size", "fingerprint", "seed", "stream"}
 
@@ -77,7 +77,7 @@ class BatchPlan:
         # The copy is made here and not at the first request, where the position may have moved.
         return self._requests(copy.deepcopy(self.stream), self.stop)
 
-    def _requests(self, stream: Iterator, stop: int) -> Iterator[Request]:
+    def _requests(self, stream: Iterator[Indices], stop: int) -> Iterator[Request]:
         for step in range(self.position, stop):
             for micro in self._split(step, next(stream)):
                 seed = fetch_seed(self.seed, step, micro.part, self.rank)

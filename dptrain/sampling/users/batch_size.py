@@ -242,7 +242,8 @@ def _method(method: Any, exclusion: Exclusion) -> Method:
             f"{_OWNER}: method='exact' is not known for exclusion='participation'; use "
             "method='simulation'"
         )
-    return method
+    found: Method = method
+    return found
 
 
 def _rounded_down(value: float) -> str:

@@ -24,7 +24,8 @@ def checked(owner: str, exclusion: Any) -> Exclusion:
         ValueError: naming ``owner``, if it is anything else.
     """
     checks.choice("exclusion", exclusion, EXCLUSIONS, owner=owner)
-    return exclusion
+    found: Exclusion = exclusion
+    return found
 
 
 def default_burn_in(min_sep: int, exclusion: Exclusion) -> int:
