@@ -162,8 +162,8 @@ class TokenCrossEntropy(nn.Module):
         label_smoothing: in [0, 1].
         shift: whether the logits at a token are about the next one.
         within: ``"mean"``, ``"sum"`` or a positive number, over an example's own tokens.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"`` over the examples; what ``make_private`` is
-            told as ``loss_reduction``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"`` over the examples; ``Gradients(loss=...)``
+            takes it from here.
 
     Raises:
         TypeError, ValueError: naming the argument.
