@@ -19,7 +19,9 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
 
     A strategy is served by the stream of the first class in its method resolution order that has
     one, which is the nearest: a stream for a stranger's own class is taken before ours for its
-    base, whatever the order of the imports. A class has one stream at most.
+    base, whatever the order of the imports. A class has one stream at most, and a strategy of
+    another package that is served already keeps its stream: importing a package changes no noise
+    that was drawn without it.
 
     ``BandedToeplitz`` and ``LowerTriangular`` are served by back-substitution over the last rows,
     ``Toeplitz`` by convolution; a strategy derived from one of them needs no stream of its own,
@@ -35,7 +37,8 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
 
     Raises:
         TypeError: if a class is of another kind, or the stream abstract.
-        ValueError: if no strategy is named, or one has a stream already.
+        ValueError: if no strategy is named, one has a stream already, or one of another package is
+            served.
 
     Example:
         >>> @register_noise_stream(Halves)
@@ -49,7 +52,7 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
         if not isinstance(kind, type) or not issubclass(kind, Strategy) or kind is Strategy:
             raise TypeError(
                 f"{call}: strategies={checks.shown(kind)} must be subclasses of Strategy, for "
-                "instance @register_noise_stream(BandMF)"
+                "instance @register_noise_stream(MyStrategy)"
             )
 
     def register(stream: N) -> N:
@@ -59,7 +62,7 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
         if missing := sorted(stream.__abstractmethods__):
             raise TypeError(f"{call}: {name} is abstract, it lacks {', '.join(missing)}")
         for kind in strategies:
-            known = _STREAMS.get(kind)
+            known = _serving(kind) if _package(kind) != _package(stream) else _STREAMS.get(kind)
             if known is not None and _origin(known) != _origin(stream):
                 raise ValueError(
                     f"{call}: the noise of {kind.__name__} is drawn by {_origin(known)}; derive a "
@@ -69,6 +72,15 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
         return stream
 
     return register
+
+
+def _serving(kind: type) -> type[NoiseStream] | None:
+    """The stream of the nearest class, if one has any."""
+    return next((_STREAMS[base] for base in kind.__mro__ if base in _STREAMS), None)
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
 
 
 def _origin(stream: type) -> str:
@@ -82,9 +94,8 @@ def stream_class(strategy: type[Strategy]) -> Callable[..., NoiseStream]:
     Raises:
         ValueError: if none does.
     """
-    for kind in strategy.__mro__:
-        if kind in _STREAMS:
-            return _STREAMS[kind]
+    if (found := _serving(strategy)) is not None:
+        return found
     served = ", ".join(sorted(kind.__name__ for kind in _STREAMS))
     raise ValueError(
         f"strategy={strategy.__name__}: no noise stream serves it; served are: {served}. "

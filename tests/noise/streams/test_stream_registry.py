@@ -50,7 +50,7 @@ def test_ours():
 
 
 def test_the_nearest_base_wins_whatever_the_order_of_registration():
-    near = type("_Near", (BandedToeplitz, ABC), {})
+    near = type("_Near", (BandedToeplitz, ABC), {"__module__": __name__})
     nearer = type("_Nearer", (near,), {})
 
     @register_noise_stream(near)
@@ -71,6 +71,18 @@ def test_a_class_has_one_stream():
             pass
 
     register_noise_stream(BandedToeplitz)(RingBufferStream)  # as when a module is loaded again
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_another_package_cannot_draw_the_noise_of_ours(name):
+    """Importing it would change every run; BandMF has no stream by itself, only by its base."""
+    with pytest.raises(ValueError, match=f"the noise of {name} is drawn by dptrain"):
+
+        @register_noise_stream(strategy_types()[name])
+        class Another(RingBufferStream):
+            pass
+
+    assert stream_class(strategy_types()[name]) is OURS[name]
 
 
 @pytest.mark.parametrize("kind", [3, "BandMF", int, Strategy])
