@@ -106,8 +106,13 @@ def test_a_failing_case_is_kept_by_its_error_and_fails_the_command(
 
 def test_every_answer_of_the_support_table_has_a_case() -> None:
     assert len(representative_strategies()) == 5
+    # Cases keep the names that they had before truncation became a field.
+    kept = {
+        "Poisson, max_batch_size": "TruncatedPoisson",
+        "MinSep, max_batch_size": "TruncatedMinSep",
+    }
     asked = {
-        f"{row.scheme}, {row.strategy}, {row.adjacency.value}: "
+        f"{kept.get(row.scheme, row.scheme)}, {row.strategy}, {row.adjacency.value}: "
         + digests.case_name(answer.accountant, row.adjacency)
         for row in support_table()
         for answer in row.answers
