@@ -1,5 +1,6 @@
 """Under every style an example moves the clipped sum by at most R, and pays for what it moves."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 from dptrain import Automatic, Flat, PerGroup, PerLayer
 from dptrain.clipping import PerExampleClipper
 from dptrain.clipping.base.styles import LEAST_GAMMA
+from dptrain.clipping.base.weights import clip_factors
 from dptrain.engine.optimizer import NORM_PAD
 
 NAMES = ["a.weight", "a.bias", "b.weight", "c"]
@@ -117,13 +119,53 @@ def test_factors_too_small_for_float32_do_not_exceed_the_bound(style):
         assert float(moved) <= 1e-3 * (1 + 5e-7)
 
 
-def test_a_bound_that_is_too_large_for_one_group_would_be_noticed():
-    """The property above can fail: R for each of two groups moves the sum by √2 R."""
+def test_a_bound_that_is_too_large_for_one_group_would_be_noticed(monkeypatch):
+    """The property above can fail: R for each of three groups moves the sum by √3 R."""
 
     class _Wrong(PerLayer):
         def clip(self, norms, max_grad_norm):
             return super().clip(norms, max_grad_norm * math.sqrt(norms.shape[1]))
 
     row = np.full((1, NUMBERS), 5.0)
+    with pytest.raises(ValueError, match="longer than"):
+        summed(_Wrong(), row, 1.0, torch.float64)
+    monkeypatch.setattr("dptrain.clipping.base.weights._check_clipped", lambda *given: None)
     moved = summed(_Wrong(), row, 1.0, torch.float64)
     assert float(moved.norm()) == pytest.approx(math.sqrt(3), rel=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Own(Flat):
+    """A style of somebody else's, as it should be or with one of the promises broken."""
+
+    wrong: str = ""
+
+    def clip(self, norms, max_grad_norm):
+        factors, contributed = super().clip(norms, max_grad_norm)
+        match self.wrong:
+            case "longer than":
+                return torch.ones_like(norms), norms[:, 0]
+            case "than the norm that it states":
+                return factors, contributed / 2
+            case "when it is alone":
+                return factors * norms.min() / norms.max(), contributed
+            case "returned the shapes":
+                return factors[:, 0], contributed
+        return factors, contributed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_style_of_ones_own_may_not_break_the_bound(dtype):
+    norms = torch.tensor([[0.3], [2.0], [0.0], [math.nan], [1e30]], dtype=dtype)
+    weights = torch.ones(5, dtype=dtype)
+    ours = clip_factors(norms, 1.0, weights)[0]
+    assert torch.equal(clip_factors(norms, 1.0, weights, style=_Own())[0], ours)
+    small = norms[:2]
+    for wrong in (
+        "longer than",
+        "than the norm that it states",
+        "when it is alone",
+        "returned the shapes",
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            clip_factors(small, 1.0, weights[:2], style=_Own(wrong))

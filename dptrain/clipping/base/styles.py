@@ -28,7 +28,8 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
     (docs/theory/clipping.md#thm-clip; ``test_neighbouring_batches_have_sums_within_the_bound``).
 
     A style of one's own is a frozen dataclass that derives from this class; a checkpoint holds
-    ``to_dict``, and a run is resumed in the same style only.
+    ``to_dict``, and a run is resumed in the same style only. What its ``clip`` returns is checked
+    at every step (``clip_factors``): the guarantee rests on it.
     """
 
     @abstractmethod
@@ -236,6 +237,10 @@ class Automatic(ClippingStyle):
         """See ``ClippingStyle.clip``."""
         padded = _single(norms, self) + self.gamma
         return max_grad_norm / padded, max_grad_norm * (norms / padded)[:, 0]
+
+
+PROVEN = (Flat, PerLayer, PerGroup, Automatic)
+"""The styles whose bound is a theorem; of any other it is checked as it is used."""
 
 
 def _shorten(norms: torch.Tensor, bounds: list[float]) -> tuple[torch.Tensor, torch.Tensor]:

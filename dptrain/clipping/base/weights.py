@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
-from dptrain.clipping.base.styles import FLAT, STABILITY, ClippingStyle
+from dptrain.clipping.base.styles import FLAT, PROVEN, STABILITY, ClippingStyle
 
 __all__ = [
     "STABILITY",
@@ -19,6 +19,8 @@ __all__ = [
     "summing_dtype",
     "total_norms",
 ]
+
+_ROUNDING = 1e-6  # of float32 factors and norms, relative
 
 
 def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> torch.Tensor:
@@ -82,9 +84,14 @@ def clip_factors(
 
     Returns:
         (factors, finite), of shapes (rows, groups) and (rows,).
+
+    Raises:
+        ValueError: if a style that is none of dptrain's breaks what ``ClippingStyle.clip`` states.
     """
     finite = (norms < math.inf).all(dim=1)  # NaN is not
     factors, contributed = style.clip(norms, max_grad_norm)
+    if type(style) not in PROVEN:
+        _check_clipped(style, norms, max_grad_norm, factors, contributed, finite)
     factors = weights[:, None] * factors
     if admit is not None:
         shares = admit(torch.where(finite, contributed, torch.zeros_like(contributed)))
@@ -93,3 +100,45 @@ def clip_factors(
     # rounded up could exceed R.
     kept = finite[:, None] & (factors >= torch.finfo(factors.dtype).tiny)
     return torch.where(kept, factors, 0.0), finite
+
+
+def _check_clipped(
+    style: ClippingStyle,
+    norms: torch.Tensor,
+    max_grad_norm: float,
+    factors: torch.Tensor,
+    contributed: torch.Tensor,
+    finite: torch.Tensor,
+) -> None:
+    """Refuse factors under which the sensitivity of the sum would not be R.
+
+    The norms are private, so the message holds none.
+
+    Raises:
+        ValueError: saying which of its promises the style breaks.
+    """
+    start = f"clipping={style}: its clip()"
+    if factors.shape != norms.shape or contributed.shape != norms.shape[:1]:
+        raise ValueError(
+            f"{start} returned the shapes {tuple(factors.shape)} and {tuple(contributed.shape)} "
+            f"for norms of shape {tuple(norms.shape)}; return (rows, groups) and (rows,)"
+        )
+    slack = 1.0 + _ROUNDING
+    left = torch.linalg.vector_norm(factors.double() * norms.double(), dim=1)[finite]
+    stated = contributed.double()[finite]
+    if not bool((left <= stated * slack + torch.finfo(norms.dtype).tiny).all()):
+        raise ValueError(
+            f"{start} leaves more of an example's gradient than the norm that it states: its "
+            "second value must be at least the norm of what the factors leave"
+        )
+    if not bool((stated <= max_grad_norm * slack).all()):
+        raise ValueError(
+            f"{start} leaves an example's gradient longer than max_grad_norm={max_grad_norm:g}, "
+            "for which the noise is too little; shorten it, for instance as Flat() does"
+        )
+    first, _ = style.clip(norms[:1], max_grad_norm)
+    if bool(finite[:1].all()) and not torch.allclose(first, factors[:1], rtol=1e-5, atol=0.0):
+        raise ValueError(
+            f"{start} gives an example another factor when it is alone: a factor must follow from "
+            "that example's norms only, or one example moves what others contribute"
+        )
