@@ -72,7 +72,16 @@ class JsonValue:
         """``{"type": class name, field: value, ...}`` with tuples as lists.
 
         A field that holds a value of a family becomes its dictionary, the family's name added.
+
+        Raises:
+            TypeError: if what is written would be read as a value of another class of that name.
         """
+        known = JsonValue._families[self._family].get(type(self).__name__)
+        if known is not None and _origin(known) != _origin(type(self)):
+            raise TypeError(
+                f"{_origin(type(self))} cannot be stored: a {self._family} of this name is known "
+                f"({_origin(known)}), and its JSON text would be read as that; choose another name"
+            )
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         value: dict[str, Any] = {"type": type(self).__name__}
         for field in fields:

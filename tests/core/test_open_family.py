@@ -60,3 +60,14 @@ def test_refuses_a_class_whose_name_has_passed_to_another():
     _frozen("Disc")  # the same module and name: as when it is loaded again
     with pytest.raises(ValueError, match="choose another"):
         _check(first)
+
+
+def test_a_value_that_would_be_read_as_another_is_not_stored():
+    kept = _frozen("Ring", side=1.0)
+    body = {"__module__": "elsewhere", "area": lambda self: 2.0, "__annotations__": {"side": float}}
+    twin = dataclasses.dataclass(frozen=True)(type("Ring", (_Shape, ABC), body))
+    assert _Shape.from_dict(kept().to_dict()) == kept()
+    with pytest.raises(
+        TypeError, match=r"elsewhere\.Ring cannot be stored: .* choose another name"
+    ):
+        twin(side=1.0).to_dict()
