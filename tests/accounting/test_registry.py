@@ -176,6 +176,15 @@ def test_a_name_is_given_once():
         register_accountant(elsewhere("second", name="mine"))
 
 
+def test_nobody_gives_ours_other_options():
+    """Else a package that is imported could loosen the proofs that answer by themselves."""
+    ours = accountant_named("min-sep-monte-carlo")
+    assert register_accountant(dataclasses.replace(ours)) == ours  # a module, loaded again
+    with pytest.raises(ValueError, match="registered with other options"):
+        register_accountant(dataclasses.replace(ours, failure_probability=0.5))
+    assert accountant_named("min-sep-monte-carlo") == ours
+
+
 @pytest.mark.parametrize(
     ("given", "near"),
     [

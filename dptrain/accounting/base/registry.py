@@ -57,7 +57,8 @@ def register_accountant(accountant: A) -> A:
 
     Raises:
         TypeError: if it is no accountant, its kind is none, or its options are no fields.
-        ValueError: if its name is not plain, or another accountant has it.
+        ValueError: if its name is not plain, another accountant has it, or the same class did so
+            with other options.
     """
     checks.instance("accountant", accountant, Accountant)
     name, made = accountant.name, type(accountant)
@@ -81,6 +82,11 @@ def register_accountant(accountant: A) -> A:
     if known is not None and _where(known) != _where(accountant):
         raise ValueError(
             f"{made.__name__}: name={name!r} is that of {'.'.join(_where(known))}; choose another"
+        )
+    if known is not None and type(known) is made and known != accountant:
+        raise ValueError(
+            f"{made.__name__}: name={name!r} is registered with other options, which other runs "
+            "may rest on; give yours where it is to answer, as accountant="
         )
     _KNOWN[name] = accountant
     return accountant
