@@ -173,7 +173,7 @@ class NoiseOptions(JsonValue, family="noise options"):
         """
         if not isinstance(value, Mapping) or "dtype" not in value:
             return super().from_dict(value)
-        if value["dtype"] not in DTYPES:
+        if not isinstance(value["dtype"], str) or value["dtype"] not in DTYPES:
             raise ValueError(f"NoiseOptions: dtype={value['dtype']!r} is none of {sorted(DTYPES)}")
         return super().from_dict({**value, "dtype": DTYPES[value["dtype"]]})
 
