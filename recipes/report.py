@@ -105,6 +105,11 @@ def summary(current: Run, *, published: bool = False) -> str:
         f"({export.how}), privacy_report.md the statement to publish with it; checkpoint.pt, "
         "ledger.jsonl and the training metrics are private",
     ]
+    if current.settings.seed is not None:
+        lines.append(
+            "not for release: config.yaml holds the seed that you set, from which the noise can be "
+            "drawn again and taken off; blank it before you publish the file"
+        )
     if current.history is not None:
         lines.append(
             f"not for release: {INDIVIDUAL} holds what each example has spent, as you asked "

@@ -168,9 +168,13 @@ class RunFolder:
         return read_metrics(self.path / METRICS)
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace checkpoint.pt in one step: a crash leaves the old one or the new one."""
+        """Replace checkpoint.pt in one step: a crash leaves the old one or the new one.
+
+        It holds seeds and generator states, so that nobody but its owner may read it.
+        """
         temporary = self.path / f"{CHECKPOINT}.tmp"
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)  # its mode would stay
+        with open(temporary, "wb", opener=_for_owner) as file:
             torch.save(seal(state), file)
             file.flush()
             os.fsync(file.fileno())
@@ -189,6 +193,10 @@ class RunFolder:
         temporary = self.path / f"{METRICS}.tmp"
         temporary.write_text("".join(json.dumps(record) + "\n" for record in kept))
         temporary.replace(path)
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _present(path: pathlib.Path) -> list[pathlib.Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 
 import pytest
 import torch
@@ -166,6 +167,16 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path):
         folder.save_checkpoint({"step": 2, "x": lambda: None, "private": {}})
     folder.close()
     assert load_checkpoint(tmp_path)["step"] == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX files")
+def test_a_checkpoint_is_its_owners_alone(tmp_path):
+    """It holds the seeds from which the noise can be subtracted."""
+    (tmp_path / "checkpoint.pt.tmp").write_text("left by a crash")
+    folder = RunFolder(tmp_path, config="a: 1\n")
+    folder.save_checkpoint({"step": 1, "private": {}})
+    folder.close()
+    assert (tmp_path / "checkpoint.pt").stat().st_mode & 0o077 == 0
 
 
 def test_no_checkpoint_to_resume(tmp_path):
