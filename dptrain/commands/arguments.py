@@ -78,7 +78,9 @@ def read_mechanism(options: argparse.Namespace, noise_multiplier: float | None) 
             "MatrixMechanism.to_json() or dptrain calibrate --out"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{options.mechanism}: {error}") from error
+        configuration = options.mechanism.suffix in (".yaml", ".yml")
+        hint = "; give a configuration as --config" if configuration else ""
+        raise ValueError(f"{options.mechanism}: {error}{hint}") from error
     return found if noise_multiplier is None else found.with_noise(noise_multiplier)
 
 

@@ -120,6 +120,7 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
         (["FILE", "--delta", "1e-5", "--json", "FILE/x.json"], "mechanism.json"),
         (["gone.json", "--delta", "1e-5"], "no mechanism file gone.json: write one with"),
         (["WRONG", "--delta", "1e-5"], "is no mechanism"),
+        (["YAML", "--delta", "1e-5"], "give a configuration as --config"),
         ([*FLAGS, *STEPS, "--delta", "1e-5"], "--noise-multiplier is missing"),
         ([*FLAGS, "--sigma", "1", "--delta", "1e-5"], "exactly one of --epochs and --steps"),
         ([*FLAGS[:-2], *STEPS, "--sigma", "1", "--delta", "1e-5"], "--dataset-size is missing"),
@@ -137,7 +138,12 @@ def test_calibrates_from_a_configuration_and_writes_the_mechanism(tmp_path, caps
 )  # fmt: skip
 def test_mistakes_are_named_and_exit_with_2(file, tmp_path, capsys, arguments, match):
     (tmp_path / "wrong.json").write_text("{")
-    places = {"FILE": str(file), "WRONG": str(tmp_path / "wrong.json")}
+    (tmp_path / "run.yaml").write_text("steps: 4\n")
+    places = {
+        "FILE": str(file),
+        "WRONG": str(tmp_path / "wrong.json"),
+        "YAML": str(tmp_path / "run.yaml"),
+    }
     words = [places.get(word, word.replace("FILE", str(file))) for word in arguments]
     assert main(["account", *words]) == 2
     said = capsys.readouterr()
