@@ -6,10 +6,14 @@ import argparse
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from dptrain.core import did_you_mean
 
+_EXPECTED: dict[Any, str] = {
+    int: "whole number, such as 1000",
+    float: "number, such as 0.5 or 1e-5",
+}
 _NUMBER = re.compile(r"-\.?\d")
 
 
@@ -69,6 +73,19 @@ class CommandParser(argparse.ArgumentParser):
                 self.error(f"unknown option {name}: {did_you_mean(name, options)}see --help")
             action = self._option_string_actions.get(word)
             takes_value = action is not None and action.nargs is None
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if (expected := _EXPECTED.get(action.type)) is None:
+                raise
+            message = f"{arg_string!r} is no {expected}"
+            raise argparse.ArgumentError(action, message) from None
+
+    def error(self, message: str) -> NoReturn:
+        """One line, as of every other mistake: the usage is long, and ``--help`` has it."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

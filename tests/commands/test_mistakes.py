@@ -115,6 +115,21 @@ def test_what_is_missing_is_said_when_every_word_is_known(capsys):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["account", "--steps", "4.5"], "--steps: '4.5' is no whole number"),
+        (["account", "--dataset-size", "1e3"], "--dataset-size: '1e3' is no whole number"),
+        (["plan", "--epsilon", "eight"], "--epsilon: 'eight' is no number"),
+    ],
+)
+def test_what_is_no_number_is_told_in_one_line(capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
     ("command", "arguments"),
     [
         (main, ["account", "PLACE", "--delta", "1e-5"]),
