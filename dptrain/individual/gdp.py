@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from dptrain.accounting.losses import gaussian
 from dptrain.core import Array, Kind, checks
@@ -73,8 +74,8 @@ class GDPFilter(IndividualFilter):
                 "RenyiFilter(...), or full batches by scheme=Poisson(probability=1, ...)"
             )
 
+    @override
     def record(self, mechanism: MatrixMechanism) -> GDPRecord:
-        """See ``IndividualFilter.record``."""
         self.check(mechanism)
         return GDPRecord(
             size=mechanism.scheme.dataset_size,
@@ -163,8 +164,8 @@ class GDPRecord(IndividualRecord):
             f"steps, of at most {self.max_steps}, that would exceed it"
         )
 
+    @override
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         squares, budget = state["spending"]["squares"], self._budget_in(state["spending"])
         if not bool(((squares >= 0) & (squares <= budget**2)).all()):  # NaN fails both

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
+from typing_extensions import override
+
 from dptrain.accounting.base import check_epsilon
 from dptrain.accounting.losses import gaussian
 from dptrain.core import checks
@@ -112,8 +114,8 @@ class GDPOdometer(GDPFilter):
         """B_M, of all rounds."""
         return self.budgets[-1]
 
+    @override
     def record(self, mechanism: MatrixMechanism) -> OdometerRecord:
-        """See ``IndividualFilter.record``."""
         self.check(mechanism)
         return OdometerRecord(
             size=mechanism.scheme.dataset_size,
@@ -168,8 +170,8 @@ class OdometerRecord(GDPRecord):
             )
         self._open(self.rounds + 1)
 
+    @override
     def with_all_rounds(self) -> OdometerRecord:
-        """See ``IndividualRecord.with_all_rounds``."""
         record = copy.copy(self)
         record._open(len(self.budgets))
         return record

@@ -103,7 +103,7 @@ class PLDFilter(SampledFilter):
         return _dominated_steps(rate, sigma, self.budget, self._floor)
 
     def record(self, mechanism: MatrixMechanism) -> PLDRecord:
-        """See ``IndividualFilter.record``.
+        """An empty record of what examples spend in a run of this mechanism.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.

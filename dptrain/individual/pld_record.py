@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import override
 
 from dptrain.accounting.per_example import IndividualPLD, NormGrid
 from dptrain.core import Array
@@ -193,8 +194,8 @@ class UnsampledPLDRecord(PLDRecord):
         self._squares: Array = np.zeros(self.size)  # Σ r²
 
     @property
+    @override
     def spent(self) -> Array:
-        """See ``PLDRecord.spent``."""
         return np.minimum(np.sqrt(self._squares) / self._sigma, self.budget)
 
     def _affordable(self, which: Which, buckets: Buckets) -> Mask:
@@ -206,8 +207,8 @@ class UnsampledPLDRecord(PLDRecord):
     def _exhaust(self, which: Mask) -> None:
         self._squares[which] = self._most
 
+    @override
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``PLDRecord.check_state``."""
         super().check_state(state, steps)
         squares = state["spending"]["squares"]
         if not bool(((squares >= 0) & (squares <= self._most * (1.0 + 1e-9))).all()):
@@ -258,7 +259,7 @@ class SampledPLDRecord(PLDRecord):
 
     @property
     def spent(self) -> Array:
-        """See ``PLDRecord.spent``; takes about 2 ms for each example whose counts differ."""
+        """ε of every example so far; takes about 2 ms for each example whose counts differ."""
         accountant = IndividualPLD(
             probability=self._probability, noise_multiplier=self._sigma, grid=self.grid
         )
@@ -323,8 +324,8 @@ class SampledPLDRecord(PLDRecord):
         self._credit[rows] = np.where(found > 0, found, _NONE)
         self._reference[rows] = reference
 
+    @override
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``PLDRecord.check_state``."""
         super().check_state(state, steps)
         spending, booked = state["spending"], len(state["active_counts"])
         counts, credit = spending["counts"], spending["credit"]

@@ -100,7 +100,7 @@ class IndividualRecord(ABC):
 
     @abstractmethod
     def _shares(self, indices: Indices, ratios: Array) -> Array:
-        """See ``admit``; must not change what is committed."""
+        """What ``admit`` answers; must not change what is committed."""
 
     @abstractmethod
     def _book(self, step: Staged) -> int:

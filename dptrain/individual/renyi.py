@@ -104,7 +104,7 @@ class RenyiFilter(SampledFilter):
         return math.floor(self._full_norm_steps(mechanism, self.order_for(mechanism)))
 
     def record(self, mechanism: MatrixMechanism) -> RenyiRecord:
-        """See ``IndividualFilter.record``.
+        """An empty record of what examples spend in a run of this mechanism.
 
         Raises:
             ValueError: also if everybody would be left out from the first step on.

@@ -45,7 +45,7 @@ class SampledFilter(IndividualFilter, ABC):
         object.__setattr__(self, field, checks.number(field, value, owner=type(self).__name__))
 
     def check(self, mechanism: MatrixMechanism) -> None:
-        """See ``IndividualFilter.check``; any rate will do."""
+        """Refuse what the filter is not proven for; any rate will do."""
         super().check(mechanism)
         checked_sigma(mechanism)
 

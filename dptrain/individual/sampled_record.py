@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import override
 
 from dptrain.accounting.per_example import NormGrid
 from dptrain.core import Array
@@ -115,8 +116,8 @@ class SampledRecord(IndividualRecord):
         """Which examples can take part in the next step, at least with a small gradient."""
         return self._alive & self._affordable(EVERYBODY, np.minimum(self._bounds, 1))
 
+    @override
     def check_state(self, state: dict[str, Any], steps: int | None = None) -> None:
-        """See ``IndividualRecord.check_state``."""
         super().check_state(state, steps)
         self.grid.bucket(state["spending"]["bounds"].numpy())
 

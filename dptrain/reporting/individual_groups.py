@@ -139,7 +139,7 @@ class GroupTable:
 
 
 def group_table(report: Spent, groups: Groups, losses: npt.ArrayLike | None = None) -> GroupTable:
-    """See ``IndividualReport.by_group``."""
+    """What the examples of each group have spent, and the mean of their losses."""
     if not groups:
         raise ValueError("groups={}: name at least one, for instance {'no condition': mask}")
     values = None if losses is None else _losses(losses, report.size)

@@ -137,7 +137,7 @@ class Strategy(JsonValue, ABC, family="strategy"):
     def magnitude(self) -> Strategy:
         """|C|, which amplified accountants use in place of C; itself for C ≥ 0.
 
-        See docs/theory/mechanism.md#thm-signs.
+        The proof is docs/theory/mechanism.md#thm-signs.
         """
         return self
 

@@ -52,7 +52,7 @@ class AnyMatrixLosses(Simulation):
 
         g_i = (1-p) g_{i+1} + p exp((2<y,c_i> - ‖c_i‖² - 2κ_i)/(2σ²)) g_{i+b} ≤ P/Q.
 
-    See docs/theory/min-sep.md#thm-min-sep-any and
+    The proof is docs/theory/min-sep.md#thm-min-sep-any, its test
     ``test_bounds_enclose_the_exact_ratio_of_every_output``.
     """
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
 from dptrain.core import JsonValue, checks
@@ -86,8 +87,8 @@ class Flat(ClippingStyle):
         """One group."""
         return [0] * len(names)
 
+    @override
     def clip(self, norms: torch.Tensor, max_grad_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``ClippingStyle.clip``."""
         norms = _single(norms, self)
         factors = (max_grad_norm / (norms + STABILITY)).clamp(max=1.0)
         return factors, norms[:, 0].clamp(max=max_grad_norm)
@@ -111,8 +112,8 @@ class PerLayer(ClippingStyle):
         number = {layer: g for g, layer in enumerate(dict.fromkeys(layers))}
         return [number[layer] for layer in layers]
 
+    @override
     def clip(self, norms: torch.Tensor, max_grad_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``ClippingStyle.clip``."""
         groups = norms.shape[1]
         return _shorten(norms, [max_grad_norm / math.sqrt(groups)] * groups)
 
@@ -186,8 +187,8 @@ class PerGroup(ClippingStyle):
                 )
         return found
 
+    @override
     def clip(self, norms: torch.Tensor, max_grad_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``ClippingStyle.clip``."""
         return _shorten(norms, self.bounds(max_grad_norm))
 
     def bounds(self, max_grad_norm: float) -> list[float]:
@@ -233,8 +234,8 @@ class Automatic(ClippingStyle):
         """One group."""
         return [0] * len(names)
 
+    @override
     def clip(self, norms: torch.Tensor, max_grad_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """See ``ClippingStyle.clip``."""
         padded = _single(norms, self) + self.gamma
         return max_grad_norm / padded, max_grad_norm * (norms / padded)[:, 0]
 

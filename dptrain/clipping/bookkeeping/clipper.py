@@ -15,7 +15,7 @@ from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import group_norms, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use, chunked_norms
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
 from dptrain.clipping.probe import RowProbe
 from dptrain.sampling import MicroBatch
 
@@ -104,7 +104,7 @@ class BookkeepingClipper(GradientClipper):
             held = self._uses.setdefault(p, [])
             if held:
                 self._several.add(p)
-            if held and isinstance(use, Materialised | Formed):
+            if held and isinstance(use, Materialized | Formed):
                 held[:] = merge([*held, use])  # at once: there is no need to hold two of these
             else:
                 held.append(use)

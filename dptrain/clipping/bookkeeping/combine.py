@@ -7,7 +7,7 @@ import torch
 from dptrain.clipping.base.linear_norms import gram_squares, pad
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use, chunked_norms, chunks
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms, chunks
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -35,12 +35,12 @@ def norms_of_sum(uses: list[Use]) -> torch.Tensor:
         return uses[0].norms()
     table = next((use for use in uses if isinstance(use, Gathered)), None)
     others = [use for use in uses if use is not table]
-    if table is None or len(others) > 1 or not isinstance(others[0], OuterProducts | Materialised):
+    if table is None or len(others) > 1 or not isinstance(others[0], OuterProducts | Materialized):
         return chunked_norms(uses)
     return _with_table(table, others[0])
 
 
-def _with_table(table: Gathered, other: OuterProducts | Materialised) -> torch.Tensor:
+def _with_table(table: Gathered, other: OuterProducts | Materialized) -> torch.Tensor:
     """Norms for weights tied between an embedding and an output layer.
 
     ‖E + H‖² = ‖E‖² + ‖H‖² + 2⟨E, H⟩, and the inner product only needs the rows of H that E has.
@@ -48,7 +48,7 @@ def _with_table(table: Gathered, other: OuterProducts | Materialised) -> torch.T
     rounded up, as ``outer_norms`` is.
     """
     many = other.positions if isinstance(other, OuterProducts) else 0
-    each = other.shape.numel() if isinstance(other, Materialised) else many**2
+    each = other.shape.numel() if isinstance(other, Materialized) else many**2
     terms = sum(table.shape) + 2 * (table.ids.shape[1] + many)
     found = [torch.empty(0, dtype=torch.float64, device=table.ids.device)]
     for start, stop in chunks(table.rows, 2 * max(each, table.ids.shape[1] * max(many, 1))):

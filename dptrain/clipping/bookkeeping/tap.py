@@ -14,7 +14,7 @@ from torch import nn
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned
 from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
 class Book(Protocol):
@@ -93,7 +93,7 @@ class LayerTap:
             self.layer.forward = self._own
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's output; see the class."""
+        """The layer's output, as its rule forms it where gradients are wanted."""
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
         if kwargs:
@@ -104,7 +104,7 @@ class LayerTap:
             return self.rule.forward(self.layer, self._forward, args, self._observer)
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
-        """See ``Observe.__call__``."""
+        """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
         if self.sharing is not None:
             output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
         inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
@@ -120,7 +120,7 @@ class LayerTap:
         return _Tap.apply(output, self.anchor, report, *tensors)
 
     def each(self, name: str, rows: int) -> torch.Tensor:
-        """See ``Observe.each``."""
+        """What a rule calls as ``Observe.each``: the parameter, once for every row."""
         parameter = getattr(self.layer, name).detach()
         if name not in self.parameters:
             return parameter.expand(rows, *parameter.shape)
@@ -132,7 +132,7 @@ class LayerTap:
                 return
             if p.requires_grad:  # it may have been frozen since
                 rows = gradient.to(summing_dtype(gradient))
-                self.book.record({p: Materialised(rows)}, since, doubt)
+                self.book.record({p: Materialized(rows)}, since, doubt)
 
         return _Each.apply(parameter, self.anchor, report, rows)
 

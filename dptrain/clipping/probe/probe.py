@@ -192,7 +192,7 @@ class RowProbe:
             raise RuntimeError(doubt)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-        """See ``begin`` and ``doubt``."""
+        """Why these examples are not kept apart, or ``None``; looks only as often as was asked."""
         batch = self.at_hand()
         if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
             self._any = True

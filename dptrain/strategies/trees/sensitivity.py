@@ -40,7 +40,7 @@ def worst_square(
 def level_bound(steps: int, height: int, m: int, b: int) -> int:
     """An upper bound on ‖C x‖²: every level at its own worst.
 
-    See docs/theory/strategies.md#thm-tree-sensitivity; checked by
+    The proof is docs/theory/strategies.md#thm-tree-sensitivity; it is checked by
     ``test_search_and_bound_against_every_pattern``.
 
     The pattern 0, b, 2b, … attains it for m = 1, for b at least the leaves of a tree, and for b a

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialised
+from dptrain.clipping.bookkeeping.uses.uses import Materialized
 from dptrain.testing import check_layer_rule
 from tests.helpers.clipping_oracle import (
     assert_norms,
@@ -307,9 +307,9 @@ def test_what_is_shared_between_blocks_of_rows():
     assert_is(use.compact(), exact)
     assert_is(use.merged(use), 2 * exact)
     assert_is(use.merged(packed), exact + packed.per_example(0, 4))
-    assert use.merged(Materialised(other)) is None  # then gradients are formed, a few at a time
-    formed = Stacked([Materialised(part) for part in exact.split([2, 6], dim=1)])
-    assert_is(formed.merged(Materialised(other)), exact + other)
+    assert use.merged(Materialized(other)) is None  # then gradients are formed, a few at a time
+    formed = Stacked([Materialized(part) for part in exact.split([2, 6], dim=1)])
+    assert_is(formed.merged(Materialized(other)), exact + other)
     folded = use.folded(2)
     torch.testing.assert_close(folded.per_example(0, 2), exact.unflatten(0, (2, 2)).sum(1))
     torch.testing.assert_close(

@@ -14,7 +14,7 @@ from dptrain.clipping.bookkeeping.rules.rules import RULES, GradientRule, LayerR
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialised, chunked_norms
+from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialized, chunked_norms
 from dptrain.testing import check_norms_of_releases
 from dptrain.testing.norms_of_releases import check_uses
 
@@ -95,7 +95,7 @@ def right(layer, inputs, gradient):
     return {"weight": (inputs[0] * gradient).sum(1)}
 
 
-class Longer(Materialised):
+class Longer(Materialized):
     """Releases the gradients, and takes the norms of something shorter."""
 
     def norms(self):
@@ -159,12 +159,12 @@ USES = {
         OuterProducts(-cancelling(2, 500), torch.full((3, 2, 600), 0.7234567)),
     ],
     "tied, products": lambda: tied(5),
-    "tied, gradients": lambda: [tied(5)[0], Materialised(tied(5)[1].per_example(0, 3))],
+    "tied, gradients": lambda: [tied(5)[0], Materialized(tied(5)[1].per_example(0, 3))],
     "tied, gradients that have a norm": lambda: [
         Gathered(ids(5), cancelling(5, 30), 40),
-        Materialised(torch.randn(3, 40, 30)),
+        Materialized(torch.randn(3, 40, 30)),
     ],
-    "three forms": lambda: [*tied(5), Materialised(torch.randn(3, 400, 300))],
+    "three forms": lambda: [*tied(5), Materialized(torch.randn(3, 400, 300))],
     "convolution": lambda: [convolved()],
     "convolution, twice": lambda: [convolved(), convolved()],
     "convolution, views": lambda: [Folded(convolved(), 2)],

@@ -15,7 +15,7 @@ from dptrain import GradientRule, Gradients, LayerRule, Poisson, register_layer
 from dptrain.clipping.bookkeeping.rules import rules as module_of_rules
 from dptrain.clipping.bookkeeping.rules.rules import RULES
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialised
+from dptrain.clipping.bookkeeping.uses.uses import Materialized
 from dptrain.testing import check_layer_rule
 from tests.helpers.clipping_oracle import (
     assert_norms,
@@ -133,9 +133,9 @@ class ByUses(LayerRule):
     def uses(self, layer, inputs, gradient):
         found = {}
         if layer.weight.requires_grad:
-            found["weight"] = Materialised((inputs[0] * gradient).sum(1))
+            found["weight"] = Materialized((inputs[0] * gradient).sum(1))
         if layer.shift.requires_grad:
-            found["shift"] = Materialised(gradient.sum(1))
+            found["shift"] = Materialized(gradient.sum(1))
         return found
 
 
@@ -144,17 +144,17 @@ class Unneeded(ByUses):
         return layer.weight.requires_grad
 
 
-class ShortNorms(Materialised):
+class ShortNorms(Materialized):
     def norms(self):
         return super().norms() * 0.999
 
 
-class OtherRows(Materialised):
+class OtherRows(Materialized):
     def select(self, index):
-        return Materialised(self.gradients[: len(index)])
+        return Materialized(self.gradients[: len(index)])
 
 
-class OtherSums(Materialised):
+class OtherSums(Materialized):
     def weighted_sum(self, factors):
         return super().weighted_sum(factors.flip(0))
 
@@ -199,7 +199,7 @@ class Unobserved(ByUses):
 class OneForAll(ByUses):
     def uses(self, layer, inputs, gradient):
         return {
-            n: Materialised(u.gradients.sum(0, keepdim=True))
+            n: Materialized(u.gradients.sum(0, keepdim=True))
             for n, u in super().uses(layer, inputs, gradient).items()
         }
 

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 IN_PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -38,9 +39,10 @@ class AttentionRule(LayerRule):
         found: dict[str, Use] = {}
         if inputs:
             found["out_proj.weight"] = OuterProducts(gradient, inputs[0])
-        found["out_proj.bias"] = Materialised(gradient.sum(1))
+        found["out_proj.bias"] = Materialized(gradient.sum(1))
         return found
 
+    @override
     def forward(
         self,
         layer: nn.Module,
@@ -48,7 +50,6 @@ class AttentionRule(LayerRule):
         inputs: tuple[Any, ...],
         observe: Observe,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See ``LayerRule.forward``."""
         assert isinstance(layer, nn.MultiheadAttention)
         return self._attend(layer, observe, *inputs)
 
@@ -126,7 +127,7 @@ def _packed(
     """Query, key and value of self-attention by one product."""
 
     def uses(_: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor) -> Mapping[str, Use]:
-        found: dict[str, Use] = {"in_proj_bias": Materialised(gradient.sum(1))}
+        found: dict[str, Use] = {"in_proj_bias": Materialized(gradient.sum(1))}
         if inputs:
             found["in_proj_weight"] = OuterProducts(gradient, inputs[0])
         return found
@@ -152,7 +153,7 @@ def _separate(
         parts = gradient.split(sizes, dim=1)
         lefts = [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]
         bias = torch.cat([left.sum(1) for left in lefts], dim=1)
-        found: dict[str, Use] = {"in_proj_bias": Materialised(bias)}
+        found: dict[str, Use] = {"in_proj_bias": Materialized(bias)}
         if inputs:
             products = [OuterProducts(*pair) for pair in zip(lefts, inputs, strict=True)]
             if layer.in_proj_weight is None:

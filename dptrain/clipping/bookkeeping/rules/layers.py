@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
@@ -21,7 +22,7 @@ from dptrain.clipping.bookkeeping.rules.rules import RULES, LayerRule, WeightRul
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
 def positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -52,10 +53,10 @@ class LinearRule(WeightRule):
         (x,) = inputs
         return (x, row_norms(x.detach())) if x.dim() == 2 else inputs
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         left = positions(gradient)
         single = left.shape[1] == 1
         norms = row_norms(left[:, 0]) if single else None  # of the bias, and half of the weight's
@@ -68,42 +69,42 @@ class LinearRule(WeightRule):
                 else OuterProducts(left, right, left_norms=norms, right_norms=right_norms)
             )
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialised(left[:, 0], norms) if single else Materialised(left.sum(1))
+            found["bias"] = Materialized(left[:, 0], norms) if single else Materialized(left.sum(1))
         return found
 
 
 class BilinearRule(WeightRule):
     """y_o = x1ᵀ A_o x2 + b_o."""
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         outer = positions(gradient)
         found: dict[str, Use] = {}
         if inputs:
             first, second = (positions(x) for x in inputs)
             left = (outer[..., None] * first[..., None, :]).flatten(2)  # (rows, positions, o · i)
             weight = left.transpose(1, 2) @ second
-            found["weight"] = Materialised(weight.unflatten(1, (-1, first.shape[2])))
+            found["weight"] = Materialized(weight.unflatten(1, (-1, first.shape[2])))
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialised(outer.sum(1))
+            found["bias"] = Materialized(outer.sum(1))
         return found
 
 
 class EmbeddingRule(LayerRule):
     """Rows of a table; the row of ``padding_idx`` gets no gradient."""
 
+    @override
     def refusal(self, layer: nn.Module) -> str | None:
-        """See ``LayerRule.refusal``."""
         if layer.scale_grad_by_freq:
             return "scale_grad_by_freq=True divides by counts over the whole batch"
         return None
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         assert isinstance(layer, nn.Embedding)
         ids = inputs[0]
         if gradient.dim() == ids.dim() + 2:  # positions (T,) that all rows share
@@ -117,15 +118,15 @@ class EmbeddingRule(LayerRule):
 class ConvRule(WeightRule):
     """Convolutions of one to three dimensions."""
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         found: dict[str, Use] = {}
         if inputs:
             found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialised(gradient.flatten(2).sum(2))
+            found["bias"] = Materialized(gradient.flatten(2).sum(2))
         return found
 
 

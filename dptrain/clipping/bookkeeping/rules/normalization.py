@@ -8,11 +8,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, WeightRule
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 # Numbers of an example from which on a kernel call for each costs less than passes over all.
 _LONG = 2**16
@@ -22,10 +23,10 @@ _TOUCHED = 3  # arrays of the gradient's size that the passes go over
 class RMSNormRule(WeightRule):
     """w belongs to the last dimensions; x̂ is computed again, a few examples at a time."""
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         bias = getattr(layer, "bias", None)
         weights, biases = [], []
         for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
@@ -33,12 +34,12 @@ class RMSNormRule(WeightRule):
             if bias is not None and bias.requires_grad:
                 biases.append(over_positions(layer, part))
             if inputs:
-                scaled = self.normalised(layer, *(value[start:stop] for value in inputs))
+                scaled = self.normalized(layer, *(value[start:stop] for value in inputs))
                 weights.append(over_positions(layer, scaled.mul_(part)))
         found = {"weight": weights, "bias": biases}
-        return {name: Materialised(torch.cat(parts)) for name, parts in found.items() if parts}
+        return {name: Materialized(torch.cat(parts)) for name, parts in found.items() if parts}
 
-    def normalised(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def normalized(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """x̂, in memory of its own."""
         return F.rms_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
 
@@ -49,6 +50,7 @@ class LayerNormRule(RMSNormRule):
     That reads x and the gradient once, where x̂, its product and the sum are four passes.
     """
 
+    @override
     def forward(
         self,
         layer: nn.Module,
@@ -56,7 +58,6 @@ class LayerNormRule(RMSNormRule):
         inputs: tuple[Any, ...],
         observe: Observe,
     ) -> Any:
-        """See ``LayerRule.forward``."""
         assert isinstance(layer, nn.LayerNorm)
         (x,) = inputs
         shape = list(layer.normalized_shape)
@@ -83,12 +84,12 @@ class LayerNormRule(RMSNormRule):
             kernel(g.contiguous(), x, shape, mean, deviation, weight, bias, wanted)
             for g, x, mean, deviation in zip(gradient, *inputs, strict=True)
         ]
-        found: dict[str, Use] = {"weight": Materialised(torch.stack([row[1] for row in rows]))}
+        found: dict[str, Use] = {"weight": Materialized(torch.stack([row[1] for row in rows]))}
         if has_bias:
-            found["bias"] = Materialised(torch.stack([row[2] for row in rows]))
+            found["bias"] = Materialized(torch.stack([row[2] for row in rows]))
         return found
 
-    def normalised(self, layer: nn.Module, x: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
+    def normalized(self, layer: nn.Module, x: torch.Tensor, *kept: torch.Tensor) -> torch.Tensor:
         """x̂, from the mean and the inverse deviation where they are kept."""
         if not kept:
             return F.layer_norm(x, layer.normalized_shape, eps=layer.eps)  # type: ignore[arg-type]
@@ -103,12 +104,13 @@ class ChannelNormRule(LayerRule):
     backward pass then has every example's gradient, for what it costs to have their sum.
     """
 
+    @override
     def refusal(self, layer: nn.Module) -> str | None:
-        """See ``LayerRule.refusal``."""
         if getattr(layer, "track_running_stats", False):
             return "track_running_stats=True keeps statistics of the data without noise"
         return None
 
+    @override
     def forward(
         self,
         layer: nn.Module,
@@ -116,7 +118,6 @@ class ChannelNormRule(LayerRule):
         inputs: tuple[Any, ...],
         observe: Observe,
     ) -> Any:
-        """See ``LayerRule.forward``."""
         (x,) = inputs
         instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
         groups = x.shape[1] if instance else layer.num_groups

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from typing_extensions import override
 
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 PerExampleGradients = Callable[
     [nn.Module, tuple[Any, ...], torch.Tensor], Mapping[str, torch.Tensor]
@@ -135,10 +136,10 @@ class GradientRule(LayerRule):
     def __init__(self, per_example: PerExampleGradients) -> None:
         self.per_example = per_example
 
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
-        """See ``LayerRule.uses``."""
         found = dict(self.per_example(layer, inputs, gradient))
         uses: dict[str, Use] = {}
         for name, p in layer.named_parameters(recurse=False):
@@ -154,7 +155,7 @@ class GradientRule(LayerRule):
                     f"the rule of {type(layer).__name__} gave per-example gradients of {name!r} of "
                     f"shape {tuple(found[name].shape)}, expected {expected}"
                 )
-            uses[name] = Materialised(found[name].detach().to(gradient.dtype))
+            uses[name] = Materialized(found[name].detach().to(gradient.dtype))
         return uses
 
 

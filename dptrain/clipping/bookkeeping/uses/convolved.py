@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvGradients,
@@ -14,7 +15,7 @@ from dptrain.clipping.bookkeeping.convolution.convolution import (
     weighted_sum,
 )
 from dptrain.clipping.bookkeeping.convolution.shape import positions
-from dptrain.clipping.bookkeeping.uses.uses import FEW, Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import FEW, Materialized, Use
 
 
 class Convolved(Use):
@@ -30,12 +31,12 @@ class Convolved(Use):
         self.a, self.g, self.geometry = a, g, geometry
         self.rows, self.shape = len(g), torch.Size(geometry.weight_shape)
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         return per_example_weight_gradients(self.a[start:stop], self.g[start:stop], self.geometry)
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         a, g = self.a[start:stop].abs(), self.g[start:stop].abs()
         return per_example_weight_gradients(a, g, self.geometry), positions(g.shape[2:])
 
@@ -43,12 +44,12 @@ class Convolved(Use):
         """Ghost norms, rounded up where positions cancel."""
         return squared_norms(self.a, self.g, self.geometry).sqrt()
 
+    @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """See ``Use.weighted_sum``."""
         return weighted_sum(self.a, self.g, factors, self.geometry)
 
+    @override
     def select(self, index: torch.Tensor) -> Convolved:
-        """See ``Use.select``."""
         return Convolved(self.a[index], self.g[index], self.geometry)
 
     def compact(self) -> Use:
@@ -72,31 +73,31 @@ class Formed(Use):
         self.formed = formed
         self.rows, self.shape = len(formed), torch.Size(formed.shape.weight_shape)
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         return self.formed.gradients()[start:stop]
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         return self.per_example(start, stop).abs(), 0
 
+    @override
     def norms(self) -> torch.Tensor:
-        """See ``Use.norms``."""
         return self.formed.norms()
 
+    @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """See ``Use.weighted_sum``."""
         return self.formed.weighted_sum(factors)
 
+    @override
     def select(self, index: torch.Tensor) -> Formed:
-        """See ``Use.select``."""
         groups = self.formed.shape.groups
         kept = self.formed.storage.unflatten(1, (-1, groups))[:, index].flatten(1, 2)
         return Formed(ConvGradients(kept, self.formed.shape))
 
+    @override
     def folded(self, views: int) -> Use:
-        """See ``Use.folded``."""
-        return Materialised(self.formed.gradients()).folded(views)
+        return Materialized(self.formed.gradients()).folded(views)
 
     def merged(self, other: Use) -> Use | None:
         """The sum, where the other is formed in the same order."""

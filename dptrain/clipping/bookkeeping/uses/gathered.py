@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
 class Gathered(Use):
@@ -35,11 +36,11 @@ class Gathered(Use):
         return keys // length, keys % length, sums
 
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``; tables as long as the vocabulary, for lack of better."""
+        """Gradients example by example: tables as long as the vocabulary, for lack of better."""
         return self._tables(self.gradients, start, stop)
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         return self._tables(self.gradients.abs(), start, stop), self.ids.shape[1]
 
     def _tables(self, gradients: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -48,8 +49,8 @@ class Gathered(Use):
         index = (rows.expand_as(self.ids[start:stop]), self.ids[start:stop])
         return found.index_put_(index, gradients[start:stop], accumulate=True)
 
+    @override
     def norms(self) -> torch.Tensor:
-        """See ``Use.norms``."""
         return self.squares().sqrt()
 
     def squares(self) -> torch.Tensor:
@@ -64,8 +65,8 @@ class Gathered(Use):
         total = sums.new_zeros(self.shape)
         return total.index_add_(0, ids, sums * factors[rows, None])
 
+    @override
     def select(self, index: torch.Tensor) -> Gathered:
-        """See ``Use.select``."""
         return Gathered(self.ids[index], self.gradients[index], self.shape[0])
 
     def folded(self, views: int) -> Use:
@@ -95,4 +96,4 @@ class Gathered(Use):
         table = torch.arange(length, device=self.ids.device)[:, None]
         picked = (self.ids[:, None, :] == table).to(self.gradients.dtype)
         # 0 · NaN is NaN in other rows of the table too, which are the same example's.
-        return Materialised(torch.bmm(picked, self.gradients))
+        return Materialized(torch.bmm(picked, self.gradients))

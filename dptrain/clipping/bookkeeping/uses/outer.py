@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import outer_norms, rank_one_norms
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
 
 
 class OuterProducts(Use):
@@ -32,8 +33,8 @@ class OuterProducts(Use):
         self.rows, self.positions = left.shape[:2]
         self.shape = torch.Size((left.shape[2], right.shape[2]))
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         return torch.bmm(self.left[start:stop].transpose(1, 2), self.right[start:stop])
 
     def norms(self) -> torch.Tensor:
@@ -47,8 +48,8 @@ class OuterProducts(Use):
             (self.left.shape[2], self.right.shape[2]),
         )
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         left, right = self.left[start:stop].abs(), self.right[start:stop].abs()
         return torch.bmm(left.transpose(1, 2), right), self.positions
 
@@ -63,8 +64,8 @@ class OuterProducts(Use):
             return left[:, 0].T @ right[:, 0]
         return left.flatten(0, 1).T @ right.flatten(0, 1)
 
+    @override
     def select(self, index: torch.Tensor) -> OuterProducts:
-        """See ``Use.select``."""
         return OuterProducts(self.left[index], self.right[index])
 
     def folded(self, views: int) -> Use:
@@ -87,5 +88,5 @@ class OuterProducts(Use):
         numbers = self.shape.numel()
         fewer = numbers < self.positions * sum(self.shape)
         if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
-            return Materialised(self.per_example(0, self.rows))
+            return Materialized(self.per_example(0, self.rows))
         return self

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialised, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
 class Stacked(Use):
@@ -26,29 +27,29 @@ class Stacked(Use):
         self.rows = self.parts[0].rows
         self.shape = torch.Size((sum(self.heights), *self.parts[0].shape[1:]))
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         return torch.cat([part.per_example(start, stop) for part in self.parts], dim=1)
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         parts, terms = zip(*(part.magnitudes(start, stop) for part in self.parts), strict=True)
         return torch.cat(parts, dim=1), max(terms)
 
+    @override
     def norms(self) -> torch.Tensor:
-        """See ``Use.norms``."""
         return torch.linalg.vector_norm(torch.stack([part.norms() for part in self.parts]), dim=0)
 
+    @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """See ``Use.weighted_sum``."""
         return torch.cat([part.weighted_sum(factors) for part in self.parts])
 
+    @override
     def select(self, index: torch.Tensor) -> Stacked:
-        """See ``Use.select``."""
         return Stacked([part.select(index) for part in self.parts])
 
+    @override
     def folded(self, views: int) -> Use:
-        """See ``Use.folded``."""
         return Stacked([part.folded(views) for part in self.parts])
 
     def merged(self, other: Use) -> Use | None:
@@ -58,8 +59,8 @@ class Stacked(Use):
         elif isinstance(other, OuterProducts):
             sides = other.left.split(self.heights, dim=2)
             blocks = [OuterProducts(left, other.right) for left in sides]
-        elif isinstance(other, Materialised):
-            blocks = [Materialised(some) for some in other.gradients.split(self.heights, dim=1)]
+        elif isinstance(other, Materialized):
+            blocks = [Materialized(some) for some in other.gradients.split(self.heights, dim=1)]
         else:
             return None
         parts = []
@@ -73,6 +74,6 @@ class Stacked(Use):
     def compact(self) -> Use:
         """Each block in its smallest form; the gradients, where that is what all of them are."""
         parts = [part.compact() for part in self.parts]
-        if all(isinstance(part, Materialised) for part in parts):
-            return Materialised(torch.cat([part.per_example(0, self.rows) for part in parts], 1))
+        if all(isinstance(part, Materialized) for part in parts):
+            return Materialized(torch.cat([part.per_example(0, self.rows) for part in parts], 1))
         return Stacked(parts)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Self
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import unit
 from dptrain.clipping.base.rows import row_norms
@@ -66,7 +67,7 @@ class Use(abc.ABC):
         return self
 
 
-class Materialised(Use):
+class Materialized(Use):
     """The per-example gradients themselves.
 
     Args:
@@ -79,34 +80,34 @@ class Materialised(Use):
         self.rows, self.shape = gradients.shape[0], gradients.shape[1:]
         self._norms = norms
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         return self.gradients[start:stop]
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         return self.gradients[start:stop].abs(), 0
 
+    @override
     def norms(self) -> torch.Tensor:
-        """See ``Use.norms``."""
         return row_norms(self.gradients.flatten(1)) if self._norms is None else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
         return (factors @ self.gradients.flatten(1)).view(self.shape)
 
-    def select(self, index: torch.Tensor) -> Materialised:
-        """See ``Use.select``."""
-        return Materialised(self.gradients[index])
+    @override
+    def select(self, index: torch.Tensor) -> Materialized:
+        return Materialized(self.gradients[index])
 
+    @override
     def folded(self, views: int) -> Use:
-        """See ``Use.folded``."""
-        return Materialised(self.gradients.unflatten(0, (-1, views)).sum(1))
+        return Materialized(self.gradients.unflatten(0, (-1, views)).sum(1))
 
     def merged(self, other: Use) -> Use | None:
         """The sum, where the other is materialised too."""
-        if isinstance(other, Materialised):
-            return Materialised(self.gradients + other.gradients)
+        if isinstance(other, Materialized):
+            return Materialized(self.gradients + other.gradients)
         return None
 
 
@@ -122,22 +123,22 @@ class Folded(Use):
         self.use, self.views = use, views
         self.rows, self.shape = use.rows // views, use.shape
 
+    @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        """See ``Use.per_example``."""
         rows = self.use.per_example(start * self.views, stop * self.views)
         return rows.unflatten(0, (-1, self.views)).sum(1)
 
+    @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        """See ``Use.magnitudes``."""
         rows, terms = self.use.magnitudes(start * self.views, stop * self.views)
         return rows.unflatten(0, (-1, self.views)).sum(1), self.views * max(1, terms)
 
+    @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        """See ``Use.weighted_sum``."""
         return self.use.weighted_sum(factors.repeat_interleave(self.views))
 
+    @override
     def select(self, index: torch.Tensor) -> Folded:
-        """See ``Use.select``."""
         within = torch.arange(self.views, device=index.device)
         return Folded(self.use.select((index[:, None] * self.views + within).flatten()), self.views)
 
