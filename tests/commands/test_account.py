@@ -16,6 +16,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.support_table import as_markdown
 from dptrain.sampling import CyclicPoisson, MinSep, Poisson
 from dptrain.strategies import BSR, Identity
+from tests.helpers.stopping import hear_ctrl_c
 
 POISSON = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=50)
 FLAGS = ["--scheme", "Poisson", "batch_size=20", "--strategy", "Identity", "--dataset-size", "1000"]
@@ -197,7 +198,9 @@ def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
         "--dataset-size", "1000", "--steps", "20", "--epsilon", "4", "--delta", "1e-5",
         "--accountant", "min-sep-monte-carlo", "--certificates", str(folder),
     ]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ, preexec_fn=hear_ctrl_c
+    ) as process:
         deadline = time.monotonic() + 60
         while not any(folder.glob("*partial*")) and time.monotonic() < deadline:
             assert process.poll() is None

@@ -23,6 +23,7 @@ from dptrain.commands.certify_request import read_mechanism
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson, Shuffled
 from dptrain.strategies import BandMF
+from tests.helpers.stopping import hear_ctrl_c
 
 ROOT = pathlib.Path(__file__).parents[2]
 MECHANISM = MatrixMechanism(
@@ -188,6 +189,7 @@ def command(*words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 

@@ -16,6 +16,11 @@ def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+def hear_ctrl_c() -> None:
+    """For a new process: what runs in a shell's background is started deaf to it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def stop_at(monkeypatch: pytest.MonkeyPatch, step: int, stop: Callable[[], None]) -> None:
     """Call ``stop`` when the training metrics of ``step`` have been recorded."""
     log = RunFolder.log
