@@ -10,7 +10,7 @@ import torch
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.layout import Block
 from dptrain.noise.streams.registry import register_noise_stream
-from dptrain.noise.streams.rows import add_weighted_rows
+from dptrain.noise.streams.rows import add_weighted_rows, weights_by_slot
 from dptrain.strategies import Strategy
 from dptrain.strategies.toeplitz import Toeplitz
 
@@ -37,13 +37,8 @@ class ConvolutionStream(FlatStream):
 
     def _start_step(self) -> None:
         filled = min(self.step, self._steps_back)
-        slots = np.arange(self.step - filled, self.step) % max(self._steps_back, 1)
-        by_slot = np.empty(filled)
-        by_slot[slots] = self._inverse[filled:0:-1]
-        self._weights = {
-            device: torch.tensor(by_slot, dtype=torch.float32, device=device)
-            for device in set(self._layout.devices)
-        }
+        past = self._inverse[filled:0:-1]
+        self._weights = weights_by_slot(past, self.step, self._steps_back, self._layout.devices)
 
     def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
         (buffer,) = buffers

@@ -11,7 +11,7 @@ from dptrain.core import Array
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.layout import Block
 from dptrain.noise.streams.registry import register_noise_stream
-from dptrain.noise.streams.rows import add_weighted_rows
+from dptrain.noise.streams.rows import add_weighted_rows, weights_by_slot
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
 from dptrain.strategies.toeplitz import BandedToeplitz
@@ -53,14 +53,7 @@ class RingBufferStream(FlatStream):
         coefficients = self._row_of_strategy()
         self._inverse_head = float(1.0 / coefficients[-1])
         past = coefficients[:-1] / -coefficients[-1]
-        # Slot s holds the latest step u with u % depth == s; only the first t slots are filled.
-        slots = np.arange(self.step - len(past), self.step) % max(self._steps_back, 1)
-        by_slot = np.empty(len(past))
-        by_slot[slots] = past
-        self._weights = {
-            device: torch.tensor(by_slot, dtype=torch.float32, device=device)
-            for device in set(self._layout.devices)
-        }
+        self._weights = weights_by_slot(past, self.step, self._steps_back, self._layout.devices)
 
     def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
         (buffer,) = buffers

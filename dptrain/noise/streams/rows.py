@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 
+from dptrain.core import Array
 from dptrain.noise.generators import chunk_length
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.streams.layout import Block
@@ -13,6 +16,29 @@ _DROPPED = 16  # bits of a float32 that bfloat16 has no room for
 # bfloat16 entries that are widened at a time, so that the float32 copy stays in cache.
 _WIDENED_ROWS = 64
 _WIDENED_COLUMNS = 1 << 13
+
+
+def weights_by_slot(
+    past: Array, step: int, slots: int, devices: Iterable[torch.device]
+) -> dict[torch.device, torch.Tensor]:
+    """Factors of the rows of a ring, in which step u stands in slot u mod ``slots``.
+
+    Args:
+        past: of the latest ``len(past)`` ≤ ``slots`` steps before ``step``, the oldest first. Only
+            these slots are filled.
+        step: t.
+        slots: rows of the ring.
+        devices: where factors are wanted.
+
+    Returns:
+        float32 of shape (len(past),) for each device.
+    """
+    steps = np.arange(step - len(past), step)
+    ordered = np.empty(len(past))
+    ordered[steps % max(slots, 1)] = past
+    return {
+        device: torch.tensor(ordered, dtype=torch.float32, device=device) for device in set(devices)
+    }
 
 
 def add_weighted_rows(
