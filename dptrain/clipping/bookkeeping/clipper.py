@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
@@ -113,6 +114,7 @@ class BookkeepingClipper(GradientClipper):
             if p not in self._several:
                 self._norms[p] = use.norms()
 
+    @override
     @full_float32()
     def clipped_sum(
         self,
@@ -122,15 +124,7 @@ class BookkeepingClipper(GradientClipper):
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
     ) -> list[torch.Tensor | None]:
-        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
-
-        Args:
-            max_grad_norm: R > 0.
-            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
-            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
-                depend on must be public.
-            admit: from the norms of what examples contribute, shape (examples,), to factors in
-                [0, 1] on the clipped gradients; ``None``: all 1.
+        """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
 
         Raises:
             RuntimeError: if there was no backward pass for this batch.

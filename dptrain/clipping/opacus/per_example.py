@@ -10,6 +10,7 @@ import torch
 from opacus.grad_sample import GradSampleModule
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
@@ -222,6 +223,7 @@ class PerExampleClipper(GradientClipper):
         self.batch = self._current()
         return self.batch
 
+    @override
     @full_float32()
     def clipped_sum(
         self,
@@ -231,15 +233,7 @@ class PerExampleClipper(GradientClipper):
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
     ) -> list[torch.Tensor | None]:
-        """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
-
-        Args:
-            max_grad_norm: R > 0.
-            weights: shape (examples,), one weight per example of the microbatch; 0 for padding.
-            scales: s, positive, a tensor of its shape for each parameter (``None``: 1); what they
-                depend on must be public.
-            admit: from the norms of what examples contribute, shape (examples,), to factors in
-                [0, 1] on the clipped gradients; ``None``: all 1.
+        """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
 
         Raises:
             RuntimeError: if there was no backward pass, more than one, one whose per-example
