@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,8 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch, PrivateLoader
 
+logger = logging.getLogger(__name__)
+
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
@@ -33,6 +36,11 @@ class PrivateOptimizer(DPOptimizer):
     "last of this step" are read from the batch itself. If the wrapped optimiser scales gradients
     (``ScalesGradients``), clip(g_i, R) is clip(s ⊙ g_i, R) above and it is
     given the whole divided by s.
+
+    ``scaler.step(optimizer)`` of a ``torch.amp.GradScaler`` works too. The scale of the loss is
+    undone before gradients are clipped, no step is ever skipped, and the scaler is told of no
+    overflow, so that its scale follows from the number of steps alone
+    (docs/theory/clipping.md#thm-loss-scale).
 
     Args:
         optimizer: the user's.
@@ -103,6 +111,7 @@ class PrivateOptimizer(DPOptimizer):
         self._bound_since: MicroBatch | None = None
         self._parts_done = 0
         self._at_boundary = at_boundary
+        self._largest_loss_scale: float | None = None
 
     def restart_at(self, steps_executed: int) -> None:
         """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
@@ -212,9 +221,20 @@ class PrivateOptimizer(DPOptimizer):
             RuntimeError: if there is no unused batch, the planned steps have all run, the
                 backward pass of this batch cannot be clipped to R (see ``dptrain.clipping``),
                 the noise is not the mechanism's, the parameters are not those of the run, the
-                forward pass left something behind in the module (see ``StateWatch``), or an
-                earlier release was interrupted.
+                forward pass left something behind in the module (see ``StateWatch``), an
+                earlier release was interrupted, or a ``GradScaler`` does not say what it
+                multiplied the loss by.
         """
+        try:
+            return self._step(closure)
+        except BaseException:
+            # A GradScaler takes these away after a step that came to its end, and multiplies the
+            # scale of the next by what it finds.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+
+    def _step(self, closure: Callable[[], float] | None) -> float | None:
         self.check_whole()
         if (self.noise_multiplier, self.expected_batch_size) != self._planned:
             raise RuntimeError(
@@ -244,12 +264,14 @@ class PrivateOptimizer(DPOptimizer):
         if self.clipper.batch is not batch:  # left over from a batch that was abandoned
             self.clipper.discard()
         self.watch.check()
+        loss_scale = self._loss_scale()
         max_grad_norm, weights = self.bounds()
         sums = self.clipper.clipped_sum(
             max_grad_norm=max_grad_norm,
             weights=weights,
             scales=self._scales,
             admit=None if self.individual is None else self._admit,
+            loss_scale=loss_scale,
         )
         self._parts_done += 1  # before the sums, or an interrupted call could be made twice
         for p, total in zip(self.params, sums, strict=True):
@@ -274,13 +296,50 @@ class PrivateOptimizer(DPOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What torch.amp.GradScaler asks for first, in its ``step(optimizer)``."""
-        raise RuntimeError(
-            "torch.amp.GradScaler multiplies the loss, so that every example is clipped by its "
-            "scale, and looks for overflows in gradients that have no noise yet; leave the scaler "
-            "out (GradScaler(enabled=False)) and use torch.autocast with dtype=torch.bfloat16, or "
-            "float32: nothing of this step was released"
-        )
+        """That a ``GradScaler`` is to call ``step()`` whatever it finds, and to state its scale.
+
+        It looks for overflows in ``p.grad`` right after asking, and its ``update()`` fails if there
+        is none to look at. So it is shown zeros: its scale must not depend on the batch, of which
+        Opacus's modes leave the plain gradient there.
+        """
+        for p in self.params:
+            p.grad = None
+        shown = min(self.params, key=torch.Tensor.numel)
+        shown.grad = torch.zeros_like(shown)
+        return True
+
+    def _loss_scale(self) -> float:
+        """What a ``GradScaler`` says that it multiplied the loss by; 1 without one.
+
+        Raises:
+            RuntimeError: if it does not say so, or the scale is no positive number.
+        """
+        if "found_inf" not in vars(self):
+            return 1.0
+        stated: Any = getattr(self, "grad_scale", None)
+        if stated is None:
+            raise RuntimeError(
+                "scaler.unscale_(optimizer) was called before scaler.step(optimizer): there was "
+                "no gradient yet to divide by the scale, and now the scaler keeps it to itself; "
+                "leave unscale_ out (and clip_grad_norm_ with it): the step divides by the scale "
+                "and clips every example. Nothing of this step was released"
+            )
+        scale = float(stated)
+        if not 0 < scale < math.inf:  # NaN is neither
+            raise RuntimeError(
+                f"the scale of GradScaler is {scale}: must be positive and finite; set it with "
+                "scaler.update(new_scale=65536.0), for instance"
+            )
+        if self._largest_loss_scale is not None and scale > self._largest_loss_scale:
+            logger.warning(
+                "the scale of GradScaler grew from %g to %g. It is told of no overflow, which "
+                "would tell of the data, and so it only grows; examples that overflow are left out "
+                "(private.nonfinite_examples). GradScaler(growth_interval=10**9) keeps it",
+                self._largest_loss_scale,
+                scale,
+            )
+        self._largest_loss_scale = max(scale, self._largest_loss_scale or 0.0)
+        return scale
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
         """On the wrapped optimiser: called before each noisy update, once a logical step."""

@@ -102,38 +102,6 @@ def test_schedulers_of_the_loaded_optimizer_are_the_runs():
         second.register_scheduler(ExponentialLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 0.5))
 
 
-def test_a_gradient_scaler_is_refused_before_the_release(mode):
-    """It scaled every loss by 65,536, so that all of a gradient but its direction was lost."""
-    net = small_net()
-    before = flat(net).clone()
-    private = make(net, images(), mode, scheme=everything_every_step(24, 2))
-    scaler = torch.amp.GradScaler("cpu")
-    x, y = next(iter(private.loader))
-    scaler.scale(nn.functional.cross_entropy(private.module(x), y)).backward()
-    with pytest.raises(RuntimeError, match=r"GradScaler multiplies the loss.*bfloat16"):
-        scaler.step(private.optimizer)
-    assert private.steps_executed == 0
-    assert private.optimizer.ledger.digests == []
-    assert torch.equal(flat(net), before)
-
-
-def test_a_gradient_scaler_that_is_off_changes_nothing(mode):
-    nets = small_net(), small_net()
-    for net, scaler in zip(nets, (None, torch.amp.GradScaler("cpu", enabled=False)), strict=True):
-        private = make(net, images(), mode, scheme=everything_every_step(24, 2))
-        for x, y in private.loader:
-            private.optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(private.module(x), y)
-            if scaler is None:
-                loss.backward()
-                private.optimizer.step()
-            else:
-                scaler.scale(loss).backward()
-                scaler.step(private.optimizer)
-                scaler.update()
-    assert torch.equal(flat(nets[0]), flat(nets[1]))
-
-
 @pytest.mark.parametrize("where", ["before", "private"])
 def test_step_hooks_see_the_release_once_a_logical_step(mode, where):
     net = small_net()

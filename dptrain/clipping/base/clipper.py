@@ -54,6 +54,7 @@ class GradientClipper(ABC):
         weights: torch.Tensor,
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
+        loss_scale: float = 1.0,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter (``None`` where a parameter took no part), consumed.
 
@@ -64,6 +65,7 @@ class GradientClipper(ABC):
                 depend on must be public.
             admit: from the norms of what examples contribute, shape (examples,), to factors in
                 [0, 1] on the clipped gradients; ``None``: all 1.
+            loss_scale: S > 0, what the loss was multiplied by; undone before anything else.
 
         Raises:
             RuntimeError: if the backward passes of this batch do not give one gradient an example.

@@ -102,6 +102,15 @@ def clip_factors(
     return torch.where(kept, factors, 0.0), finite
 
 
+def per_reported(factors: torch.Tensor, unit: float) -> torch.Tensor:
+    """Factors on gradients as they were reported, of which g is ``unit`` times as long.
+
+    Those that come out below the least normal number are 0, as in ``clip_factors``.
+    """
+    scaled = factors * unit
+    return torch.where(scaled >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
+
+
 def _check_clipped(
     style: ClippingStyle,
     norms: torch.Tensor,

@@ -13,7 +13,7 @@ from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_bat
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import group_norms, total_norms
+from dptrain.clipping.base.weights import group_norms, per_reported, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
@@ -123,6 +123,7 @@ class BookkeepingClipper(GradientClipper):
         weights: torch.Tensor,
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
+        loss_scale: float = 1.0,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
 
@@ -135,11 +136,11 @@ class BookkeepingClipper(GradientClipper):
                 "private module's output"
             )
         scaling = [None] * len(self.parameters) if scales is None else scales
-        unit = self._unit(len(weights))
+        unit = self._unit(len(weights)) / loss_scale
         norms = self._group_norms(scaling, unit)
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         index = None if finite is None else finite.nonzero()[:, 0]
-        by_group = (factors * unit).unbind(1)
+        by_group = per_reported(factors, unit).unbind(1)
         ours = {
             p: (by_group[group], s)
             for p, group, s in zip(self.parameters, self.groups, scaling, strict=True)

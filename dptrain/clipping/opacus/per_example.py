@@ -16,7 +16,7 @@ from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_bat
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import group_norms
+from dptrain.clipping.base.weights import group_norms, per_reported
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
@@ -232,6 +232,7 @@ class PerExampleClipper(GradientClipper):
         weights: torch.Tensor,
         scales: Sequence[torch.Tensor | None] | None = None,
         admit: Admit | None = None,
+        loss_scale: float = 1.0,
     ) -> list[torch.Tensor | None]:
         """One clipped sum per parameter, as ``GradientClipper`` has it, consumed.
 
@@ -256,8 +257,10 @@ class PerExampleClipper(GradientClipper):
                 continue
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
             parts.append(row_norms(rows))
-        norms = group_norms(parts, self.groups)
+        unit = 1.0 / loss_scale
+        norms = group_norms(parts, self.groups) * unit
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
+        factors = per_reported(factors, unit)
         sums: list[torch.Tensor | None] = []
         for p, sample, s, group in zip(self.parameters, samples, scaling, self.groups, strict=True):
             if sample is None:
