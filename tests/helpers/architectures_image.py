@@ -20,6 +20,7 @@ from tests.helpers.architectures_parts import (
 )
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 INSTANCE_NORMS = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d}
 Made = tuple[nn.Module, Shape]
 
@@ -110,6 +111,52 @@ def _conv(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     return followed(draw, layer, without), (out, *spatial)
 
 
+class _Sized(nn.Module):
+    """A transposed convolution that is told the size of its output."""
+
+    def __init__(self, layer: nn.Module, size: Shape) -> None:
+        super().__init__()
+        self.layer, self.size = layer, list(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.size)
+
+
+def _transposed(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
+    """Any transposed convolution whose output is not empty, nor large."""
+    dimensions = len(shape) - 1
+    groups = draw(st.sampled_from([g for g in (1, 2, 3, 4) if shape[0] % g == 0]))
+    out = groups * draw(st.integers(1, 3))
+    options: dict[str, list[int]] = {
+        name: [] for name in ("kernel_size", "stride", "padding", "dilation", "output_padding")
+    }
+    for size in shape[1:]:
+        kernel = draw(st.integers(1, 3))
+        stride = draw(st.integers(1, 3 if size < 4 else 1))
+        dilation = draw(st.integers(1, 2))
+        extra = draw(st.integers(0, max(stride, dilation) - 1))
+        length = (size - 1) * stride + dilation * (kernel - 1) + extra + 1
+        drawn = (kernel, stride, draw(st.integers(0, min(2, (length - 1) // 2))), dilation, extra)
+        for values, value in zip(options.values(), drawn, strict=True):
+            values.append(value)
+    layer = TRANSPOSED[dimensions](
+        shape[0],
+        out,
+        groups=groups,
+        bias=draw(st.booleans()),
+        **{name: tuple(values) for name, values in options.items()},
+    )
+    with torch.no_grad():
+        spatial = tuple(layer(torch.zeros(1, *shape)).shape[2:])
+    sized: nn.Module = layer
+    # torch takes sizes up to a stride more than the least.
+    near = all(a < b for a, b in zip(layer.output_padding, layer.stride, strict=True))
+    if near and "output size" not in without and draw(st.booleans()):
+        layer.output_padding = (0,) * dimensions  # the size tells
+        sized = _Sized(layer, spatial)
+    return followed(draw, sized, without), (out, *spatial)
+
+
 def _keeping(draw: Any, shape: Shape) -> nn.Module:
     """A convolution whose output has the shape of its input."""
     layer = CONVOLUTIONS[len(shape) - 1]
@@ -154,6 +201,7 @@ IMAGE_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "convolution": _conv,
     "pointwise convolution": _pointwise,
     "convolution reused": _conv_reused,
+    "transposed convolution": _transposed,
     "group norm": _group_norm,
     "instance norm": _instance_norm,
 }

@@ -23,6 +23,7 @@ UNKNOWN = {
             "flat positions",
             "inplace",
             "padding_mode",
+            "output size",
         }
     ),
     "bookkeeping": frozenset(),

@@ -58,6 +58,16 @@ CASES = {
         images(3, 5, 5),
     ),
     "Conv3d": (lambda: nn.Conv3d(2, 3, 2), images(2, 3, 4, 3)),
+    "ConvTranspose1d": (lambda: nn.ConvTranspose1d(6, 4, 3, stride=2, groups=2), images(6, 5)),
+    "ConvTranspose2d": (
+        lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1, output_padding=1),
+        images(4, 4, 4),
+    ),
+    "ConvTranspose2d, few pixels": (
+        lambda: nn.ConvTranspose2d(30, 20, 3, padding=1),
+        images(30, 3, 3),
+    ),
+    "ConvTranspose3d": (lambda: nn.ConvTranspose3d(3, 2, 2), images(3, 3, 3, 2)),
     "LayerNorm": (lambda: nn.LayerNorm(6), images(5, 6)),
     "LayerNorm, long": (lambda: nn.LayerNorm(300), images(220, 300)),
     "RMSNorm": (lambda: nn.RMSNorm(6), images(5, 6)),

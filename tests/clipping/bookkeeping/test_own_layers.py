@@ -308,6 +308,13 @@ KNOWN = {
         for d, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1)
     },
     **{
+        kind: lambda kind=kind, d=d: (
+            kind(4, 6, 3, groups=2, stride=2, padding=1, output_padding=1),
+            torch.randn(IMAGES[d]),
+        )
+        for d, kind in enumerate((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), 1)
+    },
+    **{
         kind: lambda kind=kind, d=d: (kind(4, affine=True), torch.randn(IMAGES[d]))
         for d, kind in enumerate((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), 1)
     },

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ConvShape:
     """What is needed of a convolution to form gradients of its weight; tuples have D entries.
 
@@ -39,7 +39,7 @@ class ConvShape:
         """The shape of an ``nn.Conv1d``, ``Conv2d`` or ``Conv3d``.
 
         Raises:
-            TypeError: for anything else, transposed convolutions too.
+            TypeError: for anything else; of transposed ones see ``adjoint``.
         """
         if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             raise TypeError(
@@ -56,6 +56,45 @@ class ConvShape:
             groups=layer.groups,
             padding_mode=layer.padding_mode,
         )
+
+    @classmethod
+    def adjoint(
+        cls, layer: nn.Module, inputs: tuple[int, ...], outputs: tuple[int, ...]
+    ) -> ConvShape:
+        """The shape of the convolution that a transposed one is the adjoint of.
+
+        It leads from what the layer returns to what it is given, with the same weight W. As
+        ⟨g, Aᵀx⟩ = ⟨A g, x⟩, the gradient of ⟨g, layer(x)⟩ by W is that of ⟨conv(g), x⟩: of a
+        convolution with input g whose output has the gradient x.
+
+        Args:
+            layer: an ``nn.ConvTranspose1d``, ``ConvTranspose2d`` or ``ConvTranspose3d``.
+            inputs: spatial sizes of what it is given.
+            outputs: spatial sizes of what it returned, which tell the output padding of the call.
+        """
+        assert isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        found = cls(
+            in_channels=layer.out_channels,
+            out_channels=layer.in_channels,
+            kernel=tuple(layer.kernel_size),
+            stride=tuple(layer.stride),
+            dilation=tuple(layer.dilation),
+            padding=_pairs(layer),
+            groups=layer.groups,
+        )
+        # Output padding of a stride or more (a dilation allows it) makes room for further outputs
+        # of the convolution, which the layer was given nothing for: that much padding is left out.
+        spare = [
+            stride * (more - size)
+            for more, size, stride in zip(
+                found.output_sizes(outputs), inputs, found.stride, strict=True
+            )
+        ]
+        padding = tuple(
+            (before, after - rest)
+            for (before, after), rest in zip(found.padding, spare, strict=True)
+        )
+        return dataclasses.replace(found, padding=padding)
 
     @property
     def weight_shape(self) -> tuple[int, ...]:
@@ -129,7 +168,7 @@ def positions(sizes: tuple[int, ...]) -> int:
     return math.prod(sizes)
 
 
-def _pairs(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> tuple[tuple[int, int], ...]:
+def _pairs(layer: nn.modules.conv._ConvNd) -> tuple[tuple[int, int], ...]:
     if layer.padding == "valid":
         return ((0, 0),) * len(layer.kernel_size)
     if layer.padding == "same":

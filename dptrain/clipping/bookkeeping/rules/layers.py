@@ -130,6 +130,23 @@ class ConvRule(WeightRule):
         return found
 
 
+class ConvTransposeRule(WeightRule):
+    """Transposed convolutions: convolutions with input and output gradient exchanged."""
+
+    @override
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        found: dict[str, Use] = {}
+        if inputs:
+            x = inputs[0]  # the sizes that may have been asked for show in the gradient's
+            shape = ConvShape.adjoint(layer, tuple(x.shape[2:]), tuple(gradient.shape[2:]))
+            found["weight"] = Convolved(gradient, x, shape)
+        if layer.bias is not None and layer.bias.requires_grad:
+            found["bias"] = Materialized(gradient.flatten(2).sum(2))
+        return found
+
+
 register_layer(nn.Linear, LinearRule())
 register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
 register_layer(nn.Bilinear, BilinearRule())
@@ -137,6 +154,8 @@ register_layer(nn.MultiheadAttention, AttentionRule())
 register_layer(nn.Embedding, EmbeddingRule())
 for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_layer(convolution, ConvRule())
+for transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
+    register_layer(transposed, ConvTransposeRule())
 register_layer(nn.LayerNorm, LayerNormRule())
 register_layer(nn.RMSNorm, RMSNormRule())
 for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
