@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from dptrain.clipping import why_not
 from dptrain.clipping.bookkeeping import tapped_layer
-from dptrain.clipping.bookkeeping.rules import RULES
+from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
 
 # What Opacus 1.6 lets through and gets wrong.
@@ -96,7 +96,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
         f"layer {name!r}: {error}"
         for name, layer in module.named_modules()
         if type(layer) in ModuleValidator.VALIDATORS
-        and not (mode == "bookkeeping" and type(layer) in RULES)
+        and not (mode == "bookkeeping" and rule_of(layer) is not None)
         and any(p.requires_grad for p in layer.parameters())
         for error in ModuleValidator.VALIDATORS[type(layer)](layer)
     ]

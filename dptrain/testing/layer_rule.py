@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping import LayerRule, norms_of_sum
-from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
+from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of
 from dptrain.clipping.bookkeeping.uses import Use
 from dptrain.testing.layer_uses import reported_uses, tensors_of
 from dptrain.testing.norms_of_releases import check_norms_of_releases
@@ -85,7 +85,7 @@ def _prepared(layer: nn.Module, inputs: Any) -> tuple[nn.Module, list[Any], Laye
     Raises:
         ValueError: if one of them cannot be checked.
     """
-    rule = RULES.get(type(layer))
+    rule = rule_of(layer)
     if rule is None:
         raise ValueError(
             f"{type(layer).__name__} has no rule: register one with dptrain.register_layer()"

@@ -12,7 +12,7 @@ from torch import nn
 
 from dptrain.clipping.base import HALF, ROUNDING, row_norms_error, unit
 from dptrain.clipping.bookkeeping import norms_of_sum
-from dptrain.clipping.bookkeeping.rules import RULES, owned, register_imported
+from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of
 from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
 from dptrain.testing.layer_uses import reported_uses, tensors_of
 
@@ -83,7 +83,7 @@ def check_norms_of_releases(
         ValueError: if the layer has no rule.
     """
     register_imported()
-    rule = RULES.get(type(layer))
+    rule = rule_of(layer)
     if rule is None:
         raise ValueError(
             f"{type(layer).__name__} has no rule: register one with dptrain.register_layer()"

@@ -18,7 +18,7 @@ from dptrain.clipping.bookkeeping.rules.normalization import (
     LayerNormRule,
     RMSNormRule,
 )
-from dptrain.clipping.bookkeeping.rules.rules import RULES, LayerRule, WeightRule, register_layer
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, WeightRule, register_own
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -147,23 +147,23 @@ class ConvTransposeRule(WeightRule):
         return found
 
 
-register_layer(nn.Linear, LinearRule())
-register_layer(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
-register_layer(nn.Bilinear, BilinearRule())
-register_layer(nn.MultiheadAttention, AttentionRule())
-register_layer(nn.Embedding, EmbeddingRule())
+register_own(nn.Linear, LinearRule())
+register_own(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
+register_own(nn.Bilinear, BilinearRule())
+register_own(nn.MultiheadAttention, AttentionRule())
+register_own(nn.Embedding, EmbeddingRule())
 for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
-    register_layer(convolution, ConvRule())
+    register_own(convolution, ConvRule())
 for transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-    register_layer(transposed, ConvTransposeRule())
-register_layer(nn.LayerNorm, LayerNormRule())
-register_layer(nn.RMSNorm, RMSNormRule())
+    register_own(transposed, ConvTransposeRule())
+register_own(nn.LayerNorm, LayerNormRule())
+register_own(nn.RMSNorm, RMSNormRule())
 for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
-    register_layer(norm, ChannelNormRule())
+    register_own(norm, ChannelNormRule())
 
 
 def register_imported() -> None:
     """Rules of layers of libraries that are in use, and are not imported for this."""
     hugging_face = sys.modules.get("transformers.pytorch_utils")
     if hugging_face is not None:
-        RULES.setdefault(hugging_face.Conv1D, LinearRule(transposed=True))
+        register_own(hugging_face.Conv1D, LinearRule(transposed=True))

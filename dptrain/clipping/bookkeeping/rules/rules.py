@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.bookkeeping.rules.inherited import differs
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 PerExampleGradients = Callable[
@@ -162,9 +163,23 @@ class GradientRule(LayerRule):
 RULES: dict[type[nn.Module], LayerRule] = {}
 """The rule of every type of layer that bookkeeping knows."""
 
+_OURS: set[type[nn.Module]] = set()
+"""Types whose rules came with dptrain."""
 
-def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients) -> None:
-    """Make ``Gradients(mode="bookkeeping")`` handle layers of exactly the type ``kind``.
+
+def register_own(kind: type[nn.Module], rule: LayerRule) -> None:
+    """A rule that comes with dptrain: nobody replaces it by mistake."""
+    RULES.setdefault(kind, rule)
+    _OURS.add(kind)
+
+
+def register_layer(
+    kind: type[nn.Module], rule: LayerRule | PerExampleGradients, *, replace: bool = False
+) -> None:
+    """Make ``Gradients(mode="bookkeeping")`` handle layers of the type ``kind``.
+
+    And of its subclasses, where neither ``forward`` nor anything that it looks up in the layer is
+    another there.
 
     Example:
         >>> class Scale(nn.Module):
@@ -183,9 +198,11 @@ def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients)
     Args:
         kind: has parameters of its own and returns one tensor with one row per example.
         rule: a ``LayerRule``, or a function that returns per-example gradients.
+        replace: whether the rule may take the place of one that comes with dptrain.
 
     Raises:
         TypeError: if one of the two is something else.
+        ValueError: if ``kind`` has a rule that comes with dptrain, without ``replace``.
     """
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise TypeError(f"kind={kind!r}: expected a subclass of torch.nn.Module")
@@ -193,7 +210,24 @@ def register_layer(kind: type[nn.Module], rule: LayerRule | PerExampleGradients)
         if not callable(rule):
             raise TypeError(f"rule={rule!r}: expected a LayerRule, or a function")
         rule = GradientRule(rule)
+    if kind in _OURS and not replace:
+        raise ValueError(
+            f"kind={kind.__name__}: dptrain has a rule for it, that of "
+            f"{type(RULES[kind]).__name__}; register yours for a subclass, or pass replace=True to "
+            "use it for every such layer of this process"
+        )
     RULES[kind] = rule
+
+
+def rule_of(layer: nn.Module) -> LayerRule | None:
+    """The rule for a layer: its type's, or that of the nearest parent whose forward it has."""
+    kind = _with_rule(layer)
+    return None if kind is None or differs(layer, kind) else RULES[kind]
+
+
+def _with_rule(layer: nn.Module) -> type[nn.Module] | None:
+    """The nearest class of a layer that has a rule."""
+    return next((kind for kind in type(layer).__mro__ if kind in RULES), None)
 
 
 def owned(layer: nn.Module, rule: LayerRule | None) -> dict[str, nn.Parameter]:
@@ -208,8 +242,7 @@ def layers_with_rules(module: nn.Module) -> dict[str, tuple[nn.Module, LayerRule
     found: dict[str, tuple[nn.Module, LayerRule]] = {}
     covered: set[nn.Module] = set()
     for name, layer in module.named_modules():
-        rule = RULES.get(type(layer))
-        if layer in covered or rule is None:
+        if layer in covered or (rule := rule_of(layer)) is None:
             continue
         if rule.recurses:
             covered.update(layer.modules())
@@ -248,4 +281,6 @@ def _without_rule(layer: nn.Module) -> str:
         return f"{kind} has no rule (in hooks mode opacus.layers.dp_rnn.DP{kind} computes the same)"
     if isinstance(layer, nn.ParameterDict | nn.ParameterList):
         return f"{kind} has no rule, nor can it have one, as it is never called (nor in hooks mode)"
-    return f"{kind} has no rule"
+    parent = _with_rule(layer)
+    why = None if parent is None else differs(layer, parent)
+    return f"{kind} has no rule" if why is None else f"{kind} has no rule, as it {why}"

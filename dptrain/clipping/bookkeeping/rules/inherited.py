@@ -1,0 +1,97 @@
+"""Whether a rule that was written for one class of layers holds for another, or for one layer."""
+
+from __future__ import annotations
+
+import inspect
+from types import CodeType, FunctionType
+
+from torch import nn
+
+_MISSING = object()
+_READING = ("__getattr__", "__getattribute__")  # what reading an attribute calls
+
+
+def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
+    """What makes a layer compute something else than its parent class does, or ``None``.
+
+    The parent's ``forward`` computes the same in a subclass if nothing that it looks at, directly
+    or through methods that it calls, is another there: no method, no property in the place of a
+    parameter, no function that a library has put on this very layer. And no parameter may be
+    trained that it does not look at.
+
+    Args:
+        layer: an instance of ``kind``.
+        kind: a class of layers.
+
+    Returns:
+        What differs, to be read after the layer's name.
+    """
+    names = _looked_at(kind)
+    own = vars(layer)
+    for name in sorted(names or {"forward"}):
+        method = name in own and callable(getattr(type(layer), name, None))
+        if method and not _is_own_method(layer, name, own[name]):
+            return f"has another {name}() than its class, put on it by some library"
+    if type(layer) is kind:
+        return None
+    if names is None:
+        return (
+            f"is a subclass of {kind.__name__}, of whose forward() it cannot be seen what it calls"
+        )
+    for name in sorted(names):
+        theirs = inspect.getattr_static(type(layer), name, _MISSING)
+        if theirs is not inspect.getattr_static(kind, name, _MISSING):
+            called = "()" if callable(theirs) else ""
+            return f"is a {kind.__name__} with a {name}{called} of its own"
+    trained = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
+    if others := [name for name in trained if name not in names]:
+        return f"is a {kind.__name__} with further parameters {others}"
+    return None
+
+
+def _is_own_method(layer: nn.Module, name: str, value: object) -> bool:
+    """Whether it is what the class has, bound to the layer, or a tap of it."""
+    theirs = inspect.getattr_static(type(layer), name, None)
+    value = getattr(value, "_forward", value)
+    return (
+        getattr(value, "__func__", _MISSING) is theirs and getattr(value, "__self__", None) is layer
+    )
+
+
+def _looked_at(kind: type[nn.Module]) -> set[str] | None:
+    """Names that ``forward`` may look up in the layer, and what it calls there; more than those.
+
+    ``None`` if they cannot be told: of functions that are no plain ones, or have a closure, as
+    decorators make them.
+    """
+    found = {"forward", *_READING}
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        # What super() calls is in the classes further up.
+        for parent in kind.__mro__:
+            if parent in (nn.Module, object) or name not in vars(parent):
+                continue
+            value = vars(parent)[name]
+            value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            if not callable(value):
+                continue
+            if not isinstance(value, FunctionType) or set(value.__code__.co_freevars) - {
+                "__class__"
+            }:
+                return None
+            new = _names(value.__code__) - found
+            found |= new
+            waiting += new
+    return found
+
+
+def _names(code: CodeType) -> set[str]:
+    """Global and attribute names in a function, and texts where attributes are got by them."""
+    found = set(code.co_names)
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            found |= _names(value)
+        elif isinstance(value, str) and "getattr" in code.co_names:
+            found.add(value)
+    return found
