@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from dptrain.losses import TokenCrossEntropy
 from recipes.models import vgg
+from scripts.bench.step_networks import LstmTagger, MnistCnn, UNet, resnet
 
 CLASSES = 10
+TAGS = 20
+TOKENS = 256  # of a decoder's sequences
+LLAMA_VOCABULARY = 32_000
+WORDS = 10_000  # of the tagger
 Inputs = dict[str, torch.Tensor]
 
 
@@ -27,7 +34,9 @@ class Case:
         build: the module, in training mode, on the CPU.
         inputs: from (rows, generator) to the module's keyword arguments; a module whose only
             argument is positional has it under ``"x"``.
-        classes: of the labels.
+        classes: of the labels, where they are random classes.
+        labels: from (inputs, generator) to the labels; ``None``: a class for each row.
+        loss: makes the loss of (output, labels), which has its reduction for an attribute.
     """
 
     name: str
@@ -36,13 +45,18 @@ class Case:
     build: Callable[[], nn.Module]
     inputs: Callable[[int, torch.Generator], Inputs]
     classes: int = CLASSES
+    labels: Callable[[Inputs, torch.Generator], torch.Tensor] | None = None
+    loss: Callable[[], nn.Module] = nn.CrossEntropyLoss
 
     def data(self, rows: int | None = None) -> tuple[Inputs, torch.Tensor]:
         """One batch of inputs and labels, the same at every call."""
         generator = torch.Generator().manual_seed(1)
         rows = self.batch if rows is None else rows
-        labels = torch.randint(0, self.classes, (rows,), generator=generator)
-        return self.inputs(rows, generator), labels
+        if self.labels is None:
+            classes = torch.randint(0, self.classes, (rows,), generator=generator)
+            return self.inputs(rows, generator), classes
+        inputs = self.inputs(rows, generator)
+        return inputs, self.labels(inputs, generator)
 
     def module(self) -> nn.Module:
         """The module, with the same weights at every call."""
@@ -51,16 +65,14 @@ class Case:
 
 
 def call(module: nn.Module, inputs: Inputs) -> torch.Tensor:
-    """Logits, shape (rows, classes)."""
-    if "x" in inputs:
-        logits: torch.Tensor = module(inputs["x"])
-    else:
-        logits = module(**inputs).logits
-    return logits
+    """What the loss is of: what the module returns, or the logits in it."""
+    output: Any = module(inputs["x"]) if "x" in inputs else module(**inputs)
+    found: torch.Tensor = output if isinstance(output, torch.Tensor) else output.logits
+    return found
 
 
 def with_position_ids(inputs: Inputs) -> Inputs:
-    """The inputs of a BERT with a row of position ids for each example, shape (rows, tokens).
+    """The inputs of a transformer with position ids for each example, shape (rows, tokens).
 
     Left out, the model looks up one row and shares it among all examples, which Opacus's rules
     take for a batch of one.
@@ -92,45 +104,73 @@ def _bert_tiny() -> nn.Module:
     return _bert(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
 
 
-class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with GroupNorm, and the input added to them."""
+def _gpt2(vocabulary: int) -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    def __init__(self, before: int, width: int, stride: int, groups: int = 32) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, width)
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or before != width:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(before, width, 1, stride, bias=False), nn.GroupNorm(groups, width)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(rows, before, h, w) to (rows, width, h / stride, w / stride)."""
-        h = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": TOKENS}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocabulary, **sizes))
 
 
-def resnet18(classes: int = CLASSES) -> nn.Module:
-    """ResNet-18 (He et al. 2016) for 32×32 images: a 3×3 stem, GroupNorm for BatchNorm."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 3, padding=1, bias=False),
-        nn.GroupNorm(32, 64),
-        nn.ReLU(),
-    ]
-    before = 64
-    for width in (64, 128, 256, 512):
-        for stride in (1 if width == 64 else 2, 1):
-            layers.append(ResidualBlock(before, width, stride))
-            before = width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes)]
-    return nn.Sequential(*layers)
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=LLAMA_VOCABULARY,
+            hidden_size=256,
+            intermediate_size=688,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=TOKENS,
+            use_cache=False,
+        )
+    )
 
 
-def _images(rows: int, generator: torch.Generator) -> Inputs:
-    return {"x": torch.randn(rows, 3, 32, 32, generator=generator)}
+def _vit_tiny() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return ViTForImageClassification(
+        ViTConfig(
+            hidden_size=192,
+            num_hidden_layers=12,
+            num_attention_heads=3,
+            intermediate_size=768,
+            image_size=32,
+            patch_size=4,
+            num_labels=CLASSES,
+        )
+    )
+
+
+def _convnext_atto() -> nn.Module:
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    return ConvNextForImageClassification(
+        ConvNextConfig(
+            hidden_sizes=[40, 80, 160, 320],
+            depths=[2, 2, 6, 2],
+            image_size=64,
+            num_labels=CLASSES,
+        )
+    )
+
+
+def _images(
+    rows: int, generator: torch.Generator, *, name: str = "x", size: int = 32, channels: int = 3
+) -> Inputs:
+    return {name: torch.randn(rows, channels, size, size, generator=generator)}
+
+
+def _pixels(size: int) -> Callable[[int, torch.Generator], Inputs]:
+    """Images as Hugging Face names them."""
+    return functools.partial(_images, name="pixel_values", size=size)
+
+
+def _images_and_times(rows: int, generator: torch.Generator) -> Inputs:
+    images = _images(rows, generator, name="images")
+    return {**images, "times": torch.rand(rows, generator=generator)}
 
 
 def _features(rows: int, generator: torch.Generator) -> Inputs:
@@ -143,17 +183,62 @@ def _tokens(rows: int, generator: torch.Generator) -> Inputs:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case("vgg", "VGG 32×32", 256, _vgg, _images),
-        Case("bert", "BERT-tiny, 128 tokens", 64, _bert_tiny, _tokens, classes=2),
-        Case("mlp", "MLP 784-512-512-10", 1024, _mlp, _features),
-        Case("resnet18", "ResNet-18 (GroupNorm) 32×32", 512, resnet18, _images),
-        Case("bert-base", "BERT-base, 128 tokens", 64, _bert, _tokens, classes=2),
-    )
-}
-ON_CPU = ("vgg", "bert", "mlp")
+def _ids(vocabulary: int) -> Callable[[int, torch.Generator], Inputs]:
+    """Sequences for a decoder."""
+    return lambda rows, generator: {
+        "input_ids": torch.randint(1, vocabulary, (rows, TOKENS), generator=generator)
+    }
+
+
+def _words(rows: int, generator: torch.Generator) -> Inputs:
+    return {"x": torch.randint(0, WORDS, (rows, 64), generator=generator)}
+
+
+def _next_tokens(inputs: Inputs, generator: torch.Generator) -> torch.Tensor:
+    """The tokens themselves, which the loss shifts."""
+    return inputs["input_ids"].clone()
+
+
+def _tags(inputs: Inputs, generator: torch.Generator) -> torch.Tensor:
+    """A tag for every token."""
+    return torch.randint(0, TAGS, inputs["x"].shape, generator=generator)
+
+
+def _noise(inputs: Inputs, generator: torch.Generator) -> torch.Tensor:
+    """The noise that a diffusion model is to find."""
+    return torch.randn(inputs["images"].shape, generator=generator)
+
+
+def _cases() -> Iterator[Case]:
+    yield Case("vgg", "VGG 32×32", 256, _vgg, _images)
+    yield Case("bert", "BERT-tiny, 128 tokens", 64, _bert_tiny, _tokens, classes=2)
+    yield Case("mlp", "MLP 784-512-512-10", 1024, _mlp, _features)
+    mnist = functools.partial(_images, size=28, channels=1)
+    yield Case("mnist", "Opacus's MNIST CNN", 512, lambda: MnistCnn(CLASSES), mnist)
+    yield Case("resnet10", "ResNet-10 (GroupNorm) 32×32", 64, lambda: resnet(1, CLASSES), _images)
+    yield Case("resnet18", "ResNet-18 (GroupNorm) 32×32", 32, lambda: resnet(2, CLASSES), _images)
+    decoder = {"labels": _next_tokens, "loss": lambda: TokenCrossEntropy(shift=True)}
+    for name, vocabulary in (("gpt2", 5_000), ("gpt2-50k", 50_257)):
+        build = functools.partial(_gpt2, vocabulary)
+        title = f"GPT-2, 4 layers, vocabulary {vocabulary:,}"
+        yield Case(name, title, 8, build, _ids(vocabulary), **decoder)
+    known = _ids(LLAMA_VOCABULARY)
+    yield Case("llama", "Llama, 4 layers, vocabulary 32,000", 8, _llama, known, **decoder)
+    yield Case("vit", "ViT-tiny/4 32×32", 64, _vit_tiny, _pixels(32))
+    yield Case("convnext", "ConvNeXt-atto 64×64", 64, _convnext_atto, _pixels(64))
+    unet = {"labels": _noise, "loss": nn.MSELoss}
+    yield Case("unet", "diffusion UNet 32×32", 32, UNet, _images_and_times, **unet)
+    tagger = {"labels": _tags, "loss": TokenCrossEntropy}
+    lstm = functools.partial(LstmTagger, WORDS, TAGS)
+    yield Case("lstm", "LSTM tagger, 64 tokens", 128, lstm, _words, **tagger)
+    large = functools.partial(resnet, 2, CLASSES)
+    yield Case("resnet18-large", "ResNet-18 (GroupNorm) 32×32", 512, large, _images)
+    yield Case("bert-base", "BERT-base, 128 tokens", 64, _bert, _tokens, classes=2)
+
+
+CASES: dict[str, Case] = {case.name: case for case in _cases()}
+ON_GPU = ("resnet18-large", "bert-base")
+ON_CPU = tuple(name for name in CASES if name not in ON_GPU)
 
 
 def default_models(device: str) -> list[str]:

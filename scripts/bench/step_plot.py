@@ -12,6 +12,7 @@ COLOURS = {  # ordinary is the line at 1
     "opacus-hooks": "#9ecae1",
     "opacus-functorch": "#6baed6",
     "opacus-ghost": "#3182bd",
+    "opake": "#9e9ac8",
     "hooks": "#fdd0a2",
     "functorch": "#fdae6b",
     "bookkeeping": "#31a354",
@@ -22,6 +23,8 @@ COLOURS = {  # ordinary is the line at 1
 def label(side: str) -> str:
     """As in the legend."""
     kind, mode = SIDES[side]
+    if kind == "opake":
+        return kind
     banded = ", 16 bands" if side.endswith("-banded") else ""
     return f"{'Opacus' if kind == 'opacus' else 'dptrain'} {mode}{banded}"
 
@@ -69,8 +72,13 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
         raise SystemExit("--plot: no side but failures to show")
     columns = len({what for what, _, _ in panels})
     lines = -(-len(panels) // columns)
+    models = max(len(found) for _, _, found in panels)
     figure, axes = plt.subplots(
-        lines, columns, figsize=(6.4 * columns, 3.6 * lines), layout="constrained", squeeze=False
+        lines,
+        columns,
+        figsize=(max(6.4, 1.6 * models) * columns, 3.6 * lines),
+        layout="constrained",
+        squeeze=False,
     )
     for axis, (what, allocator, found) in zip(axes.flat, panels, strict=True):
         _bars(axis, found)
@@ -101,4 +109,4 @@ def _bars(axis: Any, found: dict[str, dict[str, float]]) -> None:
     top = max(height for row in found.values() for height in row.values())
     bottom = min(1.0, *(height for row in found.values() for height in row.values()))
     axis.set_ylim(0.9 * bottom, 1.8 * top)
-    axis.set_xticks(range(len(found)), [CASES[model].title for model in found])
+    axis.set_xticks(range(len(found)), [CASES[model].title.replace(", ", "\n") for model in found])

@@ -7,6 +7,7 @@ timed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from typing import Any
@@ -17,7 +18,15 @@ from torch.utils.data import DataLoader
 
 from dptrain import BandMF, Gradients, Poisson, PrivacyEngine
 from dptrain.noise import noise_stream
-from scripts.bench.step_models import CASES, Case, Rows, call, tensors, with_position_ids
+from scripts.bench.step_models import (
+    CASES,
+    Case,
+    Inputs,
+    Rows,
+    call,
+    tensors,
+    with_position_ids,
+)
 
 ORDINARY = "ordinary"
 MAX_STEPS = 100_000
@@ -27,6 +36,7 @@ SIDES: dict[str, tuple[str, str]] = {
     "opacus-hooks": ("opacus", "hooks"),
     "opacus-functorch": ("opacus", "functorch"),
     "opacus-ghost": ("opacus", "ghost"),
+    "opake": ("opake", ""),
     "hooks": ("dptrain", "hooks"),
     "functorch": ("dptrain", "functorch"),
     "bookkeeping": ("dptrain", "bookkeeping"),
@@ -57,8 +67,8 @@ class Side:
         self.inputs = {key: value.to(device) for key, value in inputs.items()}
         self.labels = labels.to(device)
         self.module: nn.Module = case.module().to(device)
-        self.optimizer: Any = torch.optim.SGD(self.module.parameters(), lr=1e-3, momentum=0.9)
-        self.loss: Any = nn.CrossEntropyLoss()
+        self.optimizer: Any = _sgd(self.module)
+        self.loss: Any = case.loss()
         self.batches: Any = None
 
     def wrap(self) -> None:
@@ -70,13 +80,19 @@ class Side:
         kind, mode = SIDES[self.name]
         if kind == "opacus":
             self._opacus(self.module, self.optimizer, mode)
+        elif kind == "opake":
+            self._opake(self.module, self.optimizer)
         elif kind == "dptrain":
             banded = self.name.endswith("-banded")
             self._dptrain(self.module, self.optimizer, mode, banded=banded)
 
     def _opacus(self, module: nn.Module, optimizer: torch.optim.Optimizer, mode: str) -> None:
         import opacus
+        from opacus.validators import ModuleValidator
 
+        if ModuleValidator.validate(module):  # an LSTM, which Opacus has its own of
+            module = ModuleValidator.fix(module).to(self.device)
+            optimizer = _sgd(module)
         data = tensors(self.inputs, self.labels)
         made = opacus.PrivacyEngine(accountant="rdp").make_private(
             module=module,
@@ -91,6 +107,45 @@ class Side:
         self.module, self.optimizer = made[0], made[1]
         if mode == "ghost":
             self.loss = made[2]
+
+    def _opake(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients by vmap, of the batch at once, its fastest way; the update is torch's."""
+        from opake.dpsgd.clipping import clipped_grad
+        from opake.dpsgd.noise import gaussian_noise
+        from opake.exceptions import ConfigurationError
+        from opake.patches import apply_model_patches
+        from opake.random import key
+
+        with contextlib.suppress(ConfigurationError):  # for a family without patches
+            apply_model_patches(module)
+        named = dict(module.named_parameters())
+        parameters = {name: p.detach() for name, p in named.items()}
+        rows, names = len(self.labels), list(self.inputs)
+
+        def loss(values: dict[str, torch.Tensor], labels: torch.Tensor, *inputs: Any) -> Any:
+            batch = {name: x[None] for name, x in zip(names, inputs, strict=True)}
+            output = torch.func.functional_call(_Called(module), _prefixed(values), (batch,))
+            return self.loss(output, labels[None])
+
+        gradients, clipping = clipped_grad(
+            loss,
+            clipping_norm=1.0,
+            batch_argnums=tuple(range(1, 2 + len(names))),
+            normalize_by=rows,
+        )
+        noise, state = gaussian_noise(noise_multiplier=1.0, key=key(0))
+
+        def step() -> None:
+            nonlocal clipping, state
+            clipped, clipping = gradients(
+                parameters, self.labels, *self.inputs.values(), state=clipping
+            )
+            noisy, state = noise(clipped, state)
+            for name, p in named.items():
+                p.grad = noisy.pytree[name]
+            optimizer.step()
+
+        self.step = step  # type: ignore[method-assign]
 
     def _dptrain(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, mode: str, *, banded: bool
@@ -124,6 +179,25 @@ class Side:
         self.optimizer.zero_grad()
         self.loss(call(self.module, self.inputs), self.labels).backward()
         self.optimizer.step()
+
+
+class _Called(nn.Module):
+    """A module called as a side calls it, so that its arguments are one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs: Inputs) -> torch.Tensor:
+        return call(self.module, inputs)
+
+
+def _prefixed(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"module.{name}": value for name, value in values.items()}
+
+
+def _sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
 
 
 def open_side(name: str, model: str, device: str) -> Side:

@@ -261,18 +261,33 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
         "opacus-hooks": "Opacus hooks",
         "opacus-functorch": "Opacus functorch",
         "opacus-ghost": "Opacus ghost",
+        "opake": "opake",
         "bookkeeping": "dptrain bookkeeping",
     }
     models = {
         "vgg": "VGG, 32×32",
         "bert": "BERT-tiny, 128 tokens",
         "mlp": "MLP 784-512-512-10",
+        "mnist": "Opacus's MNIST CNN",
+        "resnet10": "ResNet-10, GroupNorm, 32×32",
+        "resnet18": "ResNet-18, GroupNorm, 32×32",
+        "gpt2": "GPT-2, 4 layers, 256 wide, 256 tokens, vocabulary 5,000",
+        "gpt2-50k": "the same, vocabulary 50,257",
+        "llama": "Llama, 4 layers, 256 wide, 256 tokens, vocabulary 32,000",
+        "vit": "ViT-tiny/4, 32×32",
+        "convnext": "ConvNeXt-atto, 64×64",
+        "unet": "diffusion UNet, 32×32",
+        "lstm": "LSTM tagger, 64 tokens",
     }
+    sides = {side: title for side, title in sides.items() if _measured(tree, side)}
     rows = []
     for case in tree["time"]:
         cells = []
         for side in sides:
-            ratio = case["ratio"][side]
+            ratio = case["ratio"].get(side)
+            if ratio is None:
+                cells.append("–")
+                continue
             spread = f" ({ratio['q1']:.2f}–{ratio['q3']:.2f})" if side == "bookkeeping" else ""
             cells.append(f"{ratio['median']:.2f}{spread}")
         model = f"{models[case['model']]}; {case['batch']:,}"
@@ -281,14 +296,23 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
     added = {
         (each["model"], each["allocator"], each["side"]): each["peak_bytes"] - each["start_bytes"]
         for each in tree["memory"]
+        if "peak_bytes" in each
     }
     for case in tree["time"]:
         key = (case["model"], case["allocator"])
         ordinary = added[*key, "ordinary"]
-        cells = [f"{added[*key, side] / ordinary:.2f}" for side in sides]
+        cells = [
+            f"{added[*key, side] / ordinary:.2f}" if (*key, side) in added else "–"
+            for side in sides
+        ]
         model = f"{models[case['model']]}; {case['batch']:,}"
         rows.append(["memory", model, case["allocator"], _mebibytes(ordinary / 2**20), *cells])
     return Table(["", "model; batch", "allocator", "ordinary", *sides.values()], rows)
+
+
+def _measured(tree: Mapping[str, Any], side: str) -> bool:
+    """Whether a side ran for some model."""
+    return any(side in case["ratio"] for case in tree["time"])
 
 
 def _noise(tree: Mapping[str, Any]) -> Table:

@@ -1,6 +1,7 @@
 """The bench of step times: what it works out from measurements, and one small run of it."""
 
 import dataclasses
+import importlib.util
 import json
 import mmap
 import time
@@ -13,6 +14,7 @@ from scripts.bench import step_load, step_measure, step_memory, step_models, ste
 from scripts.bench.step_sides import DEFAULT_SIDES, ORDINARY, open_side
 
 SMALL = ["ordinary", "opacus-hooks", "opacus-ghost", "hooks", "bookkeeping"]
+SMALL += ["opake"] * (importlib.util.find_spec("opake") is not None)
 
 
 @pytest.fixture
@@ -38,6 +40,22 @@ def test_every_side_measures_the_same_training(small_mlp):
         step_measure.once(side)
         after = list(side.module.parameters())
         assert not any(p.equal(q) for p, q in zip(before, after, strict=True)), side.name
+
+
+@pytest.mark.parametrize("name", [name for name in step_models.ON_CPU if name != "gpt2-50k"])
+def test_every_model_has_a_loss_of_its_own_rows(name):
+    case = step_models.CASES[name]
+    torch.manual_seed(0)
+    module = case.module().eval()  # dropout would differ from call to call
+    inputs, labels = case.data(rows=3)
+
+    def loss(rows):
+        part = {key: value[rows] for key, value in inputs.items()}
+        return case.loss()(step_models.call(module, part), labels[rows])
+
+    with torch.no_grad():
+        single = [float(loss(slice(k, k + 1))) for k in range(3)]
+        assert float(loss(slice(0, 3))) == pytest.approx(sum(single) / 3, rel=1e-4)
 
 
 def test_ratios_are_within_rounds_and_busy_rounds_are_dropped(small_mlp, monkeypatch):
