@@ -1,5 +1,6 @@
 """For all tests."""
 
+import collections
 import os
 import pathlib
 import random
@@ -23,11 +24,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffled, the same way in every worker."""
+    """Samples are taken; shuffled, the same way in every worker."""
+    _sample(items)
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Of a test with the mark ``sample``, all cases but the first, and every so many, are slow."""
+    seen: collections.Counter[tuple[object, ...]] = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("sample")
+        if mark is not None and isinstance(item, pytest.Function):
+            test = (item.parent, item.originalname)
+            if seen[test] % mark.kwargs["every"]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 def pytest_sessionfinish() -> None:

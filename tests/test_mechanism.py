@@ -50,18 +50,17 @@ def test_hash_is_sha256_of_the_documented_text():
 
 def test_hash_is_the_same_in_another_process():
     code = (
-        "import sys; from dptrain.mechanism import MatrixMechanism as M;"
-        "m = M.from_json(sys.argv[1]); print(m.hash, hash(m))"
+        "import sys; from dptrain.mechanism import MatrixMechanism as M\n"
+        "for text in sys.argv[1:]: m = M.from_json(text); print(m.hash, hash(m))"
     )
-    for mechanism in MECHANISMS:
-        out = subprocess.run(
-            [sys.executable, "-c", code, mechanism.to_json()],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": "123"},
-        ).stdout.split()
-        assert out == [mechanism.hash, str(hash(mechanism))]
+    out = subprocess.run(
+        [sys.executable, "-c", code, *(mechanism.to_json() for mechanism in MECHANISMS)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONHASHSEED": "123"},
+    ).stdout.splitlines()
+    assert out == [f"{mechanism.hash} {hash(mechanism)}" for mechanism in MECHANISMS]
 
 
 def test_any_change_changes_value_and_hash():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import pathlib
 import subprocess
@@ -17,13 +18,14 @@ SOURCE = pathlib.Path(dptrain.__file__)
 HEAVY = {"numba", "matplotlib", "transformers", "datasets", "sklearn", "pandas", "pyarrow"}
 
 
-def imported_by(statement: str) -> set[str]:
+@functools.cache
+def imported_by(statement: str) -> frozenset[str]:
     """The top-level modules that a fresh interpreter has after a statement."""
     script = f"{statement}; import json, sys; print(json.dumps(list(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+    return frozenset(name.partition(".")[0] for name in json.loads(done.stdout))
 
 
 def test_importing_dptrain_alone_needs_none_of_its_dependencies() -> None:

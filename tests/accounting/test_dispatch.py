@@ -98,6 +98,7 @@ def test_default_profile_covers_the_interesting_range():
     assert found.delta[-1] <= 1e-12
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("scheme", "epsilon"), [(POISSON, 8.0), (BINS, 0.5)])
 def test_calibrates_to_the_target(scheme, epsilon):
     found = calibrate(scheme=scheme, strategy=Identity(), epsilon=epsilon, delta=1e-5)

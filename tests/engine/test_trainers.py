@@ -311,6 +311,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("steps", "lines"), [(4, 1), (6, 0)])
 def test_a_program_says_it_once(steps, lines):
     script = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(steps)]

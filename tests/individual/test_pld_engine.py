@@ -14,6 +14,7 @@ def pld(epsilon=6.0, **options):
     return PLDFilter(target_epsilon=epsilon, target_delta=1e-3, max_steps=50, **options)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.0])
 def test_gradients_that_stay_at_the_clip_take_part_in_the_planned_steps(mode, personal):
@@ -30,6 +31,7 @@ def test_gradients_that_stay_at_the_clip_take_part_in_the_planned_steps(mode, pe
     assert (private.individual.epsilons(1e-3) <= guarantee.epsilon * (1 + 1e-9)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("personal", [pytest.param(None, marks=pytest.mark.slow), 1.3])
 def test_a_resumed_run_is_bit_identical(personal):
     """Stopped at the end of a step, and within one."""

@@ -91,7 +91,12 @@ def composed(q, sigma, steps):
 
 
 @pytest.mark.parametrize(
-    ("q", "sigma", "epsilon"), [(0.02, 1.0, 2.0), (0.1, 2.0, 2.0), (0.3, 2.0, 4.0)]
+    ("q", "sigma", "epsilon"),
+    [
+        pytest.param(0.02, 1.0, 2.0, marks=pytest.mark.slow),
+        (0.1, 2.0, 2.0),
+        pytest.param(0.3, 2.0, 4.0, marks=pytest.mark.slow),
+    ],
 )
 def test_full_norm_steps_by_dp_accounting(q, sigma, epsilon):
     """Dominated at every ε down to the floor, and not with 3 % more steps."""
@@ -112,6 +117,7 @@ def test_full_norm_steps_by_dp_accounting(q, sigma, epsilon):
     assert composed(q, sigma, steps).get_epsilon_for_delta(DELTA) < epsilon
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_the_renyi_filter_unless_the_floor_is_high():
     """Domination at all ε would imply the Rényi budget, at which the other filter stops."""
     mechanism = poisson(q=0.02, sigma=1.0)
@@ -179,6 +185,7 @@ def test_is_written_and_read():
     assert IndividualFilter.from_settings(pld().to_dict()) == pld()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("personal", [None, 1.5])
 def test_the_record_goes_through_a_checkpoint_unchanged(personal):
     individual, mechanism = pld(3.0, personal_clipping=personal), poisson(size=30, steps=40)

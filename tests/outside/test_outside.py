@@ -51,6 +51,7 @@ def test_it_imports_faces_only():
                     assert (ROOT / name.replace(".", "/") / "__init__.py").exists(), (path, name)
 
 
+@pytest.mark.slow
 def test_it_fulfils_every_contract():
     said = python("-m", "pytest", "-p", "no:cacheprovider", str(HERE / "contracts.py"))
     assert " passed" in said

@@ -133,7 +133,11 @@ def test_other_papers_are_refused_on_resume(
         (["model.head=category"], "cross entropy of the archive"),
         (["model.head=category", "grad_sample_mode=functorch", "optimizer.name=adam"], "archive"),
         (["grad_sample_mode=functorch"], "masked tokens"),
-        (["scheme.exclusion=participation", "privacy.accountant=gaussian"], "masked tokens"),
+        pytest.param(
+            ["scheme.exclusion=participation", "privacy.accountant=gaussian"],
+            "masked tokens",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):

@@ -74,6 +74,7 @@ def images(tmp_path_factory):
     return {"batches": batches, "parquet": hub}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("files", ["batches", "parquet"])
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("cifar10")], ids=lambda p: p.stem

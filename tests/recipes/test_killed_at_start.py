@@ -53,7 +53,7 @@ def contents(path):
     return {str(p.relative_to(path)): p.read_text() for p in found}
 
 
-@pytest.mark.parametrize("before", ["nothing", "a run"])
+@pytest.mark.parametrize("before", [pytest.param("nothing", marks=pytest.mark.slow), "a run"])
 def test_killed_anywhere_the_old_run_comes_back_or_the_new_one_is_there(tmp_path, before):
     path, whole = tmp_path / "run", {}
     for text in ("old", "new"):

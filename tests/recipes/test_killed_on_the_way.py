@@ -75,7 +75,12 @@ def uninterrupted(config, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("arm", "numbers"), [(before_file_change, (4, 9, 13, 17)), (within_a_line, (2, 4))]
+    ("arm", "numbers"),
+    [
+        pytest.param(before_file_change, (4, 9, 13, 17), marks=pytest.mark.slow),
+        (before_file_change, (4,)),
+        (within_a_line, (2, 4)),
+    ],
 )
 def test_killed_and_resumed_it_ends_in_the_same_model(
     config, uninterrupted, tmp_path, arm, numbers

@@ -16,7 +16,7 @@ RUN = {"epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100, "
 @pytest.mark.parametrize(
     ("more", "accountant"),
     [
-        ({"buffers": 1}, None),
+        pytest.param({"buffers": 1}, None, marks=pytest.mark.slow),
         ({"workload": MomentumSGD(momentum=0.9), "physical_batch_size": 32}, "cyclic-poisson-pld"),
     ],
 )

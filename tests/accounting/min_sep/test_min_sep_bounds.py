@@ -286,6 +286,7 @@ def _forged(path, value) -> None:
     path.write_text(json.dumps({**value, "digest": digest(value)}))
 
 
+@pytest.mark.slow
 def test_a_fresh_digest_forges_no_weighted_certificate(tmp_path) -> None:
     accountant = MinSepImportance(seed=1, progress=False, threads=1, cache=tmp_path)
     scheme = MinSep(probability=0.2, min_sep=2, dataset_size=100, steps=6)

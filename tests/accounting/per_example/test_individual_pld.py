@@ -52,6 +52,7 @@ def composed(q, sigma, counts, remove):
     )
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories(seed):
     """Against dp_accounting and against our other composition, by one accountant: its tables of
@@ -104,6 +105,7 @@ def two_steps(q, sigma, norms, epsilon):
     return max(remove, add)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("q", "sigma", "norms", "epsilon"),
     [
@@ -129,6 +131,7 @@ def one_step(q, sigma, epsilon):
     return p - math.exp(epsilon) * ndtr(-at)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize(("q", "loose"), [(0.3, 1.003), (0.01, 1.005), (1e-3, 1.1)])
 def test_one_step(q, sigma, loose):
@@ -144,6 +147,7 @@ def test_one_step(q, sigma, loose):
         assert steps == 0.0 or one_step(q, sigma, steps / loose - 1e-6) >= delta, delta
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"),
     [(0.01, 1.0, 1000), (0.001, 0.5, 1000), (0.1, 2.0, 100), (0.001, 1.0, 10), (0.02, 0.7, 20_000)],

@@ -140,6 +140,7 @@ def test_a_known_delta(sigma: float, truth: float) -> None:
     assert account(plain(1 / 300, 1500, sigma), epsilon=4.0).delta == pytest.approx(truth, rel=0.02)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("q", "steps", "sigma"), PLAIN)
 def test_plain_dp_sgd_has_no_jumps_and_asks_for_little_memory(q, steps, sigma) -> None:
     tracemalloc.start()
@@ -159,6 +160,7 @@ def test_plain_dp_sgd_has_no_jumps_and_asks_for_little_memory(q, steps, sigma) -
         assert (before[seen] <= direction[seen] * 1.001).all()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("q", "steps", "sigma"),
     [(1 / 300, 1500, 0.4778), (1 / 300, 1500, 0.6), (0.01, 1000, 1.0), (0.2, 50, 2.0), (0.5, 4, 1)],

@@ -291,6 +291,7 @@ MANY = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("size", "p", "largest", "sigma", "steps"), QUICK + MANY)
 def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
     for adjacency in Adjacency:

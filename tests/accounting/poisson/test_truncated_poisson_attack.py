@@ -67,6 +67,7 @@ def attained(law, other, sigma, epsilons, planar):
     ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("sigma", [0.6, 1.5])
 def test_no_gradients_on_a_line_attain_more_than_is_claimed(sigma, adjacency):

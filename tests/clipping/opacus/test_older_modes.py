@@ -167,5 +167,6 @@ def random_architectures(mode, number):
     return found[0]
 
 
+@pytest.mark.slow
 def test_random_architectures():  # hooks: tests/bookkeeping
     assert random_architectures("functorch", 180) >= 110

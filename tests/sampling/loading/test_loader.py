@@ -99,6 +99,7 @@ def test_more_than_the_plan_is_refused():
         iter(loader)
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("parts", [1, 2, 7, 40])
 @pytest.mark.parametrize("scheme", [SCHEME, RARE])

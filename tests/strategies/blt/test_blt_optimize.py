@@ -71,6 +71,7 @@ def test_variables_undo_the_map():
 # -- optimum -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("m", "b"), [(1, 1), (2, 3), (6, 1)])
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MOMENTUM])
@@ -128,6 +129,7 @@ def restarts(n, d, objective, m, b, seeds, momentum=0.0):
     return np.exp(min(found))
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("n", "d", "objective", "m", "b"),
     [

@@ -45,6 +45,7 @@ def test_renyi_moments_of_balls_in_bins(strategy, bins, epochs):
         assert found.divergence[order] == pytest.approx(exact, rel=1e-8)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("strategy", [Tree(), TreeRestart(height=2), TreeRestart(height=1)])
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 def test_two_bins_against_quadrature(strategy, sigma):
