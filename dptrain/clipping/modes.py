@@ -43,24 +43,16 @@ def check_mode_name(mode: Any) -> None:
 
 
 def choose_mode(mode: str | None, module: nn.Module) -> str:
-    """The mode asked for; of ``None`` the fastest that handles every trainable layer.
+    """The mode asked for; of ``None`` bookkeeping.
 
     Raises:
-        ValueError: for bookkeeping of a layer that has no rule.
+        ValueError: for bookkeeping of a module with parameters that it cannot handle.
     """
     if mode not in (None, "bookkeeping"):
         return mode
-    why = check_layers(module)
-    if why is None:
-        return "bookkeeping"
-    if mode is not None:
+    if (why := check_layers(module)) is not None:
         raise ValueError(f"Gradients(mode='bookkeeping'): {why}; or use Gradients(mode='hooks')")
-    _log.warning(
-        "gradients in mode 'hooks', slower and with more memory than 'bookkeeping', because of "
-        "%s. Set gradients=Gradients(mode='hooks') to silence this",
-        why,
-    )
-    return "hooks"
+    return "bookkeeping"
 
 
 def own_attributes(mode: str) -> frozenset[str]:

@@ -64,8 +64,8 @@ class Gradients(JsonValue, family="gradients"):
     """How per-example gradients are formed, clipped and checked.
 
     Args:
-        mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``. ``None`` is bookkeeping if it
-            knows every trainable layer, and else hooks.
+        mode: ``"bookkeeping"``, ``"hooks"`` or ``"functorch"``. ``None`` is bookkeeping,
+            which runs layers again that it has no rule for.
         clipping: how an example's gradient is brought to norm R: shortened as a whole (``Flat``),
             layers or groups of parameters by themselves (``PerLayer``, ``PerGroup``), or always
             normalized (``Automatic``). The sensitivity is R in each of them.

@@ -57,6 +57,9 @@ class _Book:
     def discard(self) -> None:
         self.uses.clear()
 
+    def replays(self, rule: Any) -> None:
+        pass
+
     def doubt(self, layer: nn.Module) -> str | None:
         return None
 

@@ -15,6 +15,7 @@ from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import group_norms, per_reported, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
 from dptrain.clipping.probe import RowProbe
@@ -56,6 +57,7 @@ class BookkeepingClipper(GradientClipper):
         self._uses: dict[nn.Parameter, list[Use]] = {}
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
         self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
+        self._costs = ReplayCosts()
 
     def rows(self) -> int | None:
         """Rows that the model sees of the batch at hand."""
@@ -64,11 +66,16 @@ class BookkeepingClipper(GradientClipper):
 
     def doubt(self, layer: nn.Module) -> str | None:
         """What speaks against gradients of a call of the layer that is being made."""
+        self._costs.begin()
         return None if self.probe is None else self.probe.doubt(layer)
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
         """Nothing to look at: uses are made of every call."""
         return False
+
+    def replays(self, rule: Replays) -> None:
+        """Take note of a layer that was run again, and of what that takes."""
+        self._costs.add(rule)
 
     def record(
         self,
@@ -153,6 +160,7 @@ class BookkeepingClipper(GradientClipper):
             total = self._sum(p, own, index)
             sums[p] = total if scale is None else total * scale
         self.discard()
+        self._costs.end(self.parameters[0].device)
         return [sums.get(p) for p in self.parameters]
 
     def unclipped_norms(self, examples: int) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch
 from opacus.grad_sample import AbstractGradSampleModule
 from torch import nn
 
+from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
-from dptrain.clipping.bookkeeping.rules.rules import layers_with_rules, refusals
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
@@ -23,7 +24,7 @@ B = TypeVar("B", bound=Book)
 def check_layers(module: nn.Module) -> str | None:
     """What keeps a module from bookkeeping: the first such layer, why, and the remedy."""
     register_imported()
-    found = {**refusals(module), **_computed_before_calls(module)}
+    found = {**refusals(module, _otherwise), **_computed_before_calls(module)}
     if not found:
         return None
     name, why = next(iter(found.items()))
@@ -32,6 +33,11 @@ def check_layers(module: nn.Module) -> str | None:
         f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
         "parameters with requires_grad_(False)"
     )
+
+
+def _otherwise(name: str, layer: nn.Module) -> LayerRule:
+    """The rule of a layer that has none of its own."""
+    return GenericRule(name or "(the module itself)")
 
 
 _LEAK = (
@@ -89,7 +95,7 @@ class BookkeepingModule(AbstractGradSampleModule, Generic[B]):
         self.book = book = open_book(self.probe)
         self._taps = [
             LayerTap(layer, rule, book, self._anchor)
-            for layer, rule in layers_with_rules(self._module).values()
+            for layer, rule in layers_with_rules(self._module, _otherwise).values()
         ]
         self._elsewhere = False  # whether layers report to another book than the run's
         self._leaks = [

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.bookkeeping.replay_costs import Replays
+from dptrain.clipping.bookkeeping.rules.generic import GenericRule, replaying
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned
 from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
@@ -36,6 +39,9 @@ class Book(Protocol):
 
     def discard(self) -> None:
         """Forget what was recorded of the batch at hand."""
+
+    def replays(self, rule: Replays) -> None:
+        """Know that this rule, of one layer, ran its layer again."""
 
     def doubt(self, layer: nn.Module) -> str | None:
         """What speaks against gradients of a call that is being made, for ``record``."""
@@ -62,8 +68,10 @@ class LayerTap:
     def __init__(self, layer: nn.Module, rule: LayerRule, book: Book, anchor: torch.Tensor) -> None:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.parameters = owned(layer, rule)
+        self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
-        self.sharing = SharedRows() if isinstance(layer, nn.Embedding) else None
+        embeds = isinstance(layer, nn.Embedding) and not isinstance(rule, GenericRule)
+        self.sharing = SharedRows() if embeds else None
         self._observer = _Observer(self)
         self._own = vars(layer).get("forward")  # of this very layer, set by some library
         self._forward: Callable[..., Any] = layer.forward
@@ -94,14 +102,20 @@ class LayerTap:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, as its rule forms it where gradients are wanted."""
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or replaying():
             return self._forward(*args, **kwargs)
+        forward, rule = self._forward, self.rule
+        if isinstance(rule, GenericRule):
+            with Detached(self._holders):
+                return rule.call(self.layer, forward, args, kwargs, self._observer)
         if kwargs:
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args = bound.args
-        with Detached(self.layer, recurse=self.rule.recurses):
-            return self.rule.forward(self.layer, self._forward, args, self._observer)
+            if bound.kwargs:
+                forward = functools.partial(forward, **bound.kwargs)
+        with Detached(self._holders):
+            return rule.forward(self.layer, forward, args, self._observer)
 
     def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
         """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
@@ -147,6 +161,13 @@ class LayerTap:
         doubt: str | None,
     ) -> None:
         inputs = list(rest)
+        if isinstance(self.rule, GenericRule):  # which needs the call as it was made
+            for k, value in zip(places, saved, strict=True):
+                inputs[k] = value
+            found = uses(self.layer, tuple(inputs), gradient)
+            self.book.replays(self.rule)
+            self.book.record({self.parameters[n]: use for n, use in found.items()}, since, doubt)
+            return
         # Half precision would round norms and sums past R; see summing_dtype.
         gradient = gradient.to(summing_dtype(gradient))
         for k, value in zip(places, saved, strict=True):
@@ -178,6 +199,9 @@ class _Observer:
 
     def __call__(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
         return self._tap.observe(output, inputs, uses)
+
+    def rows(self) -> int | None:
+        return self._tap.book.rows()
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         return self._tap.each(name, rows)
@@ -240,13 +264,12 @@ def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -
 
 
 class Detached:
-    """The layer with its own parameters detached, and with its children's, within the context."""
+    """Modules with their own parameters detached, within the context."""
 
-    def __init__(self, layer: nn.Module, *, recurse: bool) -> None:
-        layers = layer.modules() if recurse else (layer,)
+    def __init__(self, holders: Iterable[tuple[str, nn.Module]]) -> None:
         # The attributes themselves: nn.Module looks at each that is set, for longer than all of
         # this takes.
-        self._kept = [(vars(m), m._parameters) for m in layers]
+        self._kept = [(own, own["_parameters"]) for own in (vars(m) for _, m in holders)]
 
     def __enter__(self) -> None:
         for attributes, parameters in self._kept:

@@ -26,7 +26,7 @@ from dptrain.clipping.probe.inputs import (
     structure,
 )
 from dptrain.clipping.probe.signature import LossSignature
-from dptrain.clipping.probe.untouched import replay, untouched
+from dptrain.clipping.probe.untouched import eagerly, replay, untouched
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 
 PROBES = ("first", "shapes", "off")
@@ -289,13 +289,13 @@ class RowProbe:
 
     def _forward(self, rows: Rows, start: Callable[[], None]) -> None:
         start()
-        with untouched(self.module), _eagerly(self._layers), self.witnessed(Witness(rows.rows)):
+        with untouched(self.module), eagerly(self._layers), self.witnessed(Witness(rows.rows)):
             rows.call(self.module)
 
     def _run(self, rows: Rows, start: Callable[[], None]) -> _Run:
         start()
         witness = Witness(rows.rows)
-        with untouched(self.module), _eagerly(self._layers), self.witnessed(witness):
+        with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
             outputs = list(_tensors(rows.call(self.module)))
             loss, reduced = _loss(outputs)
             if loss is not None:
@@ -463,14 +463,3 @@ def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
         items = vars(value).values()
     for item in items:
         yield from _tensors(item, depth - 1)
-
-
-@contextlib.contextmanager
-def _eagerly(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Without compiled code, which would be compiled anew for a few rows."""
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl for m in layers)
-    if not compiled:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

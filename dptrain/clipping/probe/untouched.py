@@ -62,6 +62,17 @@ def untouched(module: nn.Module) -> Iterator[None]:
             p.grad = gradient
 
 
+@contextlib.contextmanager
+def eagerly(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Without compiled code, which would be compiled anew for a few rows."""
+    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl for m in layers)
+    if not compiled:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def _copied(value: Any, seen: dict[int, Any]) -> Any:
     """The value, or a copy where it can be written to."""
     if id(value) in seen:

@@ -55,6 +55,9 @@ class Witness:
     def discard(self) -> None:
         """Nothing."""
 
+    def replays(self, rule: Any) -> None:
+        """Nothing."""
+
     def doubt(self, layer: nn.Module) -> str | None:
         """None: nothing is taken in."""
         return None

@@ -278,10 +278,20 @@ def test_data_parallel_is_refused(mode, inner):
         run_of(a, mode=mode)
 
 
-WEIGHTS = {
+PARAMETRIZED = {
     "weight_norm": parametrizations.weight_norm,
-    "spectral_norm": parametrizations.spectral_norm,
     "orthogonal": parametrizations.orthogonal,
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETRIZED)
+def test_weights_that_torch_computes_within_the_layer(kind):
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), PARAMETRIZED[kind](nn.Linear(6, 2)))
+    a = case(module, torch.randn(ROWS, 4))
+    check_like_loop(a)
+
+
+WEIGHTS = {
     "old weight_norm": nn.utils.weight_norm,
     "old spectral_norm": nn.utils.spectral_norm,
     "pruning": lambda layer: prune.l1_unstructured(layer, "weight", amount=2),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +31,9 @@ class Observe(Protocol):
             uses: as ``LayerRule.uses``.
         """
 
+    def rows(self) -> int | None:
+        """Rows that the model is fed; ``None`` without a batch."""
+
     def each(self, name: str, rows: int) -> torch.Tensor:
         """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
 
@@ -51,6 +54,13 @@ class LayerRule(abc.ABC):
     """
 
     recurses = False
+
+    def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """Modules whose own parameters the rule covers, by their names in the layer."""
+        if self.recurses:
+            yield from layer.named_modules(remove_duplicate=False)
+        else:
+            yield "", layer
 
     def refusal(self, layer: nn.Module) -> str | None:
         """Why this very layer cannot be handled, or ``None``."""
@@ -232,13 +242,33 @@ def _with_rule(layer: nn.Module) -> type[nn.Module] | None:
 
 def owned(layer: nn.Module, rule: LayerRule | None) -> dict[str, nn.Parameter]:
     """Trainable parameters that a layer's rule is responsible for, by their names in the layer."""
-    recurse = rule is not None and rule.recurses
-    found = layer.named_parameters(recurse=recurse, remove_duplicate=False)
-    return {name: p for name, p in found if p.requires_grad}
+    holders = [("", layer)] if rule is None else list(rule.holders(layer))
+    return {
+        f"{prefix}.{name}" if prefix else name: p
+        for prefix, holder in holders
+        for name, p in holder._parameters.items()
+        if p is not None and p.requires_grad
+    }
 
 
-def layers_with_rules(module: nn.Module) -> dict[str, tuple[nn.Module, LayerRule]]:
-    """Layers with trainable parameters and their rules, by the layers' names."""
+def never_called(module: nn.Module) -> bool:
+    """Whether a module has no forward of its own: lists of layers or parameters, and the like.
+
+    Whoever holds it uses its parameters.
+    """
+    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+
+
+def layers_with_rules(
+    module: nn.Module, otherwise: Callable[[str, nn.Module], LayerRule] | None = None
+) -> dict[str, tuple[nn.Module, LayerRule]]:
+    """Layers with trainable parameters and their rules, by the layers' names.
+
+    Args:
+        module: holds the layers.
+        otherwise: makes the rule of a layer that has none, of its name and itself; ``None``: such
+            layers are left out.
+    """
     found: dict[str, tuple[nn.Module, LayerRule]] = {}
     covered: set[nn.Module] = set()
     for name, layer in module.named_modules():
@@ -248,39 +278,61 @@ def layers_with_rules(module: nn.Module) -> dict[str, tuple[nn.Module, LayerRule
             covered.update(layer.modules())
         if owned(layer, rule):
             found[name] = layer, rule
+    if otherwise is None:
+        return found
+    covered.update(layer for layer, _ in found.values())
+    modules = dict(module.named_modules())
+    for name in _owners(modules, covered, _users(found)):
+        # Whoever is called uses the parameters of what is not.
+        caller = name.split(".parametrizations")[0]
+        while caller and never_called(modules[caller]):
+            caller = caller.rpartition(".")[0]
+        if caller not in found:
+            found[caller] = modules[caller], otherwise(caller, modules[caller])
     return found
 
 
-def refusals(module: nn.Module) -> dict[str, str]:
-    """Why trainable parameters cannot be handled, by the names of the layers that own them."""
-    found: dict[str, str] = {}
-    handled: set[nn.Module] = set()
+def _users(found: Mapping[str, tuple[nn.Module, LayerRule]]) -> dict[nn.Parameter, set[nn.Module]]:
+    """The layers whose rules cover a parameter, by the parameters."""
     used_by: dict[nn.Parameter, set[nn.Module]] = {}
-    for name, (layer, rule) in layers_with_rules(module).items():
-        handled.update(layer.modules() if rule.recurses else [layer])
+    for layer, rule in found.values():
         for p in owned(layer, rule).values():
             used_by.setdefault(p, set()).add(layer)
-        if (why := rule.refusal(layer)) is not None:
-            found[name] = why
-    for name, layer in module.named_modules():
-        if layer in handled:
+    return used_by
+
+
+def _owners(
+    modules: Mapping[str, nn.Module],
+    covered: set[nn.Module],
+    used_by: Mapping[nn.Parameter, set[nn.Module]],
+) -> list[str]:
+    """Modules with trainable parameters that no layer among them or within them covers."""
+    found = []
+    for name, layer in modules.items():
+        if layer in covered:
             continue
         # What a layer within has too (the bias of BERT's head, say) is used there; a use that goes
         # past it is refused in the backward pass.
         within = set(layer.modules())
         if any(within.isdisjoint(used_by.get(p, ())) for p in owned(layer, None).values()):
-            found[name or "(the module itself)"] = _without_rule(layer)
+            found.append(name)
     return found
 
 
-def _without_rule(layer: nn.Module) -> str:
-    kind = type(layer).__name__
-    if isinstance(layer, nn.RNN | nn.LSTM | nn.GRU):
-        return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
-    if isinstance(layer, nn.RNNCellBase):
-        return f"{kind} has no rule (in hooks mode opacus.layers.dp_rnn.DP{kind} computes the same)"
-    if isinstance(layer, nn.ParameterDict | nn.ParameterList):
-        return f"{kind} has no rule, nor can it have one, as it is never called (nor in hooks mode)"
-    parent = _with_rule(layer)
-    why = None if parent is None else differs(layer, parent)
-    return f"{kind} has no rule" if why is None else f"{kind} has no rule, as it {why}"
+def refusals(
+    module: nn.Module, otherwise: Callable[[str, nn.Module], LayerRule] | None = None
+) -> dict[str, str]:
+    """Why trainable parameters cannot be handled, by the names of the layers that own them."""
+    rules = layers_with_rules(module, otherwise)
+    found = {
+        name: why
+        for name, (layer, rule) in rules.items()
+        if (why := rule.refusal(layer)) is not None
+    }
+    covered = {holder for layer, rule in rules.values() for _, holder in rule.holders(layer)}
+    modules = dict(module.named_modules())
+    for name in _owners(modules, covered, _users(rules)):
+        found[name or "(the module itself)"] = (
+            f"{type(modules[name]).__name__} has no rule, nor is it called by itself"
+        )
+    return found

@@ -1,0 +1,86 @@
+"""What layers cost that are run again for want of a rule: said once in a run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+import torch
+
+_NAMED = 3  # layers of a type that are named
+
+_log = logging.getLogger(__name__)
+
+
+class Replays(Protocol):
+    """What runs one layer again.
+
+    Attributes:
+        name: of the layer.
+        kind: the layer's type, for people.
+        seconds: that replays have taken.
+        before: what ``seconds`` was before those of the last call.
+        timed: whether devices are waited for, so that this is so on them too.
+    """
+
+    name: str
+    kind: str
+    seconds: float
+    before: float
+    timed: bool
+
+
+class ReplayCosts:
+    """Measures the replays of the first batch that has some, and warns of them."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Replays, float] = {}  # what each had taken before
+        self._start: float | None = None
+        self._told = False
+
+    def begin(self) -> None:
+        """A layer is called: the forward pass of a batch has begun, if it had not before."""
+        if self._start is None and not self._told:
+            self._start = time.perf_counter()
+
+    def add(self, rule: Replays) -> None:
+        """The rule has run its layer again, for the first time in this batch or once more."""
+        if not self._told and rule not in self._rules:
+            self._rules[rule] = rule.before
+        rule.timed = not self._told
+
+    def end(self, device: torch.device) -> None:
+        """The batch's clipped sum is formed."""
+        if self._told or not self._rules or self._start is None:
+            self._start = None
+            return
+        self._told = True
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        step = time.perf_counter() - self._start
+        seconds = {rule: rule.seconds - before for rule, before in self._rules.items()}
+        self._rules.clear()
+        kinds: dict[str, list[Replays]] = {}
+        for rule in reversed(seconds):  # as they came in the forward pass
+            rule.timed = False
+            kinds.setdefault(rule.kind, []).append(rule)
+        lines = [
+            f"{kind} ({_names(rules)}) {1e3 * sum(seconds[r] for r in rules):.3g} ms"
+            for kind, rules in kinds.items()
+        ]
+        total = sum(seconds.values())
+        _log.warning(
+            "layers without a rule were run again for the gradients of each example: %s. In the "
+            "first batch that took %.3g ms, %.2g %% of the %.3g ms of its forward pass, backward "
+            "pass and clipping. dptrain.register_layer() takes a rule for a type of layer",
+            "; ".join(lines),
+            1e3 * total,
+            100 * total / step,
+            1e3 * step,
+        )
+
+
+def _names(rules: list[Replays]) -> str:
+    names = ", ".join(repr(rule.name) for rule in rules[:_NAMED])
+    return names if len(rules) <= _NAMED else f"{names} and {len(rules) - _NAMED} more"

@@ -1,0 +1,707 @@
+"""The rule of layers without one: their own forward, run again for each example."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import copy
+import dataclasses
+import functools
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from dptrain.clipping.base.rows import HALF, summing_dtype
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, never_called, owned
+from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.probe import eagerly, untouched
+from dptrain.core import global_state, restore_global_state
+
+_MEMORY = {"cpu": 2**26}  # bytes that the rows of one replay may take
+_DEVICE_MEMORY = 2**28
+_KEPT = 2**24  # numbers of a call's per-example gradients that are kept; more are found twice
+
+# How far the outputs of a replay may be from those of the forward pass, relative to their length.
+# Other kernels, and other orders of addition, stay far below; other random numbers do not.
+_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-2}
+_TOLERANCE_HALF = 0.1
+_TOLERANCE_RANDOM = 1e-4  # to believe that vmap drew the very numbers of the forward pass
+
+_REMEDY = "dptrain.register_layer() takes a rule for it, or freeze it with requires_grad_(False)"
+
+_replaying = contextvars.ContextVar("dptrain_replaying", default=False)
+
+
+def replaying() -> bool:
+    """Whether a layer is being run again, so that nothing within it is to report."""
+    return _replaying.get()
+
+
+@dataclasses.dataclass
+class _Call:
+    """What one call of a layer was made with, but for the tensors.
+
+    Attributes:
+        forward: the layer's own.
+        rebuild: positional and keyword arguments, from the tensors in them.
+        outputs: from what the layer returned to the tensors that are observed.
+        by_rows: which of the tensors have a row for each example.
+        state: of all random generators before the call, if it moved one of them.
+        autocast: device type, dtype and whether it was on.
+        marks: of each output that is observed, what a replay is held against.
+        writes: whether the call writes into its arguments.
+    """
+
+    forward: Callable[..., Any]
+    rebuild: Callable[[Sequence[torch.Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+    outputs: Callable[[Any], list[torch.Tensor]]
+    by_rows: list[bool]
+    state: dict[str, Any] | None
+    autocast: tuple[str, torch.dtype, bool]
+    marks: list[torch.Tensor]
+    writes: bool
+
+    @property
+    def random(self) -> bool:
+        """Whether the call drew random numbers."""
+        return self.state is not None
+
+
+@dataclasses.dataclass
+class _Plan:
+    """How calls on tensors of certain shapes are replayed.
+
+    Attributes:
+        rows: at a time.
+        way: ``"vmap"``, ``"loop"``, or ``"whole"``: the whole batch is run again as it was, and
+            each row's gradients are found by a backward pass.
+    """
+
+    rows: int
+    way: str
+
+
+class GenericRule(LayerRule):
+    """Any layer: its forward is run again on each example (docs/theory/clipping.md#thm-replay).
+
+    In the backward pass the vector-Jacobian product of the layer with the gradients of its outputs
+    is formed row by row: for many rows at once by ``torch.func.vmap``, where vmap refuses in a
+    loop. The layers within are run along, as constants; their own rules had their uses already.
+
+    Args that have as many entries in the first dimension as the batch has rows are taken for the
+    examples'; all others are given to each replay whole. A replay has to come to the outputs that
+    the forward pass had: a layer that mixes its rows, keeps a state of its own, or draws random
+    numbers that torch's, numpy's and Python's global generators do not know of, is refused. Where
+    random numbers were drawn for the batch as a whole, the batch as a whole is run again, and one
+    backward pass is made for each row.
+
+    Args:
+        name: of the layer in the user's module.
+
+    Attributes:
+        name: as given.
+        kind: the layer's type, for people.
+        seconds: that replays have taken, without finding out how to replay.
+        before: what ``seconds`` was before the last call's replay.
+        timed: whether devices are waited for, so that this is so on them too.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.kind = ""
+        self.seconds = self.before = 0.0
+        self.timed = True
+        self._plans: dict[Any, _Plan] = {}
+        self._writes: bool | None = None
+        self._signs: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
+
+    @override
+    def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """The layer, and what holds parameters for it without being called by itself."""
+        yield from _holders("", layer)
+
+    @override
+    def refusal(self, layer: nn.Module) -> str | None:
+        if isinstance(layer, nn.RNNBase):  # its kernels take weights from a list of its own
+            kind = type(layer).__name__
+            return f"{kind} has no rule (in hooks mode opacus.layers.DP{kind} computes the same)"
+        return None
+
+    # -- the forward pass --------------------------------------------------------------------------
+
+    def call(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        observe: Observe,
+    ) -> Any:
+        """The layer's output, every tensor in it observed.
+
+        Raises:
+            RuntimeError: for arguments that cannot be cut into rows.
+        """
+        self.kind = type(layer).__name__
+        inputs = _tensors_of((args, kwargs), self._refuse_opaque)
+        versions = [x._version for x in inputs]
+        kept = [x.detach() if self._writes is False else x.detach().clone() for x in inputs]
+        state = global_state()
+        returned = forward(*args, **kwargs)
+        self._note_writes([x._version for x in inputs] != versions)
+        _tensors_of((args, kwargs), self._refuse_opaque)  # a cache may have been empty before
+        passed = [] if self._writes else inputs
+        found = _tensors_of(returned)
+        places = [
+            k
+            for k, y in enumerate(found)
+            if y.is_floating_point() and not any(y is x for x in passed)
+        ]
+        rows = observe.rows()
+        if rows is None:
+            rows = next((len(found[k]) for k in places if found[k].dim()), 0)
+        by_rows = [x.dim() > 0 and len(x) == rows for x in inputs]
+        for k in places:
+            if found[k].dim() == 0 or len(found[k]) != rows:
+                found[k] = self._guarded(layer, found[k], rows, observe)
+        places = [k for k in places if found[k].dim() and len(found[k]) == rows]
+        if places:
+            call = _Call(
+                forward=forward,
+                rebuild=functools.partial(_rebuilt, _structure((args, kwargs))),
+                outputs=functools.partial(_chosen, places=places),
+                by_rows=by_rows,
+                state=None if _same_state(state, global_state()) else state,
+                autocast=_autocast(found[places[0]].device.type),
+                marks=[self._mark(found[k].detach()) for k in places],
+                writes=bool(self._writes),
+            )
+            observed = self._observed(call, [found[k] for k in places], kept, observe)
+            for k, y in zip(places, observed, strict=True):
+                found[k] = y
+        return _rebuilt(_structure(returned), found)
+
+    def _observed(
+        self,
+        call: _Call,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        observe: Observe,
+    ) -> list[torch.Tensor]:
+        """The outputs with their gradients read, all of one call together."""
+        shapes = [y.shape[1:] for y in outputs]
+        types = [y.dtype for y in outputs]
+
+        def uses(
+            layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+        ) -> Mapping[str, Use]:
+            parts = [gradient]
+            if len(shapes) > 1:
+                sizes = [shape.numel() for shape in shapes]
+                parts = [
+                    part.unflatten(1, shape) if len(shape) else part[:, 0]
+                    for part, shape in zip(gradient.split(sizes, dim=1), shapes, strict=True)
+                ]
+            given = [part.to(kind) for part, kind in zip(parts, types, strict=True)]
+            return self._replayed(layer, call, list(inputs), given)
+
+        if len(outputs) == 1:
+            return [observe(outputs[0], inputs, uses)]
+        wide = functools.reduce(torch.promote_types, types)
+        joint = torch.cat([y.reshape(len(y), -1).to(wide) for y in outputs], dim=1)
+        joint = observe(joint, inputs, uses)
+        split = joint.split([shape.numel() for shape in shapes], dim=1)
+        return [
+            y.reshape(-1, *shape).to(t) for y, shape, t in zip(split, shapes, types, strict=True)
+        ]
+
+    def _guarded(
+        self, layer: nn.Module, output: torch.Tensor, rows: int, observe: Observe
+    ) -> torch.Tensor:
+        """An output without rows, of which no gradient may come."""
+        what = (
+            f"{self._called(layer)} returns a tensor of shape {tuple(output.shape)} for a batch of "
+            f"{rows} rows, so that no gradient of it is one example's: return one row per example "
+            f"in the first dimension (x.expand(rows, ...), say, of what all share); {_REMEDY}"
+        )
+
+        def refuse(*_: Any) -> Mapping[str, Use]:
+            raise RuntimeError(what)
+
+        return observe(output[None], (), refuse)[0]
+
+    def _note_writes(self, wrote: bool) -> None:
+        if wrote and self._writes is False:
+            self._writes = True
+            raise RuntimeError(
+                f"layer {self.name!r} writes into its arguments in some calls and did not in its "
+                f"first; have it write into a copy; {_REMEDY}"
+            )
+        self._writes = self._writes or wrote
+
+    def _refuse_opaque(self, value: Any) -> None:
+        if _holds_tensors(value):
+            raise RuntimeError(
+                f"layer {self.name!r} has no rule, and is called with a {type(value).__name__}, "
+                "whose tensors cannot be told apart by examples; give it tensors (for a key-value "
+                f"cache: use_cache=False); {_REMEDY}"
+            )
+
+    def _mark(self, y: torch.Tensor) -> torch.Tensor:
+        """A few numbers of each row, shape (rows, 2): ⟨y, random signs⟩ and ‖y‖."""
+        y = y.reshape(len(y), -1)
+        y = y.to(summing_dtype(y))
+        key = y.shape[1], y.dtype, y.device
+        if key not in self._signs:
+            generator = torch.Generator().manual_seed(0)
+            signs = torch.randint(0, 2, (y.shape[1],), generator=generator) * 2 - 1
+            self._signs[key] = signs.to(y)
+        return torch.stack([y @ self._signs[key], y.norm(dim=1)], dim=1)
+
+    def _called(self, layer: nn.Module) -> str:
+        return f"layer {self.name!r}, a {type(layer).__name__} without a rule,"
+
+    # -- the backward pass -------------------------------------------------------------------------
+
+    @override
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """Every call has uses of its own."""
+        raise NotImplementedError
+
+    def _replayed(
+        self,
+        layer: nn.Module,
+        call: _Call,
+        inputs: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> Mapping[str, Use]:
+        """The uses of a call, by the parameters' names."""
+        run = _Run(self, layer, call, inputs, gradients)
+        self.before = self.seconds
+        shapes = {name: p.shape for name, p in run.parameters.items()}
+        rows = len(gradients[0])
+        plan = self._plan(run) if rows else _Plan(1, "loop")
+        parts = functools.partial(self._timed, run, plan)
+        found: dict[str, Use]
+        if rows * sum(shape.numel() for shape in shapes.values()) > _KEPT:
+            found = Replay(parts, shapes, rows).uses()
+        else:
+            whole = {
+                name: p.new_empty(rows, *p.shape, dtype=summing_dtype(p))
+                for name, p in run.parameters.items()
+            }
+            for first, last, part in parts(0, rows):
+                for name, g in part.items():
+                    whole[name][first:last] = g
+            found = {name: Materialized(g) for name, g in whole.items()}
+        return found
+
+    def _timed(self, run: _Run, plan: _Plan, first: int, last: int) -> Parts:
+        """The parts of a run, adding to ``seconds``."""
+        start = self._now(run.gradients[0])
+        yield from run.parts(plan, first, last)
+        self.seconds += self._now(run.gradients[0]) - start
+
+    def _plan(self, run: _Run) -> _Plan:
+        key = (
+            *[(x.shape[by:], x.dtype) for x, by in run.pairs()],
+            run.call.random,
+            run.call.autocast,
+            run.layer.training,
+        )
+        if key not in self._plans:
+            self._plans[key] = run.plan()
+        return self._plans[key]
+
+    def _now(self, tensor: torch.Tensor) -> float:
+        """The time, when all that was asked of the device is done, as long as times are wanted."""
+        if self.timed and tensor.is_cuda:
+            torch.cuda.synchronize(tensor.device)
+        return time.perf_counter()
+
+
+class _Run:
+    """The replay of one call.
+
+    Args:
+        rule: of the layer.
+        layer: the layer.
+        call: what it was called with.
+        inputs: the tensors among that.
+        gradients: of the outputs that were observed.
+    """
+
+    def __init__(
+        self,
+        rule: GenericRule,
+        layer: nn.Module,
+        call: _Call,
+        inputs: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> None:
+        self.rule, self.layer, self.call = rule, layer, call
+        self.inputs, self.gradients = inputs, gradients
+        self.rows = len(gradients[0])
+        self.parameters = {n: p.detach() for n, p in owned(layer, rule).items()}
+
+    def plan(self) -> _Plan:
+        """How many rows fit at once, and which way to try first."""
+        if self.call.random:
+            return _Plan(self.rows, "vmap")
+        counted = _Memory()
+        try:
+            with self._again(), torch.no_grad(), counted:
+                self._outputs(self.parameters, self._row(0))
+        except Exception as error:
+            raise self._failure(error) from error
+        gradients = sum(p.numel() * p.element_size() for p in self.parameters.values())
+        memory = _MEMORY.get(self.gradients[0].device.type, _DEVICE_MEMORY)
+        return _Plan(max(1, memory // max(1, counted.bytes + 2 * gradients)), "vmap")
+
+    def parts(self, plan: _Plan, first: int, last: int) -> Parts:
+        """Per-example gradients, a few rows at a time; ``first`` and ``last`` as in ``Replay``."""
+        if plan.way == "vmap":
+            start = stop = first - first % plan.rows
+            for start in range(stop, last, plan.rows):
+                stop = min(self.rows, start + plan.rows)
+                found = self._by_vmap(plan, start, stop)
+                if found is None:
+                    break
+                yield start, stop, found
+            else:
+                return
+            first = start
+        step = plan.rows if plan.way == "loop" else max(1, self.rows)
+        way = self._by_loop if plan.way == "loop" else self._by_whole
+        for start in range(first - first % step, last, step):
+            stop = min(self.rows, start + step)
+            yield start, stop, way(start, stop)
+
+    def _by_vmap(self, plan: _Plan, start: int, stop: int) -> Mapping[str, torch.Tensor] | None:
+        """Gradients of the rows; ``None`` where vmap refuses, and the plan says so from then on."""
+
+        def one(
+            gradients: list[torch.Tensor], rows: list[torch.Tensor]
+        ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+            def outputs(parameters: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+                return tuple(self._outputs(parameters, self._with(rows)))
+
+            pulled: Any = torch.func.vjp(outputs, self.parameters)
+            y, back = pulled
+            (found,) = back(tuple(g[None] for g in gradients))
+            return found, list(y)
+
+        other = "loop"
+        try:
+            with self._again(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of operations that vmap does one by one
+                found, outputs = torch.func.vmap(one, randomness="different")(
+                    [g[start:stop] for g in self.gradients],
+                    [x[start:stop].clone() for x, by in self.pairs() if by],
+                )
+            if not self.call.random or self._off(outputs, start, stop) <= _TOLERANCE_RANDOM:
+                self._check([y[:, 0] for y in outputs], start, stop)
+                return {n: g.to(summing_dtype(g)) for n, g in found.items()}
+        except _Differs:
+            raise
+        except Exception:
+            pass
+        plan.way = "whole" if self.call.random else other
+        return None
+
+    def _by_loop(self, start: int, stop: int) -> Mapping[str, torch.Tensor]:
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in self.parameters}
+        for i in range(start, stop):
+            parameters = self._leaves()
+            try:
+                with self._again(), torch.enable_grad():
+                    y = self._outputs(parameters, self._row(i))
+                    gradients = _gradients(y, parameters, [g[i : i + 1] for g in self.gradients])
+            except Exception as error:
+                raise self._failure(error) from error
+            self._check(y, i, i + 1)
+            for name, g in gradients.items():
+                found[name].append(g.to(summing_dtype(g)))
+        return {name: torch.stack(rows) for name, rows in found.items()}
+
+    def _by_whole(self, start: int, stop: int) -> Mapping[str, torch.Tensor]:
+        """By one forward pass over the batch, and a backward pass for each row of it."""
+        parameters = self._leaves()
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
+        try:
+            with self._again(), torch.enable_grad():
+                y = self._outputs(parameters, self._all())
+                for i in range(start, stop):
+                    only = [torch.zeros_like(g) for g in self.gradients]
+                    for g, whole in zip(only, self.gradients, strict=True):
+                        g[i] = whole[i]
+                    for name, g in _gradients(y, parameters, only).items():
+                        found[name].append(g.to(summing_dtype(g)))
+        except Exception as error:
+            raise self._failure(error) from error
+        self._check(y, 0, self.rows)
+        return {name: torch.stack(rows) for name, rows in found.items()}
+
+    # -- running the layer -------------------------------------------------------------------------
+
+    def pairs(self) -> Iterator[tuple[torch.Tensor, bool]]:
+        """The tensors of the call, and whether they have a row for each example."""
+        return zip(self.inputs, self.call.by_rows, strict=True)
+
+    def _row(self, i: int) -> list[torch.Tensor]:
+        """The inputs of example i alone, in a batch of one."""
+        return [self._fresh(x[i : i + 1] if by else x) for x, by in self.pairs()]
+
+    def _all(self) -> list[torch.Tensor]:
+        return [self._fresh(x) for x in self.inputs]
+
+    def _fresh(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone() if self.call.writes else x
+
+    def _with(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The inputs of one example within vmap."""
+        given = iter(rows)
+        return [next(given)[None] if by else self._fresh(x) for x, by in self.pairs()]
+
+    def _leaves(self) -> dict[str, torch.Tensor]:
+        return {n: p.detach().requires_grad_() for n, p in self.parameters.items()}
+
+    def _outputs(
+        self, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        args, kwargs = self.call.rebuild(inputs)
+        with _Given(self.layer, parameters):
+            return self.call.outputs(self.call.forward(*args, **kwargs))
+
+    @contextlib.contextmanager
+    def _again(self) -> Iterator[None]:
+        """All as in the forward pass: random generators, autocast; and as now after it."""
+        token = _replaying.set(True)
+        device, dtype, on = self.call.autocast
+        state = None if self.call.state is None else global_state()
+        try:
+            if self.call.state is not None:
+                restore_global_state(self.call.state)
+            with (
+                untouched(self.layer),
+                eagerly(list(self.layer.modules())),
+                torch.autocast(device, dtype=dtype, enabled=on, cache_enabled=False),
+            ):
+                yield
+        finally:
+            if state is not None:
+                restore_global_state(state)
+            _replaying.reset(token)
+
+    # -- whether it is the same --------------------------------------------------------------------
+
+    def _off(self, outputs: Sequence[torch.Tensor], start: int, stop: int) -> float:
+        """How far outputs are from the forward pass's, relative to their length; the worst row."""
+        worst = 0.0
+        for y, mark in zip(outputs, self.call.marks, strict=True):
+            here = mark[start:stop]
+            again = self.rule._mark(y.detach().reshape(stop - start, -1))
+            length = torch.maximum(here[:, 1], again[:, 1])
+            off = (again - here).abs().amax(1) / length.clamp(min=1e-30)
+            broken = here.isnan().any(1) | here.isinf().any(1)
+            same = again.isfinite().all(1) == ~broken
+            off = torch.where(broken, torch.zeros_like(off), off)
+            off = torch.where(same, off, torch.full_like(off, torch.inf))
+            worst = max(worst, float(off.amax())) if len(off) else worst
+        return worst
+
+    def _check(self, outputs: Sequence[torch.Tensor], start: int, stop: int) -> None:
+        """Refuse a replay that is none."""
+        for y, g in zip(outputs, self.gradients, strict=True):
+            if y.shape[1:] != g.shape[1:] or len(y) != stop - start:
+                raise _Differs(
+                    f"{self.rule._called(self.layer)} returns a tensor of shape {tuple(y.shape)} "
+                    f"for {stop - start} rows and {tuple(g.shape)} for {self.rows}: give "
+                    f"every output a row per example in its first dimension; {_REMEDY}"
+                )
+        half = self.call.autocast[2] or any(g.dtype in HALF for g in self.gradients)
+        limit = _TOLERANCE_HALF if half else _TOLERANCE[summing_dtype(self.gradients[0])]
+        off = self._off(outputs, start, stop)
+        if off > limit:
+            raise _Differs(
+                f"{self.rule._called(self.layer)} gave other outputs when it was run again on one "
+                f"example at a time (off by {off:.2g} of their length): it mixes the examples, "
+                "keeps a state that the call changed, draws random numbers from a generator of its "
+                "own, or takes for the examples' what all share and has as many entries; "
+                f"{_REMEDY}"
+            )
+
+    def _failure(self, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"{self.rule._called(self.layer)} cannot be run on one example alone, as its gradients "
+            f"need ({type(error).__name__}: {error}); {_REMEDY}"
+        )
+
+
+class _Differs(RuntimeError):
+    """A replay that did not come to what the forward pass did."""
+
+
+class _Given:
+    """The layer with these parameters, and all others detached, within the context."""
+
+    def __init__(self, layer: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._kept: list[tuple[dict[str, Any], Any, dict[str, torch.Tensor | None]]] = []
+        for prefix, m in layer.named_modules():
+            own = vars(m)
+            new = {
+                name: None if p is None else parameters.get(_joined(prefix, name), p.detach())
+                for name, p in m._parameters.items()
+            }
+            self._kept.append((own, own["_parameters"], new))
+
+    def __enter__(self) -> None:
+        for attributes, _, new in self._kept:
+            attributes["_parameters"] = new
+
+    def __exit__(self, *_: object) -> None:
+        for attributes, before, __ in self._kept:
+            attributes["_parameters"] = before
+
+
+class _Memory(TorchDispatchMode):
+    """Counts the bytes of all results of operations: what a backward pass may keep of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.bytes += sum(y.numel() * y.element_size() for y in _tensors_of(found))
+        return found
+
+
+def _gradients(
+    outputs: Sequence[torch.Tensor],
+    parameters: Mapping[str, torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
+    if not pairs:
+        return {n: torch.zeros_like(p) for n, p in parameters.items()}
+    found = torch.autograd.grad(
+        [y for y, _ in pairs],
+        list(parameters.values()),
+        [g.view_as(y) for y, g in pairs],
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return dict(zip(parameters, found, strict=True))
+
+
+def _holders(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    yield prefix, layer
+    for name, child in layer.named_children():
+        if name == "parametrizations":  # torch.nn.utils.parametrize: called to have the weights
+            yield from child.named_modules(prefix=_joined(prefix, name))
+        elif never_called(child):
+            yield from _holders(_joined(prefix, name), child)
+
+
+def _joined(prefix: str, name: str) -> str:
+    return ".".join(part for part in (prefix, name) if part)
+
+
+def _mapped(
+    value: Any,
+    kind: type,
+    change: Callable[[Any], Any],
+    other: Callable[[Any], None] | None = None,
+) -> Any:
+    """``change`` applied to what is of a kind in tuples, lists, mappings and dataclasses, in order.
+
+    Nothing that is given is changed; ``other`` is called with whatever else there is.
+    """
+    if isinstance(value, kind):
+        return change(value)
+    again = functools.partial(_mapped, kind=kind, change=change, other=other)
+    if isinstance(value, tuple):
+        items = [again(item) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [again(item) for item in value]
+    if isinstance(value, MutableMapping):  # also what Hugging Face's models return
+        clone = copy.copy(value)
+        for key, item in value.items():
+            clone[key] = again(item)
+        return clone
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        record: Any = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(record, field.name, again(getattr(value, field.name)))
+        return record
+    if other is not None:
+        other(value)
+    return value
+
+
+def _tensors_of(value: Any, other: Callable[[Any], None] | None = None) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _mapped(value, torch.Tensor, found.append, other)
+    return found
+
+
+class _Place:
+    """Stands for the k-th tensor of a structure."""
+
+    def __init__(self, k: int) -> None:
+        self.k = k
+
+
+def _structure(value: Any) -> Any:
+    """The value without its tensors, which are autograd's to keep, or a checkpoint's to drop."""
+    count = itertools.count()
+    return _mapped(value, torch.Tensor, lambda _: _Place(next(count)))
+
+
+def _rebuilt(structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    return _mapped(structure, _Place, lambda place: tensors[place.k])
+
+
+def _chosen(returned: Any, places: Sequence[int]) -> list[torch.Tensor]:
+    found = _tensors_of(returned)
+    return [found[k] for k in places]
+
+
+def _holds_tensors(value: Any, depth: int = 3) -> bool:
+    """Whether an object has tensors in its attributes."""
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, list | tuple):
+        return any(_holds_tensors(item, depth) for item in value)
+    if isinstance(value, Mapping):
+        return any(_holds_tensors(item, depth) for item in value.values())
+    if not depth or isinstance(value, type | nn.Module) or not hasattr(value, "__dict__"):
+        return False
+    return any(_holds_tensors(item, depth - 1) for item in vars(value).values())
+
+
+def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+
+def _same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return (
+        torch.equal(ours["torch"], theirs["torch"])
+        and all(torch.equal(a, b) for a, b in zip(ours["cuda"], theirs["cuda"], strict=False))
+        and ours["numpy"]["pos"] == theirs["numpy"]["pos"]
+        and torch.equal(ours["numpy"]["key"], theirs["numpy"]["key"])
+        and ours["python"] == theirs["python"]
+    )
