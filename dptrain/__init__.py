@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         profile,
         register_accountant,
     )
+    from dptrain.clipping import fix
     from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
     from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
@@ -105,6 +106,7 @@ __all__ = [
     "account",
     "accountants_for",
     "calibrate",
+    "fix",
     "profile",
     "register_accountant",
     "register_layer",
@@ -116,6 +118,7 @@ __all__ = [
 # Where a name comes from; a test holds the two lists and the imports above together.
 _NAMES = {
     "accounting": "account accountants_for calibrate profile register_accountant",
+    "clipping": "fix",
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",

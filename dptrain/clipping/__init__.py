@@ -5,12 +5,14 @@ from dptrain.clipping.mixing_layers import why_not
 from dptrain.clipping.modes import check_mode_name, choose_mode, own_attributes, wrap_module
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.repair import fix
 
 __all__ = [
     "HookedModule",
     "PerExampleClipper",
     "check_mode_name",
     "choose_mode",
+    "fix",
     "own_attributes",
     "parameter_groups",
     "per_example_norms",

@@ -1,4 +1,4 @@
-"""Layers that keep statistics of the batches they see, and mix their rows by them."""
+"""Layers that cannot be a part of a private run, since they mix the examples or keep statistics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 
@@ -22,29 +23,71 @@ def why_not(name: str, layer: nn.Module) -> str | None:
         name: of the layer.
         layer: any.
     """
-    if not _keeps_statistics(layer):
-        return None
     kind = f"layer {name!r} is a {type(layer).__name__}"
+    if any(is_lazy(p) for p in layer.parameters(recurse=False)):
+        return (
+            f"{kind} whose parameters are made by its first forward pass: run one, on made-up "
+            "data, before building the optimizer"
+        )
+    if isinstance(layer, nn.DataParallel):
+        return (
+            f"{kind}: its replicas see parts of a batch, so rows are not the examples any more; "
+            "pass the module that it wraps (its .module; dptrain.fix(model) takes the wrapper "
+            "off), and use torch.distributed for several devices"
+        )
+    if getattr(layer, "max_norm", None) is not None:
+        return (
+            f"{kind} with max_norm={layer.max_norm}: it rescales the rows that a batch looks up, "
+            "without noise, which tells who was in it; use max_norm=None, as dptrain.fix(model) "
+            "sets it"
+        )
     trained = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
+    if getattr(layer, "scale_grad_by_freq", False) and trained:
+        return (
+            f"{kind} with scale_grad_by_freq=True: it divides an example's gradients by counts "
+            "over the whole batch, so that clipping it does not bound what it does to the others'; "
+            "use scale_grad_by_freq=False, as dptrain.fix(model) sets it"
+        )
+    return _why_not_norm(kind, name, layer, trained) if _keeps_statistics(layer) else None
+
+
+def _why_not_norm(kind: str, name: str, layer: Any, trained: list[str]) -> str | None:
+    """``why_not`` for what keeps statistics."""
     frozen = f"freeze it (eval() and requires_grad_(False) on {name!r})"
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
         return (
             f"{kind}: it mixes the examples of a batch, so no example's contribution can be "
-            f"bounded; replace it by nn.GroupNorm({_groups(layer.num_features)}, "
-            f"{layer.num_features}) or run opacus.validators.ModuleValidator.fix(model) before "
-            f"building the optimizer, or, with statistics of public data, {frozen}"
+            f"bounded; dptrain.fix(model) replaces it by nn.GroupNorm({groups_for(layer)}, "
+            f"{layer.num_features}), with its weights; or, with statistics of public data, {frozen}"
         )
     if isinstance(layer, _InstanceNorm) and layer.training:
         return (
             f"{kind} with track_running_stats=True: it keeps statistics of the batches without "
-            f"noise; use track_running_stats=False, or, with statistics of public data, {frozen}"
+            "noise; use track_running_stats=False, as dptrain.fix(model) sets it, or, with "
+            f"statistics of public data, {frozen}"
         )
     if trained:
         return (
             f"{kind} in eval mode whose {' and '.join(trained)} would be trained, for which there "
-            f"is no rule: {frozen}, or replace it by nn.GroupNorm"
+            f"is no rule: {frozen}, or replace it, as dptrain.fix(model) does, by nn.GroupNorm (an "
+            "instance norm by one that tracks nothing)"
         )
     return None
+
+
+def groups_for(layer: _BatchNorm) -> int:
+    """Groups of channels of the group norm that stands in for a batch norm.
+
+    The largest of 32, 16, 8, 4, 2 and 1 that divides the channels and leaves 4 of them to a group.
+    Groups of one channel, which are instance norms, trained far worse than any others in Wu & He
+    2018 (arXiv 1803.08494, Table 3), and a mean over positions behind them is the same for all
+    rows. A ``BatchNorm1d`` may be called without positions, where a group of few channels would
+    normalise away what it is given: its groups have 16 channels at least.
+    """
+    channels = layer.num_features
+    least = 16 if isinstance(layer, nn.BatchNorm1d) else 4
+    fitting = (g for g in (32, 16, 8, 4, 2) if channels % g == 0 and channels // g >= least)
+    return next(fitting, 1)
 
 
 def refuse_training_mode(module: nn.Module) -> list[RemovableHandle]:
@@ -74,7 +117,3 @@ def _refuse(name: str, layer: nn.Module, _: Any) -> None:
             "statistics of the batch without noise and rows may depend on each other; after "
             f"model.train(), call eval() on {name!r}"
         )
-
-
-def _groups(channels: int) -> int:
-    return next(g for g in (32, 16, 8, 4, 2, 1) if channels % g == 0)

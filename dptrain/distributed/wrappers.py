@@ -33,7 +33,8 @@ def bare_module(module: Any, mode: str | None) -> Any:
                 kind = "DistributedDataParallel"
             if kind is not None:
                 where = f"its layer {name!r}" if name else "module"
-                raise ValueError(f"{where} is a {kind}: {_REMEDY}; pass the bare module")
+                fixed = "" if kind in _SHARDED else ", as dptrain.fix(model) returns it"
+                raise ValueError(f"{where} is a {kind}: {_REMEDY}; pass the bare module{fixed}")
     if not isinstance(module, DistributedDataParallel):
         return module
     if mode not in (None, "bookkeeping"):

@@ -11,7 +11,6 @@ from opacus.grad_sample import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from dptrain.clipping import why_not
 from dptrain.clipping.bookkeeping import tapped_layer
@@ -49,32 +48,8 @@ def check_module(module: nn.Module) -> None:
             "to_standard_module() on the module of that run first, or build a new one"
         )
     for name, layer in module.named_modules():
-        if isinstance(layer, nn.DataParallel):
-            raise ValueError(
-                f"layer {name!r} is a DataParallel: its replicas see parts of a batch, so rows are "
-                "not the examples any more; pass the module that it wraps (its .module), and use "
-                "torch.distributed for several devices"
-            )
-        if getattr(layer, "max_norm", None) is not None:
-            raise ValueError(
-                f"layer {name!r} is a {type(layer).__name__} with max_norm={layer.max_norm}: it "
-                "rescales the rows that a batch looks up, without noise, which tells who was in "
-                "it; use max_norm=None"
-            )
-        trained = any(p.requires_grad for p in layer.parameters(recurse=False))
-        if getattr(layer, "scale_grad_by_freq", False) and trained:
-            raise ValueError(
-                f"layer {name!r} is a {type(layer).__name__} with scale_grad_by_freq=True: it "
-                "divides an example's gradients by counts over the whole batch, so that clipping "
-                "it does not bound what it does to the others'; use scale_grad_by_freq=False"
-            )
         if (why := why_not(name, layer)) is not None:
             raise ValueError(why)
-        if any(is_lazy(p) for p in layer.parameters(recurse=False)):
-            raise ValueError(
-                f"layer {name!r} is a {type(layer).__name__} whose parameters are made by its "
-                "first forward pass: run one, on made-up data, before building the optimizer"
-            )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
             "module has no trainable parameter: set requires_grad=True on the layers to train"
@@ -149,7 +124,8 @@ def check_mode(module: nn.Module, mode: str) -> None:
         raise ValueError(
             "module cannot be trained privately: "
             + "; ".join(errors)
-            + " (opacus.validators.ModuleValidator.fix(model) replaces the layers it knows)"
+            + " (Gradients(mode='bookkeeping') trains most of these as they are; for this mode, "
+            "opacus.validators.ModuleValidator.fix(model) puts in those of Opacus)"
         )
 
 

@@ -1,0 +1,283 @@
+"""Changes a model into one that a private run takes, where a change can do that."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
+
+from dptrain.clipping.bookkeeping import tapped_layer
+from dptrain.clipping.mixing_layers import groups_for, why_not
+from dptrain.core import checks
+
+_OF_BATCH_NORM = frozenset(vars(nn.SyncBatchNorm(1))) - frozenset(vars(nn.Module()))
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Module:
+    """Replace in a model what no private run takes, and say what was replaced.
+
+    The model itself is changed, and returned; only a model that is itself such a layer, or is
+    wrapped in ``DataParallel``, comes back as another object. Take ``copy.deepcopy(model)`` first
+    to keep the old one. What is changed, where a private run would refuse it:
+
+    - batch norms (``BatchNorm1d`` to ``3d``, ``SyncBatchNorm``, their subclasses that compute the
+      same, and timm's with an activation) become group norms with the same weight and bias, under
+      the same name. Their running statistics are dropped, so a trained model computes something
+      else and has to be trained on; a batch norm that is frozen (``eval()`` and
+      ``requires_grad_(False)``) is not refused, and stays;
+    - instance norms stop to track statistics;
+    - embeddings lose ``max_norm`` and ``scale_grad_by_freq``;
+    - weight norm (of ``torch.nn.utils``, not of its ``parametrizations``) and spectral norm are
+      computed once and taken off: the model computes the same, and the bare weight is trained;
+    - ``DataParallel`` and ``DistributedDataParallel`` are taken off, of names ``.module`` with it;
+    - Hugging Face's mixtures of experts stop to compute a balancing loss over the whole batch
+      (``config.output_router_logits``).
+
+    Weights stay the same ``Parameter`` objects, in their place, dtype and ``requires_grad``, so
+    that an optimizer that was built before holds the model's. The exception are weights that a norm
+    was taken off of, for which there is a warning: build the optimizer afterwards.
+
+    Example:
+        >>> model = dptrain.fix(torchvision.models.resnet18())
+        dptrain.fix: 'bn1': BatchNorm2d(64) became GroupNorm(32, 64), with its weight and bias
+        ...
+
+    Args:
+        module: the user's, before ``make_private``.
+        report: is called with one line for each change, and for each layer that a private run
+            refuses and this function cannot mend; ``logger.info``, for instance, in place of
+            ``print``.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: if it is no module.
+        ValueError: if it is trained by a private run.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
+    if not callable(report):
+        raise TypeError(f"report={report!r}: a function of one line of text, such as print")
+    if tapped_layer(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
+        raise ValueError(
+            "module is trained by a private run, which holds its layers: call dptrain.fix(model) "
+            "before make_private"
+        )
+    before = {id(p) for p in module.parameters()}
+    lines: list[str] = []
+    statistics = any(n.endswith(_STATISTICS) for n, _ in module.named_buffers())
+    module = _fixed("", module, {}, lines)
+    if statistics and not any(n.endswith(_STATISTICS) for n, _ in module.named_buffers()):
+        lines.append(
+            "running statistics are gone: a model that was trained with them has to be trained on"
+        )
+    for name, layer in module.named_modules():
+        lines += [f"{why} (left as it is)" for why in _left(_shown(name), layer)]
+    for line in lines or ["nothing to change"]:
+        report(f"dptrain.fix: {line}")
+    if any(id(p) not in before for p in module.parameters()):
+        warnings.warn(
+            "dptrain.fix: some parameters of the model are new, and an optimizer that was built "
+            "before holds the old ones: build it now",
+            UserWarning,
+            stacklevel=2,
+        )
+    return module
+
+
+def _fixed(
+    name: str, layer: nn.Module, done: dict[nn.Module, nn.Module], lines: list[str]
+) -> nn.Module:
+    """What stands for a layer now; every layer is looked at once, wherever it is registered."""
+    if layer in done:
+        return done[layer]
+    found = layer
+    for mend in _MENDS:
+        found, said = mend(found)
+        lines += [f"{_shown(name)!r}: {text}" for text in said]
+    done[layer] = done[found] = found
+    if not isinstance(found, torch.jit.ScriptModule):  # whose layers cannot be exchanged
+        for key, child in found._modules.items():
+            if child is not None:
+                inner = _fixed(f"{name}.{key}" if name else key, child, done, lines)
+                found._modules[key] = inner
+    return found
+
+
+def _shown(name: str) -> str:
+    return name.replace("_orig_mod.", "").removesuffix("._orig_mod") or "(the module itself)"
+
+
+Mended = tuple[nn.Module, list[str]]
+"""What stands for a layer, and what to say of it."""
+
+
+def _unwrapped(layer: nn.Module) -> Mended:
+    said = []
+    while isinstance(layer, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        said.append(f"{type(layer).__name__} was taken off")
+        layer = layer.module
+    return layer, said
+
+
+def _group_norm(layer: nn.Module) -> Mended:
+    """A group norm with everything of the batch norm's but what is a batch norm's alone."""
+    if not isinstance(layer, _BatchNorm) or why_not("", layer) is None:
+        return layer, []
+    kind = _kind_for(layer)
+    if kind is None:
+        return layer, []
+    new: Any = kind.__new__(kind)
+    # Parameters, hooks, training mode, children and what the user has put there.
+    vars(new).update({k: v for k, v in vars(layer).items() if k not in _OF_BATCH_NORM})
+    new.num_groups, new.num_channels = groups_for(layer), layer.num_features
+    new.eps, new.affine = layer.eps, layer.weight is not None
+    _drop_statistics(new)
+    if kind is not nn.GroupNorm:  # timm's
+        new._fast_norm = False
+        for part in ("drop", "act"):
+            new._modules.setdefault(part, nn.Identity())
+    own = [n for n, p in new._parameters.items() if p is not None]
+    kept = f", with its {' and '.join(own)}" if own else ""
+    return new, [
+        f"{type(layer).__name__}({layer.num_features}) became {kind.__name__}({new.num_groups}, "
+        f"{new.num_channels}){kept}"
+    ]
+
+
+def _kind_for(layer: _BatchNorm) -> type[nn.GroupNorm] | None:
+    """The kind of group norm that does what this batch norm does besides; ``None``: not known."""
+    if "forward" in vars(layer) or isinstance(layer, LazyModuleMixin):
+        return None
+    if type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return nn.GroupNorm
+    timm: Any = sys.modules.get("timm.layers.norm_act")
+    if timm is not None and type(layer) in (timm.BatchNormAct2d, timm.SyncBatchNormAct):
+        kind: type[nn.GroupNorm] = timm.GroupNormAct
+        return kind
+    return None
+
+
+def _untracked(layer: nn.Module) -> Mended:
+    if not isinstance(layer, _InstanceNorm) or why_not("", layer) is None:
+        return layer, []
+    layer.track_running_stats = False
+    _drop_statistics(layer)
+    return layer, [f"{type(layer).__name__} has track_running_stats=False now"]
+
+
+def _drop_statistics(layer: nn.Module) -> None:
+    for name in _STATISTICS:
+        layer._buffers.pop(name, None)
+        layer._non_persistent_buffers_set.discard(name)
+    if isinstance(layer, _InstanceNorm):
+        for name in _STATISTICS:
+            layer.register_buffer(name, None)
+
+
+def _lookup(layer: Any) -> Mended:
+    said = []
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+        if layer.max_norm is not None:
+            said.append(f"{type(layer).__name__} has max_norm=None now; it was {layer.max_norm}")
+            layer.max_norm = None
+        if layer.scale_grad_by_freq and why_not("", layer) is not None:
+            said.append(f"{type(layer).__name__} has scale_grad_by_freq=False now")
+            layer.scale_grad_by_freq = False
+    return layer, said
+
+
+def _bare_weights(layer: nn.Module) -> Mended:
+    """Weights in place of what computes them before a call, from others or with statistics."""
+    said = []
+    for hook in list(layer._forward_pre_hooks.values()):
+        if not isinstance(hook, WeightNorm | SpectralNorm):
+            continue
+        parts = [p for n, p in layer._parameters.items() if p is not None and _made(n, hook.name)]
+        trained = any(p.requires_grad for p in parts)
+        if isinstance(hook, WeightNorm) and trained:
+            remove_weight_norm(layer, hook.name)
+            said.append(f"weight_norm was taken off of {hook.name!r}, which is trained as it is")
+        elif isinstance(hook, SpectralNorm) and (trained or layer.training):
+            remove_spectral_norm(layer, hook.name)
+            said.append(_SPECTRAL.format(hook.name))
+        else:
+            continue
+        getattr(layer, hook.name).requires_grad_(trained)
+    for name in list(getattr(layer, "parametrizations", ())) if _parametrized(layer) else ():
+        steps: Any = layer.parametrizations[name]  # type: ignore[index]
+        if any(isinstance(step, _SpectralNorm) for step in steps) and layer.training:
+            parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
+            said.append(_SPECTRAL.format(name))
+    return layer, said
+
+
+_SPECTRAL = (
+    "spectral_norm was taken off of {!r}, which is trained as it is, without a bound on its "
+    "spectral norm"
+)
+
+
+def _parametrized(layer: nn.Module) -> bool:
+    return parametrize.is_parametrized(layer)
+
+
+def _made(parameter: str, weight: str) -> bool:
+    return parameter in (f"{weight}_g", f"{weight}_v", f"{weight}_orig")
+
+
+def _no_balancing_loss(layer: nn.Module) -> Mended:
+    config: Any = getattr(layer, "config", None)
+    if getattr(config, "output_router_logits", None) is not True:
+        return layer, []
+    config.output_router_logits = False
+    return layer, [
+        "config.output_router_logits is False now: a balancing loss over the tokens of a batch "
+        "mixes its examples"
+    ]
+
+
+_MENDS: tuple[Callable[[Any], Mended], ...] = (
+    _unwrapped,
+    _group_norm,
+    _untracked,
+    _lookup,
+    _bare_weights,
+    _no_balancing_loss,
+)
+
+
+def _left(name: str, layer: nn.Module) -> Iterator[str]:
+    """What a private run refuses and no change here mends."""
+    why = why_not(name, layer)
+    if why is not None and isinstance(layer, _BatchNorm) and not isinstance(layer, LazyModuleMixin):
+        file = inspect.getmodule(type(layer))
+        where = "" if file is None else f" ({file.__name__})"
+        yield (
+            f"layer {name!r} is a {type(layer).__name__}{where} with a forward of its own, which a "
+            "group norm would not have: replace it by hand, by what does not mix the examples"
+        )
+    elif why is not None:
+        yield why
+    for hook in layer._forward_pre_hooks.values():
+        if isinstance(hook, BasePruningMethod):
+            yield (
+                f"layer {name!r} is pruned, and computes {hook._tensor_name!r} before every call: "
+                "torch.nn.utils.prune.remove makes that permanent, and what was cut off is "
+                "trained again"
+            )
