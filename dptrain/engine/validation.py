@@ -22,7 +22,8 @@ NOT_BY_OPACUS: dict[type[nn.Module], str] = {
     nn.RNN: "nn.RNN fails in the backward pass; use opacus.layers.DPRNN",
     nn.EmbeddingBag: (
         "nn.EmbeddingBag's gradients come out too short, since an id that a bag has twice counts "
-        "once; use nn.Embedding and a sum or mean over the positions"
+        "once; use Gradients(mode='bookkeeping'), or nn.Embedding and a sum or mean over the "
+        "positions"
     ),
 }
 

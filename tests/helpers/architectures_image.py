@@ -190,6 +190,11 @@ def _group_norm(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     return followed(draw, nn.GroupNorm(draw(st.sampled_from(allowed)), shape[0]), without), shape
 
 
+def _prelu(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
+    layer = nn.PReLU(draw(st.sampled_from([1, shape[0]])))
+    return followed(draw, layer, without), shape
+
+
 def _instance_norm(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     if len(shape) - 1 not in INSTANCE_NORMS or torch.Size(shape[1:]).numel() < 2:
         return _group_norm(draw, shape, without)
@@ -202,6 +207,7 @@ IMAGE_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "pointwise convolution": _pointwise,
     "convolution reused": _conv_reused,
     "transposed convolution": _transposed,
+    "prelu over pixels": _prelu,
     "group norm": _group_norm,
     "instance norm": _instance_norm,
 }

@@ -24,6 +24,12 @@ UNKNOWN = {
             "inplace",
             "padding_mode",
             "output size",
+            "bag",
+            "bilinear",
+            "bilinear over positions",
+            "prelu",
+            "prelu over positions",
+            "prelu over pixels",
         }
     ),
     "bookkeeping": frozenset(),

@@ -31,15 +31,19 @@ class Tokens(nn.Module):
     (T,), which all examples share: their gradients are sums over the batch, unless told apart.
     """
 
-    def __init__(self, tokens: nn.Embedding, length: int, positions: str) -> None:
+    def __init__(
+        self, tokens: nn.Embedding, length: int, positions: str, bag: nn.EmbeddingBag | None
+    ) -> None:
         super().__init__()
-        self.tokens, self.positions = tokens, positions
+        self.tokens, self.positions, self.bag = tokens, positions, bag
         if positions != "none":
             self.places = nn.Embedding(length + 2, tokens.embedding_dim)
             self.segments = nn.Embedding(2, tokens.embedding_dim)
 
     def forward(self, ids: Tensor) -> Tensor:
         h = self.tokens(ids)
+        if self.bag is not None:
+            h = h + self.bag(ids)[:, None]
         if self.positions == "none":
             return h
         places = torch.arange(ids.shape[1])
@@ -86,8 +90,27 @@ def sequence_stem(draw: Any, rows: int, kind: str, name: str, without: frozenset
         ids = 2 * torch.randint(0, -(-vocabulary // 2), (rows,))
         return Start(embedding, (ids,), (width,), embedding)
     ids = torch.randint(0, vocabulary, (rows, length))
-    stem = Tokens(embedding, length, _POSITIONS[name])
+    bag = None
+    if "bag" not in without and draw(st.integers(0, 3)) == 0:
+        bag = nn.EmbeddingBag(
+            vocabulary,
+            width,
+            mode=draw(st.sampled_from(["sum", "mean", "max"])),
+            padding_idx=draw(st.sampled_from([None, 1])),
+        )
+    stem = Tokens(embedding, length, _POSITIONS[name], bag)
     return Start(stem, (ids,), (length, width), embedding)
+
+
+class _Bilinear(nn.Module):
+    """A bilinear layer of an input and a function of it."""
+
+    def __init__(self, layer: nn.Bilinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x.cos())
 
 
 class _Transposed(nn.Module):
@@ -171,6 +194,17 @@ def _rms_norm(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     return followed(draw, nn.RMSNorm(over, elementwise_affine=affine), without), shape
 
 
+def _bilinear(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
+    out = draw(st.integers(1, 4))
+    layer = nn.Bilinear(shape[-1], shape[-1], out, bias=draw(st.booleans()))
+    return followed(draw, _Bilinear(layer), without), (*shape[:-1], out)
+
+
+def _prelu(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
+    """With one parameter, or one for each entry of the first dimension behind the rows."""
+    return followed(draw, nn.PReLU(draw(st.sampled_from([1, shape[0]]))), without), shape
+
+
 def _channels(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     """Layers over channels, on a transposed sequence."""
     length, width = shape
@@ -191,6 +225,8 @@ VECTOR_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "hugging face conv1d": _hugging_face,
     "layer norm": _layer_norm,
     "rms norm": _rms_norm,
+    "bilinear": _bilinear,
+    "prelu": _prelu,
 }
 SEQUENCE_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "linear over positions": _linear,
@@ -198,6 +234,8 @@ SEQUENCE_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "hugging face conv1d over positions": _hugging_face,
     "layer norm over positions": _layer_norm,
     "rms norm over positions": _rms_norm,
+    "bilinear over positions": _bilinear,
+    "prelu over positions": _prelu,
     "layers over channels": _channels,
     **ATTENTION_BLOCKS,
 }

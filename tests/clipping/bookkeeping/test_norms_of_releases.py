@@ -11,10 +11,12 @@ from dptrain.clipping.bookkeeping.combine import norms_of_sum
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
 from dptrain.clipping.bookkeeping.rules.rules import RULES, GradientRule, LayerRule, register_layer
+from dptrain.clipping.bookkeeping.uses.bagged import Bagged, Picked
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialized, chunked_norms
+from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 from dptrain.testing import check_norms_of_releases
 from dptrain.testing.norms_of_releases import check_uses
 
@@ -50,6 +52,11 @@ CASES = {
     ),
     "embedding, table": (lambda: nn.Embedding(7, 4), ids(9)),
     "embedding, looked up": (lambda: nn.Embedding(50, 4, padding_idx=2), ids(9)),
+    "bag, sums": (lambda: nn.EmbeddingBag(7, 4, mode="sum"), ids(9)),
+    "bag, means": (lambda: nn.EmbeddingBag(50, 4, mode="mean", padding_idx=2), ids(9)),
+    "bag, largest": (lambda: nn.EmbeddingBag(7, 4, mode="max"), ids(9)),
+    "PReLU": (lambda: nn.PReLU(), images(9, 4)),
+    "PReLU, channels": (lambda: nn.PReLU(4), images(4, 5, 5)),
     "Conv1d": (lambda: nn.Conv1d(4, 6, 3, stride=2, groups=2), images(4, 9)),
     "Conv2d": (lambda: nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 6)),
     "Conv2d, few pixels": (lambda: nn.Conv2d(30, 20, 3, padding=1), images(30, 3, 3)),
@@ -138,8 +145,8 @@ def test_registered_layers_get_the_same_check():
 
 
 def test_a_layer_without_a_rule_is_refused():
-    with pytest.raises(ValueError, match="PReLU has no rule"):
-        check_norms_of_releases(nn.PReLU(), images(2))
+    with pytest.raises(ValueError, match="LSTM has no rule"):
+        check_norms_of_releases(nn.LSTM(2, 2), images(2, 2))
 
 
 def cancelling(*shape, spread=1e-3):
@@ -162,7 +169,43 @@ def convolved(**options):
     return Convolved(a, g, ConvShape.of(layer))
 
 
+def bagged(rows=3):
+    """With ids that are there several times, and cancel."""
+    k = ids(6, rows)
+    k[:, 3:] = k[:, :3]
+    c = torch.full((rows, 6), 0.7234567)
+    c[:, 3:] *= -1 + 1e-6
+    return Bagged(k, c, cancelling(30)[:1].expand(rows, -1).contiguous(), 40)
+
+
 USES = {
+    "bags": lambda: [bagged()],
+    "bags, merged": lambda: [bagged(), bagged()],
+    "bags and a table": lambda: [bagged(), Gathered(ids(5), cancelling(5, 30), 40)],
+    "bags and products": lambda: [
+        bagged(),
+        OuterProducts(torch.randn(3, 2, 40), torch.randn(3, 2, 30)),
+    ],
+    "bags, views": lambda: [bagged(6).folded(2)],
+    "largest": lambda: [Picked(ids(30), cancelling(30), 40)],
+    "largest, twice": lambda: [
+        Picked(ids(30), cancelling(30), 40),
+        Picked(ids(30), -cancelling(30) * (1 + 1e-6), 40),
+    ],
+    "largest, views": lambda: [Picked(ids(30, 6), cancelling(30).repeat(2, 1), 40).folded(2)],
+    "products of another shape": lambda: [
+        Viewed(
+            OuterProducts(cancelling(4, 50), torch.full((3, 4, 60), 0.7234567)),
+            torch.Size((5, 10, 60)),
+        )
+    ],
+    "products of another shape, twice": lambda: [
+        Viewed(
+            OuterProducts(cancelling(2, 50), torch.full((3, 2, 60), sign * 0.7234567)),
+            torch.Size((5, 10, 60)),
+        )
+        for sign in (1, -1)
+    ],
     "products": lambda: [OuterProducts(cancelling(4, 500), torch.full((3, 4, 600), 0.7234567))],
     "products, merged": lambda: [
         OuterProducts(cancelling(2, 500), torch.full((3, 2, 600), 0.7234567)),
@@ -207,9 +250,10 @@ def test_norms_are_never_below_those_of_the_exact_gradients(name, scaled):
 
 def doubled(use):
     use = copy.copy(use)
-    if isinstance(use, Folded):
-        return Folded(doubled(use.use), use.views)
-    for name in ("left", "right", "gradients", "a", "g"):
-        if hasattr(use, name):
+    if isinstance(use, Folded | Viewed):
+        use.use = doubled(use.use)
+        return use
+    for name in ("left", "right", "gradients", "vectors", "coefficients", "a", "g"):
+        if name in vars(use):
             setattr(use, name, getattr(use, name).double())
     return use

@@ -288,6 +288,8 @@ KNOWN = {
     ),
     nn.Bilinear: lambda: (nn.Bilinear(3, 4, 2), (torch.randn(4, 5, 3), torch.randn(4, 5, 4))),
     nn.Embedding: lambda: (nn.Embedding(6, 3, padding_idx=1), torch.randint(0, 6, (4, 9))),
+    nn.EmbeddingBag: lambda: (nn.EmbeddingBag(6, 3, padding_idx=1), torch.randint(0, 6, (4, 9))),
+    nn.PReLU: lambda: (nn.PReLU(5), torch.randn(4, 5, 3)),
     nn.LayerNorm: lambda: (nn.LayerNorm((2, 3)), torch.randn(4, 5, 2, 3)),
     nn.RMSNorm: lambda: (nn.RMSNorm(3), torch.randn(4, 5, 3)),
     nn.GroupNorm: lambda: (nn.GroupNorm(2, 4), torch.randn(4, 4, 3, 2)),

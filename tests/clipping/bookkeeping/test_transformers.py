@@ -194,16 +194,6 @@ def test_a_model_is_trained(name):
     assert list(model.state_dict()) == names
 
 
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bag, self.head = nn.EmbeddingBag(VOCABULARY, 4, mode="sum"), nn.Linear(4, 1)
-
-    def forward(self, ids):
-        starts = torch.arange(len(ids)) * ids.shape[1]
-        return self.head(self.bag(ids.flatten(), starts))
-
-
 class Recurrent(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -221,14 +211,6 @@ def test_layers_that_cannot_be_replayed_are_named(kind, mode):
     says = f"layer 'rnn': {kind.__name__} has no rule.*register_layer"
     with pytest.raises(ValueError, match=r"Gradients\(mode='bookkeeping'\): " + says):
         make(Recurrent(kind), (ids, y), mode)
-
-
-def test_a_bag_of_ids_in_one_row_is_refused_by_name():
-    ids, _, y = texts()
-    private = make(Bag().double(), (ids, y), None)
-    inputs, targets = next(iter(private.loader))
-    with pytest.raises(RuntimeError, match="layer 'bag'"):
-        (private.module(inputs)[:, 0] - targets).square().sum().backward()
 
 
 def test_opacus_recurrent_layers_are_replayed():

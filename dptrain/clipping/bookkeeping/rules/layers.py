@@ -11,8 +11,10 @@ from torch import nn
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
+from dptrain.clipping.bookkeeping.rules.bags import EmbeddingBagRule, refusal_of_frequencies
 from dptrain.clipping.bookkeeping.rules.normalization import (
     ChannelNormRule,
     LayerNormRule,
@@ -23,6 +25,7 @@ from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 
 
 def positions(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,11 +88,27 @@ class BilinearRule(WeightRule):
         if inputs:
             first, second = (positions(x) for x in inputs)
             left = (outer[..., None] * first[..., None, :]).flatten(2)  # (rows, positions, o · i)
-            weight = left.transpose(1, 2) @ second
-            found["weight"] = Materialized(weight.unflatten(1, (-1, first.shape[2])))
+            shape = torch.Size((outer.shape[2], first.shape[2], second.shape[2]))
+            found["weight"] = Viewed(OuterProducts(left, second), shape)
         if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialized(outer.sum(1))
         return found
+
+
+class PReLURule(WeightRule):
+    """y = max(x, 0) + w min(x, 0), with one w, or one for each entry of dimension 1."""
+
+    @override
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        (x,) = inputs
+        channels = len(layer.weight)  # type: ignore[arg-type]
+        positions, found = x.shape[1:].numel() // channels, []
+        for start, stop in cached(gradient, 3 * channels * positions):
+            part = torch.where(x[start:stop] > 0, 0.0, x[start:stop] * gradient[start:stop])
+            found.append(part.reshape(len(part), channels, positions).sum(2))
+        return {"weight": Materialized(torch.cat(found))}
 
 
 class EmbeddingRule(LayerRule):
@@ -97,9 +116,7 @@ class EmbeddingRule(LayerRule):
 
     @override
     def refusal(self, layer: nn.Module) -> str | None:
-        if layer.scale_grad_by_freq:
-            return "scale_grad_by_freq=True divides by counts over the whole batch"
-        return None
+        return refusal_of_frequencies(layer)
 
     @override
     def uses(
@@ -152,6 +169,8 @@ register_own(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
 register_own(nn.Bilinear, BilinearRule())
 register_own(nn.MultiheadAttention, AttentionRule())
 register_own(nn.Embedding, EmbeddingRule())
+register_own(nn.EmbeddingBag, EmbeddingBagRule())
+register_own(nn.PReLU, PReLURule())
 for convolution in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
     register_own(convolution, ConvRule())
 for transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
