@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from types import CodeType, FunctionType
 
+from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 _MISSING = object()
@@ -34,6 +35,8 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
             return f"has another {name}() than its class, put on it by some library"
     if type(layer) is kind:
         return None
+    if isinstance(layer, RNNLinear):
+        return "is given the steps of a packed sequence, which have fewer rows than the batch"
     if names is None:
         return (
             f"is a subclass of {kind.__name__}, of whose forward() it cannot be seen what it calls"
