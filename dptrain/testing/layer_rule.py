@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dptrain.clipping.bookkeeping import LayerRule, norms_of_sum
-from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of
+from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of, without_rule
 from dptrain.clipping.bookkeeping.uses import Use
 from dptrain.testing.layer_uses import reported_uses, tensors_of
 from dptrain.testing.norms_of_releases import check_norms_of_releases
@@ -87,9 +87,7 @@ def _prepared(layer: nn.Module, inputs: Any) -> tuple[nn.Module, list[Any], Laye
     """
     rule = rule_of(layer)
     if rule is None:
-        raise ValueError(
-            f"{type(layer).__name__} has no rule: register one with dptrain.register_layer()"
-        )
+        raise ValueError(f"{without_rule(layer)}: register one with dptrain.register_layer()")
     if (why := rule.refusal(layer)) is not None:
         raise ValueError(f"the rule refuses this layer: {why}")
     layer = copy.deepcopy(layer).double()

@@ -12,7 +12,7 @@ from torch import nn
 
 from dptrain.clipping.base import HALF, ROUNDING, row_norms_error, unit
 from dptrain.clipping.bookkeeping import norms_of_sum
-from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of
+from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of, without_rule
 from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
 from dptrain.testing.layer_uses import reported_uses, tensors_of
 
@@ -85,9 +85,7 @@ def check_norms_of_releases(
     register_imported()
     rule = rule_of(layer)
     if rule is None:
-        raise ValueError(
-            f"{type(layer).__name__} has no rule: register one with dptrain.register_layer()"
-        )
+        raise ValueError(f"{without_rule(layer)}: register one with dptrain.register_layer()")
     given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     for dtype in (torch.float32, *HALF):
         same = copy.deepcopy(layer).to(dtype)

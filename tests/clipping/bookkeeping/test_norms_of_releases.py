@@ -179,6 +179,7 @@ def bagged(rows=3):
 
 
 USES = {
+    "scalars": lambda: [Materialized(cancelling(1)[:, 0])],
     "bags": lambda: [bagged()],
     "bags, merged": lambda: [bagged(), bagged()],
     "bags and a table": lambda: [bagged(), Gathered(ids(5), cancelling(5, 30), 40)],
@@ -245,7 +246,7 @@ def test_norms_are_never_below_those_of_the_exact_gradients(name, scaled):
     exact = sum(use.per_example(0, use.rows) for use in (doubled(use) for use in uses))
     exact = exact if scale is None else exact * scale
     # Norms of what has gradients only are exact up to rounding.
-    assert (norms.double() >= exact.flatten(1).norm(dim=1) * (1 - 2e-6)).all()
+    assert (norms.double() >= exact.reshape(len(exact), -1).norm(dim=1) * (1 - 2e-6)).all()
 
 
 def doubled(use):

@@ -1,7 +1,6 @@
 """Subclasses of layers that have a rule: with the parent's forward, and with one of their own."""
 
 import functools
-import re
 import types
 
 import pytest
@@ -12,7 +11,6 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 
 from dptrain import register_layer
-from dptrain.clipping.bookkeeping import check_layers
 from dptrain.clipping.bookkeeping.rules import RULES, rule_of
 from dptrain.testing import check_layer_rule
 from tests.clipping.bookkeeping.test_own_layers import KNOWN
@@ -128,12 +126,11 @@ def test_what_is_another_has_no_rule(name):
     build, says = OTHERS[name]
     layer = build()
     assert rule_of(layer) is None
-    with pytest.raises(ValueError, match=f"{type(layer).__name__} has no rule"):
+    with pytest.raises(
+        ValueError,
+        match=f"{type(layer).__name__} has no rule, as it is (a )?{says}.*: register one",
+    ):
         check_layer_rule(layer, torch.randn(3, 3))
-    assert re.search(
-        f"layer '0': {type(layer).__name__} has no rule, as it is (a )?{says}",
-        check_layers(nn.Sequential(layer)),
-    )
 
 
 def test_a_frozen_parameter_is_no_obstacle():
@@ -223,11 +220,6 @@ def test_rules_of_users():
     assert rule_of(Under()) is None  # of a partial, what it calls cannot be told
     check_layer_rule(Beside(), x)
     assert rule_of(Underneath()) is None
-
-
-def test_what_differs_is_said():
-    says = check_layers(nn.Sequential(nn.Linear(3, 3), Standardized(3, 3, 2)))
-    assert "layer '1': Standardized has no rule, as it is a Conv2d with a _conv_forward()" in says
 
 
 @pytest.mark.parametrize(

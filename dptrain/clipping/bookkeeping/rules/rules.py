@@ -235,6 +235,14 @@ def rule_of(layer: nn.Module) -> LayerRule | None:
     return None if kind is None or differs(layer, kind) else RULES[kind]
 
 
+def without_rule(layer: nn.Module) -> str:
+    """That a layer has no rule, and why where its parents have one."""
+    kind = _with_rule(layer)
+    why = None if kind is None else differs(layer, kind)
+    found = f"{type(layer).__name__} has no rule"
+    return found if why is None else f"{found}, as it {why}"
+
+
 def _with_rule(layer: nn.Module) -> type[nn.Module] | None:
     """The nearest class of a layer that has a rule."""
     return next((kind for kind in type(layer).__mro__ if kind in RULES), None)

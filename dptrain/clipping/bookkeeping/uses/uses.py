@@ -90,11 +90,11 @@ class Materialized(Use):
 
     @override
     def norms(self) -> torch.Tensor:
-        return row_norms(self.gradients.flatten(1)) if self._norms is None else self._norms
+        return row_norms(_flat(self.gradients)) if self._norms is None else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
-        return (factors @ self.gradients.flatten(1)).view(self.shape)
+        return (factors @ _flat(self.gradients)).view(self.shape)
 
     @override
     def select(self, index: torch.Tensor) -> Materialized:
@@ -143,6 +143,11 @@ class Folded(Use):
         return Folded(self.use.select((index[:, None] * self.views + within).flatten()), self.views)
 
 
+def _flat(gradients: torch.Tensor) -> torch.Tensor:
+    """(rows, *shape) as (rows, numbers), also of parameters without dimensions."""
+    return gradients[:, None] if gradients.dim() == 1 else gradients.flatten(1)
+
+
 def chunks(rows: int, numbers: int) -> Iterator[tuple[int, int]]:
     """Ranges of rows of at most ``CHUNK`` numbers, at least a row each."""
     step = max(1, CHUNK // max(1, numbers))
@@ -167,10 +172,10 @@ def chunked_norms(uses: list[Use], scale: torch.Tensor | None = None) -> torch.T
         total = uses[0].per_example(start, stop)
         for use in uses[1:]:
             total = total + use.per_example(start, stop)
-        norms = row_norms((total if scale is None else total * scale).flatten(1))
+        norms = row_norms(_flat(total if scale is None else total * scale))
         slack = rounding_errors(uses, start, stop)
         if slack is not None:
-            norms = norms + row_norms((slack if scale is None else slack * scale).flatten(1))
+            norms = norms + row_norms(_flat(slack if scale is None else slack * scale))
         found.append(norms)
     return torch.cat(found)
 
