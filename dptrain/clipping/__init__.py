@@ -2,14 +2,16 @@
 
 from dptrain.clipping.grouping import parameter_groups
 from dptrain.clipping.mixing_layers import why_not
-from dptrain.clipping.modes import check_mode_name, choose_mode, own_attributes, wrap_module
+from dptrain.clipping.modes import Attached, attach, check_mode_name, choose_mode, own_attributes
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.repair import fix
 
 __all__ = [
+    "Attached",
     "HookedModule",
     "PerExampleClipper",
+    "attach",
     "check_mode_name",
     "choose_mode",
     "fix",
@@ -17,5 +19,4 @@ __all__ = [
     "parameter_groups",
     "per_example_norms",
     "why_not",
-    "wrap_module",
 ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
+
+from dptrain.clipping.base.stand_in import StandIn
 
 
 def why_not(name: str, layer: nn.Module) -> str | None:
@@ -90,14 +91,14 @@ def groups_for(layer: _BatchNorm) -> int:
     return next(fitting, 1)
 
 
-def refuse_training_mode(module: nn.Module) -> list[RemovableHandle]:
+def refuse_training_mode(module: nn.Module) -> list[StandIn]:
     """Make layers that keep statistics refuse to run in training mode, as after ``model.train()``.
 
     Returns:
-        The hooks, one for every such layer.
+        What does, one for every such layer, to be removed when the run ends.
     """
     return [
-        layer.register_forward_pre_hook(functools.partial(_refuse, name))
+        _InEvalMode(name, layer)
         for name, layer in module.named_modules()
         if _keeps_statistics(layer)
     ]
@@ -109,11 +110,25 @@ def _keeps_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm)
 
 
-def _refuse(name: str, layer: nn.Module, _: Any) -> None:
-    # Without gradients as well: reentrant checkpointing runs the layer so first.
-    if layer.training:
-        raise RuntimeError(
-            f"layer {name!r}, a {type(layer).__name__}, is in training mode, where it keeps "
-            "statistics of the batch without noise and rows may depend on each other; after "
-            f"model.train(), call eval() on {name!r}"
-        )
+class _InEvalMode(StandIn):
+    """The forward of a layer that keeps statistics.
+
+    Args:
+        name: of the layer.
+        layer: itself.
+    """
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__(layer, "forward")
+        self._layer, self._called = layer, name
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        # Without gradients as well: reentrant checkpointing runs the layer so first.
+        if self._layer.training:
+            raise RuntimeError(
+                f"layer {self._called!r}, a {type(self._layer).__name__}, is in training mode, "
+                "where it keeps statistics of the batch without noise and rows may depend on each "
+                f"other; after model.train(), call eval() on {self._called!r}"
+            )
+        return self.own(*args, **kwargs)

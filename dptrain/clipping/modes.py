@@ -1,18 +1,19 @@
-"""From a module to its wrapper, which computes per-example gradients, and their clipper."""
+"""From a module to what forms its per-example gradients, and to their clipper."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from dptrain.clipping.base.styles import ClippingStyle
-from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule, check_layers
+from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
-from dptrain.clipping.probe import AtHand
+from dptrain.clipping.probe import AtHand, RowProbe
 from dptrain.core import checks, did_you_mean
 from dptrain.sampling import PrivateLoader
 
@@ -57,11 +58,28 @@ def choose_mode(mode: str | None, module: nn.Module) -> str:
 
 def own_attributes(mode: str) -> frozenset[str]:
     """What a mode keeps in the user's layers."""
-    kind = BookkeepingModule if mode == "bookkeeping" else HookedModule
-    return kind.own_attributes
+    return HookedModule.own_attributes if mode != "bookkeeping" else frozenset()
 
 
-def wrap_module(
+class Attached(NamedTuple):
+    """A module in a private run.
+
+    Attributes:
+        module: what is called: in mode bookkeeping the user's own, in the others Opacus's.
+        own: the user's own.
+        clipper: of its gradients.
+        probe: looks at what the module is called with.
+        detach: leaves the user's module as it was, when called.
+    """
+
+    module: nn.Module
+    own: nn.Module
+    clipper: BookkeepingClipper | PerExampleClipper
+    probe: RowProbe | None
+    detach: Callable[[], Any]
+
+
+def attach(
     module: nn.Module,
     parameters: list[nn.Parameter],
     *,
@@ -72,8 +90,8 @@ def wrap_module(
     loader: PrivateLoader,
     views: int = 1,
     probe: str = "shapes",
-) -> tuple[BookkeepingModule | HookedModule, BookkeepingClipper | PerExampleClipper]:
-    """The wrapped module and what clips its gradients, in one of the modes.
+) -> Attached:
+    """The module with what forms per-example gradients in one of the modes, and their clipper.
 
     Args:
         module: the user's.
@@ -93,10 +111,8 @@ def wrap_module(
             return None
         return AtHand(examples=len(batch.indices), rows=batch.rows * views, views=views)
 
-    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     if mode == "bookkeeping":
-        booked = BookkeepingModule(
+        taps = Taps(
             module,
             open_book=lambda probe: BookkeepingClipper(
                 parameters,
@@ -109,9 +125,11 @@ def wrap_module(
             ),
             fed=fed,
             when=probe,
-            loss_reduction=loss_reduction,
         )
-        return booked, booked.book
+        return Attached(module, module, taps.book, taps.probe, taps.detach)
+    _say_whose(mode)
+    # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
     clipper = PerExampleClipper(
         parameters,
         views=views,
@@ -129,4 +147,15 @@ def wrap_module(
         loss_reduction=loss_reduction,
         force_functorch=mode == "functorch",
     )
-    return wrapped, clipper
+    return Attached(wrapped, module, clipper, wrapped.probe, wrapped.detach)
+
+
+@functools.cache
+def _say_whose(mode: str) -> None:
+    """Once, and not for every run of a sweep."""
+    _log.warning(
+        "in mode %r private.module is Opacus's module around yours, without its class and with "
+        "other names in its state_dict: yours is the one that you gave make_private, and "
+        "private.detach() returns it. In mode 'bookkeeping' private.module is your own",
+        mode,
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.bookkeeping import BookkeepingClipper, BookkeepingModule
+from dptrain.clipping.bookkeeping import BookkeepingClipper, taps_of
 from dptrain.clipping.bookkeeping.uses.uses import Use
 
 
@@ -46,18 +46,20 @@ def per_example_norms(
         Shape (rows,), detached.
 
     Raises:
-        TypeError: for another loss, or a module of another mode.
+        TypeError: for another loss, or a module that no run in mode bookkeeping is attached to.
         RuntimeError: if the norms do not cover all that the loss does with the parameters, as in
             training.
     """
-    if not isinstance(module, BookkeepingModule):
+    taps = taps_of(module)
+    if taps is None:
         raise TypeError(
-            f"module is a {type(module).__name__}: pass the module of a run with "
-            "Gradients(mode='bookkeeping')"
+            f"module is a {type(module).__name__} that no run in mode bookkeeping is attached to: "
+            "pass private.module of a run with Gradients(mode='bookkeeping'), before "
+            "private.detach()"
         )
     parameters = [p for p in module.parameters() if p.requires_grad]
-    book = _OtherRows(parameters, loss_reduction=module.loss_reduction, rows=rows)
-    with _gradients_kept(module), module.reporting_to(book):
+    book = _OtherRows(parameters, loss_reduction=taps.book.loss_reduction, rows=rows)
+    with _gradients_kept(module), taps.reporting_to(book):
         reduced = loss() if callable(loss) and not isinstance(loss, torch.Tensor) else loss
         if not isinstance(reduced, torch.Tensor) or reduced.dim():
             raise TypeError(f"loss={reduced!r}: expected a tensor with one number")

@@ -19,7 +19,7 @@ from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
-from dptrain.clipping.bookkeeping import tapped_layer
+from dptrain.clipping.bookkeeping import part_of_a_run
 from dptrain.clipping.mixing_layers import groups_for, why_not
 from dptrain.core import checks
 
@@ -73,10 +73,10 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
         raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
     if not callable(report):
         raise TypeError(f"report={report!r}: a function of one line of text, such as print")
-    if tapped_layer(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
+    if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(
             "module is trained by a private run, which holds its layers: call dptrain.fix(model) "
-            "before make_private"
+            "before make_private, or private.detach() first"
         )
     before = {id(p) for p in module.parameters()}
     lines: list[str] = []

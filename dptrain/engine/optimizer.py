@@ -65,6 +65,7 @@ class PrivateOptimizer(DPOptimizer):
         watch: what refuses steps that leave something behind in the module.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and all add the same noise (``Ranks``).
+        detached: whether the run was ended by ``private.detach()``.
         interrupted: whether the last release or update was cut short, so that noise, model and
             position may disagree; only loading a checkpoint mends that.
     """
@@ -104,6 +105,7 @@ class PrivateOptimizer(DPOptimizer):
         self.steps_executed = 0
         self.at_step_boundary = True
         self.interrupted = False
+        self.detached = False
         self._planned = (self.noise_multiplier, self.expected_batch_size)
         self._trained = self.params  # a fresh list of what is trained at the moment
         self._bound = float(max_grad_norm)
@@ -176,6 +178,13 @@ class PrivateOptimizer(DPOptimizer):
                 "with private.load_state_dict(state)"
             )
 
+    def detach(self) -> None:
+        """Take what was kept of a step off the parameters; no step is made any more."""
+        self.detached = True
+        self.clipper.discard()
+        for p in self._trained:
+            vars(p).pop("summed_grad", None)
+
     def check_parameters(self) -> None:
         """Refuse to step with parameters that are not those of the run.
 
@@ -235,6 +244,12 @@ class PrivateOptimizer(DPOptimizer):
             raise
 
     def _step(self, closure: Callable[[], float] | None) -> float | None:
+        if self.detached:
+            raise RuntimeError(
+                "private.detach() has ended this run, and nothing makes a step of this optimizer "
+                "private any more: make a new run, or, to train without privacy, use the optimizer "
+                "that you gave make_private, its original_optimizer"
+            )
         self.check_whole()
         if (self.noise_multiplier, self.expected_batch_size) != self._planned:
             raise RuntimeError(

@@ -157,7 +157,7 @@ class PrivacyEngine:
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
         parts = wired(request, mechanism, ranks=ranks, ledger=self.ledger, seeds=seeds)
         private = PrivateTraining(
-            module=parts.module,
+            attached=parts.attached,
             optimizer=parts.optimizer,
             loader=parts.optimizer.loader,
             mechanism=mechanism,

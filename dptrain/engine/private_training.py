@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, account
+from dptrain.clipping import Attached
+from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import (
     Guarantee,
     Kind,
@@ -37,7 +40,7 @@ from dptrain.sampling import PrivateLoader
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
@@ -51,6 +54,10 @@ OUTSIDE_NOTE = _APART + (
     "was not checked for the parts of it that were called without its own forward (in a "
     "training_step, say)"
 )
+DETACHED = (
+    "private.detach() has ended this run, and nothing makes its steps private any more: make a new "
+    "run (make_private takes the same module again)"
+)
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
     "that no later step had been released otherwise than in this run"
@@ -60,8 +67,11 @@ RESUME_NOTE = (
 class PrivateTraining:
     """Unpacks to ``module, optimizer, loader``.
 
+    Ends by ``detach``, or by leaving a ``with`` statement that it was made in.
+
     Attributes:
-        module: the wrapped module; ``module._module`` is the user's.
+        module: the very module that ``make_private`` was given; in modes hooks and functorch
+            Opacus's around it, until ``detach``.
         optimizer: see ``PrivateOptimizer``.
         loader: see ``PrivateLoader``.
         mechanism: the value that loader, optimiser and accountant share.
@@ -73,7 +83,7 @@ class PrivateTraining:
     def __init__(
         self,
         *,
-        module: nn.Module,
+        attached: Attached,
         optimizer: PrivateOptimizer,
         loader: PrivateLoader,
         mechanism: MatrixMechanism,
@@ -84,7 +94,9 @@ class PrivateTraining:
         request: RunRequest,
         boundary: Boundary,
     ) -> None:
-        self.module = module
+        self.module = attached.module
+        self._attached = attached
+        self._left: list[tuple[nn.Parameter, int]] | None = None  # with versions, when detached
         self.optimizer = optimizer
         self.loader = loader
         self.mechanism = mechanism
@@ -95,7 +107,7 @@ class PrivateTraining:
         probe = request.gradients.probe
         self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
         self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
-        self._schedulers: list[Any] = []
+        self._schedulers: list[tuple[Any, dict[str, Any]]] = []  # with their own step, if any
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
             self._guarantees[target.delta] = target
@@ -104,11 +116,61 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[Any]:
         return iter([self.module, self.optimizer, self.loader])
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    def detach(self) -> nn.Module:
+        """End the run, and leave the user's module as it was: it then trains like any other.
+
+        Attributes, hooks and methods are its own again; its parameters and their last gradients
+        stay. ``guarantee`` and ``state_dict`` go on working, of the run as it ended; what is
+        trained afterwards is no part of either. Called again, it does nothing. It does not say that
+        the run was meant to end before its plan (``end_early``).
+
+        Returns:
+            The module that ``make_private`` was given, in every mode.
+        """
+        if self._left is not None:
+            return self.module
+        with contextlib.suppress(RuntimeError):  # state_dict() will say it again
+            self.optimizer.watch.check_saved()
+        self.optimizer.watch.restart()
+        if not self._under_way:
+            self._boundary.restart()
+        self.loader.close(DETACHED)
+        self.optimizer.detach()
+        for scheduler, before in self._schedulers:
+            vars(scheduler).pop("step", None)
+            vars(scheduler).update(before)
+        self._attached.detach()
+        self.module = self._attached.own
+        self._left = [(p, p._version) for p in self.module.parameters()]
+        return self.module
+
+    @property
+    def _under_way(self) -> bool:
+        """Whether a step is, so that a checkpoint has to begin it again."""
+        batch = self.loader.current
+        return batch is not None and batch.step == self.steps_executed
+
+    def _check_detached(self) -> None:
+        if self._left is None:
+            return
+        now = {id(p): p._version for p in self.module.parameters()}
+        if [(id(p), version) for p, version in self._left] != list(now.items()):
+            raise RuntimeError(
+                "the module was trained, or changed, since private.detach(): it is not what this "
+                "run made of it, and a checkpoint would say so; take private.state_dict() before"
+            )
+
     @property
     def _conditions(self) -> tuple[str, ...]:
         """Notes of the guarantee, as things stand."""
-        outside: Any = getattr(self.module, "probe", None)
-        seen = outside is not None and outside.outside
+        probe = self._attached.probe
+        seen = probe is not None and probe.outside
         return tuple(dict.fromkeys((*self._notes, *((OUTSIDE_NOTE,) if seen else ()))))
 
     @property
@@ -214,8 +276,9 @@ class PrivateTraining:
                 return tick(*args, **kwargs)
             return None
 
+        before = {"step": tick} if "step" in vars(scheduler) else {}
         scheduler.step = step
-        self._schedulers.append(scheduler)
+        self._schedulers.append((scheduler, before))
         return scheduler
 
     def state_dict(self) -> dict[str, Any]:
@@ -229,14 +292,14 @@ class PrivateTraining:
         steps leave alone; taken in the middle of a logical step, it is the state before that step.
 
         Raises:
-            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, or the
-                module holds what a forward pass left behind (see
-                ``StateWatch``).
+            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, the
+                module holds what a forward pass left behind (see ``StateWatch``), or it was trained
+                after ``detach``.
         """
         self.optimizer.check_whole()
-        batch = self.loader.current
+        self._check_detached()
         self.optimizer.watch.check_saved()
-        under_way = batch is not None and batch.step == self.steps_executed
+        between = not self._under_way and self._left is None
         ledger = self.optimizer.ledger
         state = {
             "format": FORMAT,
@@ -247,17 +310,17 @@ class PrivateTraining:
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
             "notes": list(self._conditions),
-            "module": copy.deepcopy(self.module.state_dict()),
+            "module": copy.deepcopy(uncompiled(self._attached.own).state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "max_grad_norm": float(self.optimizer.max_grad_norm),
-            "schedulers": [_state_of(s) for s in self._schedulers],
+            "schedulers": [_state_of(s) for s, _ in self._schedulers],
             "ledger": list(ledger.digests[: self.steps_executed]),
             "ledger_run": ledger.run,
             "ledger_kept": ledger.path is not None,
             "private": {
                 "noise": self.optimizer.noise.state_dict(),
                 "loader": self.loader.state_dict(),
-                "rng": self._boundary.rng() if under_way else global_state(),
+                "rng": global_state() if between else self._boundary.rng(),
                 "nonfinite_examples": self.nonfinite_examples,
                 **(
                     {}
@@ -282,7 +345,10 @@ class PrivateTraining:
             TypeError: if the state is no mapping, or the switch neither True nor False.
             ValueError: if the state is damaged, of another mechanism, setting or format, or the
                 ledger has not seen its releases; nothing has been changed then.
+            RuntimeError: after ``detach``.
         """
+        if self._left is not None:
+            raise RuntimeError(f"{DETACHED}, and load the state there")
         if not isinstance(state, Mapping):
             raise TypeError(
                 f"state={state!r:.80}: expected what private.state_dict() returned, for instance "
@@ -324,11 +390,11 @@ class PrivateTraining:
         self.loader.load_state_dict(private["loader"])
         if self.individual_filter is not None:
             self.individual.load_state_dict(private["individual"])
-        self.module.load_state_dict(state["module"])
+        uncompiled(self._attached.own).load_state_dict(state["module"])
         # torch's optimisers keep the tensors they are given: without a copy the run would write
         # into the caller's state.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        for scheduler, saved_state in zip(self._schedulers, state["schedulers"], strict=True):
+        for (scheduler, _), saved_state in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved_state)
         self.optimizer.max_grad_norm = state["max_grad_norm"]
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]

@@ -13,7 +13,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from dptrain.clipping import why_not
-from dptrain.clipping.bookkeeping import tapped_layer
+from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
 
@@ -40,13 +40,15 @@ def check_module(module: nn.Module) -> None:
     if isinstance(module, AbstractGradSampleModule):
         raise ValueError(
             "module is already wrapped for per-example gradients, by another run for instance: "
-            "pass the bare one, which its to_standard_module() returns, ending that run; the "
-            "guarantees of runs on the same data add up"
+            "pass the bare one, which private.detach() returns (or, of Opacus's own, "
+            "to_standard_module()), ending that run; the guarantees of runs on the same data add up"
         )
-    if tapped_layer(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
+    if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
         raise ValueError(
             "module is trained by another private run, and would report to both: call "
-            "to_standard_module() on the module of that run first, or build a new one"
+            "private.detach() on that run first, or pass copy.deepcopy(module), which is of no "
+            "run (and an optimizer of its parameters); the guarantees of runs on the same data "
+            "add up"
         )
     for name, layer in module.named_modules():
         if (why := why_not(name, layer)) is not None:
@@ -63,7 +65,7 @@ def check_mode(module: nn.Module, mode: str) -> None:
     Raises:
         ValueError: naming the remedy.
     """
-    if hasattr(module, "_orig_mod") and mode != "bookkeeping":
+    if uncompiled(module) is not module and mode != "bookkeeping":
         raise ValueError(
             f"module is compiled, and Gradients(mode={mode!r}) needs eager mode: pass the module "
             "itself, or use Gradients(mode='bookkeeping')"
@@ -202,8 +204,7 @@ def check_public(module: nn.Module, public: Sequence[str]) -> None:
     Raises:
         ValueError: naming the parameters.
     """
-    bare = getattr(module, "_orig_mod", module)
-    parameters = {name for name, _ in bare.named_parameters()}
+    parameters = {name for name, _ in uncompiled(module).named_parameters()}
     if wrong := sorted(parameters & set(public)):
         raise ValueError(
             f"Gradients: buffers={list(public)}: {wrong} are parameters, which only the private "

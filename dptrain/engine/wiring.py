@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
-from dptrain.clipping import HookedModule, own_attributes, wrap_module
+from dptrain.clipping import Attached, attach, own_attributes
 from dptrain.clipping.base import summing_dtype
-from dptrain.clipping.bookkeeping import BookkeepingModule
+from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizer import PrivateOptimizer
@@ -74,7 +74,7 @@ def _found(
 class Parts(NamedTuple):
     """What a run is made of."""
 
-    module: BookkeepingModule | HookedModule
+    attached: Attached
     optimizer: PrivateOptimizer
     boundary: Boundary
 
@@ -99,7 +99,7 @@ def wired(
     gradients = request.gradients
     assert gradients.mode is not None
     watch = StateWatch(
-        getattr(request.module, "_orig_mod", request.module),  # the names are the user's
+        uncompiled(request.module),  # the names are the user's
         gradients.public,
         own=own_attributes(gradients.mode),
     )
@@ -113,7 +113,7 @@ def wired(
     )
     released = shared_ledger(ranks, mechanism, ledger)
     boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
-    module, clipper = wrap_module(
+    attached = attach(
         request.module,
         request.parameters,
         mode=gradients.mode,
@@ -130,7 +130,7 @@ def wired(
         max_grad_norm=request.max_grad_norm,
         loss_reduction=gradients.reduction,
         noise=stream,
-        clipper=clipper,
+        clipper=attached.clipper,
         loader=loader,
         ledger=released,
         ranks=ranks,
@@ -138,7 +138,7 @@ def wired(
         at_boundary=boundary.passed,
         individual=record,
     )
-    return Parts(module, optimizer, boundary)
+    return Parts(attached, optimizer, boundary)
 
 
 def _loader(

@@ -76,7 +76,7 @@ def test_neighbouring_data_sets_release_sums_within_the_bound(mode):
     data, bound, moves = regression(), 40.0, []
     before = start(data)
     train(before, batches=4)
-    past = before.module._module.state_dict(), before.optimizer.state_dict()
+    past = before.state_dict()["module"], before.optimizer.state_dict()
     (scale,) = before.optimizer.original_optimizer.scales().values()
     assert float(scale.max() / scale.min()) > 5
     for i in range(SIZE):

@@ -132,7 +132,7 @@ def test_a_filter_charges_what_is_left_after_clipping(mode):
         criterion = nn.CrossEntropyLoss()
         for x, y in loader:
             if loader.current.part == 0:
-                own = [clipped(style, g) for g in gradients(wrapped._module, data)]
+                own = [clipped(style, g) for g in gradients(model, data)]
             optimizer.zero_grad()
             criterion(wrapped(x), y).backward()
             optimizer.step()

@@ -206,7 +206,7 @@ def test_a_second_attempt_at_a_step_is_watched():
 
 def test_calls_of_a_part_of_the_module_are_watched():
     private = make(Leaves(), images(), "bookkeeping", scheme=everything_every_step(24, 2))
-    model = private.module._module
+    model = private.module
     x, y = next(iter(private.loader))
     nn.functional.cross_entropy(model.net(x), y).backward()
     model.mean.data += x.mean()
@@ -420,7 +420,7 @@ def test_frozen_norms_refuse_to_run_after_train(mode, name):
     model[1].eval()
     train(private)
     assert private.steps_executed == 2
-    private.module.to_standard_module().train()(images().tensors[0])  # and then it is the user's
+    private.detach().train()(images().tensors[0])  # and then it is the user's
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def large_run(steps):
 @pytest.mark.parametrize("step", [0, 3])
 def test_of_large_modules_all_values_are_compared_in_the_first_and_the_last_step(block, step):
     private = large_run(steps=4)
-    model = private.module._module
+    model = private.module
     if step:
         train(private, steps=step)
     model.leave.what = lambda: model.blocks[block].data.add_(1)
@@ -500,7 +500,7 @@ def test_of_large_modules_all_values_are_compared_in_the_first_and_the_last_step
 def test_of_large_modules_values_are_compared_in_turn(block):
     """Written to in every step but the first: refused when its turn comes, within a round."""
     private = large_run(steps=40)
-    model = private.module._module
+    model = private.module
     train(private, steps=1)
     model.leave.what = lambda: model.blocks[block].data.add_(1)
     with pytest.raises(RuntimeError, match=rf"'{block}' of layer 'blocks'"):
@@ -513,7 +513,7 @@ def test_of_large_modules_values_are_compared_in_turn(block):
 @pytest.mark.parametrize("block", [0, 4, 5, 6, 7, 8, 9])
 def test_what_was_missed_in_a_large_module_is_found_before_it_is_saved(block):
     private = large_run(steps=40)
-    model = private.module._module
+    model = private.module
     train(private, steps=1)
     model.leave.what = lambda: model.blocks[block].data.add_(1)
     train(private, steps=2)  # bytes 100 to 200 are compared, of blocks 1 to 3
@@ -531,7 +531,7 @@ def test_every_step_notices_versions_and_assignments_of_large_modules():
         lambda m: m.blocks.__setitem__(7, nn.Parameter(torch.ones(16), requires_grad=False)),
     ):
         private = large_run(steps=40)
-        model = private.module._module
+        model = private.module
         train(private, steps=5)
         model.leave.what = lambda leave=leave, model=model: leave(model)
         with pytest.raises(RuntimeError, match="'7' of layer 'blocks'"):
@@ -542,7 +542,7 @@ def test_every_step_notices_versions_and_assignments_of_large_modules():
 @pytest.mark.usefixtures("small_window")
 def test_the_users_own_changes_of_a_large_module_are_not_held_against_it():
     private = large_run(steps=8)
-    model = private.module._module
+    model = private.module
 
     def after_step():
         with torch.no_grad():

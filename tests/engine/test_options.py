@@ -186,7 +186,7 @@ def test_a_checkpoint_of_an_earlier_layout_says_what_to_do():
     private = make(small_net(), images(), scheme=everything_every_step(24, 2))
     state = {**private.state_dict(), "format": 2}
     with pytest.raises(
-        ValueError, match=r"format 2 is not 3: it was written by an earlier dptrain"
+        ValueError, match=r"format 2 is not 4: it was written by an earlier dptrain"
     ):
         private.load_state_dict(state)
 

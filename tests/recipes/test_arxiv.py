@@ -83,7 +83,7 @@ def test_the_saved_model_and_tokenizer_are_complete(finished):
     trained = load_checkpoint(finished)["run"]["module"]
     ours = model.state_dict()
     for name, value in trained.items():
-        assert torch.equal(ours[name.removeprefix("_module.")], value), name
+        assert torch.equal(ours[name], value), name
     tokenizer = AutoTokenizer.from_pretrained(finished / "model", local_files_only=True)
     assert len(tokenizer) == model.config.vocab_size
 

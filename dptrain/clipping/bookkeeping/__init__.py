@@ -2,18 +2,26 @@
 
 from dptrain.clipping.bookkeeping.clipper import BookkeepingClipper
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
-from dptrain.clipping.bookkeeping.module import BookkeepingModule, check_layers, tapped_layer
 from dptrain.clipping.bookkeeping.rules.rules import GradientRule, LayerRule, register_layer
 from dptrain.clipping.bookkeeping.tap import LayerTap
+from dptrain.clipping.bookkeeping.taps import (
+    Taps,
+    check_layers,
+    part_of_a_run,
+    taps_of,
+    uncompiled,
+)
 
 __all__ = [
     "BookkeepingClipper",
-    "BookkeepingModule",
     "GradientRule",
     "LayerRule",
     "LayerTap",
+    "Taps",
     "check_layers",
     "norms_of_sum",
+    "part_of_a_run",
     "register_layer",
-    "tapped_layer",
+    "taps_of",
+    "uncompiled",
 ]

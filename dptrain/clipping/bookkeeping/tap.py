@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +10,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.bookkeeping.replay_costs import Replays
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule, replaying
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned
@@ -50,13 +51,13 @@ class Book(Protocol):
         """Look at a call of a layer before uses are made of it; whether none are to be made."""
 
 
-class LayerTap:
+class LayerTap(StandIn):
     """Stands in for ``layer.forward``: parameters detached, the output's gradient reported.
 
     Autograd then propagates output gradients only; the weights' gradients are the book's to form.
     State lives in the autograd graph alone: a forward pass that is not followed by a backward pass
     leaves nothing behind, and checkpointing (which drops the graph's tensors) saves what it should.
-    Copies of the layer (by ``copy`` or ``pickle``) have its own forward again and report nothing.
+    Copies of the layer have its own forward again and report nothing (``StandIn``).
 
     Args:
         layer: has a rule.
@@ -73,38 +74,22 @@ class LayerTap:
         embeds = isinstance(layer, nn.Embedding) and not isinstance(rule, GenericRule)
         self.sharing = SharedRows() if embeds else None
         self._observer = _Observer(self)
-        self._own = vars(layer).get("forward")  # of this very layer, set by some library
-        self._forward: Callable[..., Any] = layer.forward
-        self._signature = inspect.signature(self._forward)
+        super().__init__(layer, "forward")
+        self._signature = inspect.signature(self.own)
         # A compiled graph would run the bookkeeping once, when it is traced.
         self._run = torch.compiler.disable(self.forward)
-        layer.forward = self
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's output."""
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         # Leaving a trace takes 50 µs also where there is none.
         run = self._run if torch.compiler.is_compiling() else self.forward
         return run(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # A copy of this would run the layer that was copied, with its parameters.
-        return copy.deepcopy(self._forward, memo)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self.layer, "forward")  # the class's: there is no other when it is loaded
-
-    def remove(self) -> None:
-        """Give the layer its own forward back."""
-        if self._own is None:
-            del self.layer.forward
-        else:
-            self.layer.forward = self._own
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, as its rule forms it where gradients are wanted."""
         if not torch.is_grad_enabled() or replaying():
-            return self._forward(*args, **kwargs)
-        forward, rule = self._forward, self.rule
+            return self.own(*args, **kwargs)
+        forward, rule = self.own, self.rule
         if isinstance(rule, GenericRule):
             with Detached(self._holders):
                 return rule.call(self.layer, forward, args, kwargs, self._observer)

@@ -93,6 +93,16 @@ class HookedModule(OpacusLayers, GradSampleModule):
         finally:
             self._witness = None
 
+    def detach(self) -> nn.Module:
+        """Leave the user's module as it was, of which Opacus leaves something behind."""
+        module = self.to_standard_module()
+        for layer in module.modules():
+            for name in self.own_attributes & vars(layer).keys():
+                del vars(layer)[name]
+            if not layer._backward_hooks:
+                layer._is_full_backward_hook = None
+        return module
+
     def capture_activations_hook(
         self, module: nn.Module, forward_input: Any, forward_output: Any
     ) -> None:

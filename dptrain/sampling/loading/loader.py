@@ -126,6 +126,7 @@ class PrivateLoader:
         self._reported = False
         self._iteration = 0
         self._running: range | None = None
+        self._closed: str | None = None
         self._world_size = world_size
         self._plan = BatchPlan(
             scheme,
@@ -223,8 +224,10 @@ class PrivateLoader:
         """Batches of the first uncompleted step and on; ends an iteration that is under way.
 
         Raises:
-            RuntimeError: if all planned steps have run.
+            RuntimeError: if all planned steps have run, or the loader was closed.
         """
+        if self._closed is not None:
+            raise RuntimeError(self._closed)
         if self.position >= self.steps:
             raise RuntimeError(
                 f"all {self.steps} planned steps have run; more would exceed the guarantee. Plan "
@@ -255,7 +258,18 @@ class PrivateLoader:
             if iteration == self._iteration:
                 self._running = None
 
+    def close(self, why: str) -> None:
+        """Give no batch any more; an iteration under way ends, and a new one is refused.
+
+        Args:
+            why: what is then said.
+        """
+        self._closed = why
+        self._end_iteration()
+
     def _refuse_stale(self, iteration: int) -> None:
+        if self._closed is not None:
+            raise RuntimeError(self._closed)
         if iteration != self._iteration:
             raise RuntimeError(
                 "a newer iteration over this loader has begun (or its state was loaded); only one "

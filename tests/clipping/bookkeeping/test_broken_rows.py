@@ -78,7 +78,7 @@ def check_broken(a):
         backward(private)
         check(private, wanted)
         assert private.nonfinite_examples == int(broken.sum())
-        private.module.to_standard_module()
+        private.detach()
     return broken
 
 

@@ -45,7 +45,8 @@ def before(a, backend):
     inner = a.module
     a.module = used_before(torch.compile(inner, backend=backend), *a.inputs)
     private = run_of(a)
-    assert set(private.module._module.state_dict()) == set(inner.state_dict())
+    assert private.module is a.module
+    assert set(private.state_dict()["module"]) == set(inner.state_dict())
     return private, None
 
 

@@ -103,5 +103,6 @@ def test_other_calls_are_left_alone():
     with torch.no_grad():
         torch.testing.assert_close(private.module(x, n), expected)
     torch.testing.assert_close(private.module.eval()(x, n), expected)
-    private.module.train().remove_hooks()
+    private.module.train()
+    assert private.detach() is module
     torch.testing.assert_close(module(x, n), expected)

@@ -1,0 +1,73 @@
+"""In place of a method of one module, until it is taken off."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+from torch import nn
+
+
+class StandIn:
+    """Is called in place of a method of one module, and knows the method.
+
+    It lies in the module's own ``__dict__``, where Python looks first, and looks like the method to
+    ``inspect.signature``. Copies of the module (by ``copy`` or ``pickle``) have their class's
+    method again: a copy of this one would run the module that was copied, with its parameters.
+
+    Args:
+        module: whose method it is.
+        name: of the method.
+
+    Attributes:
+        own: the method, the module's or what some library put there before.
+        attached: whether it does more than to call that one.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module, self._name = module, name
+        # What nn.Module and torch.compile's make of an assignment is another thing each.
+        attributes = vars(module)
+        self._before = {name: attributes[name]} if name in attributes else {}
+        self.own: Any = getattr(module, name)
+        self.attached = True
+        functools.update_wrapper(self, self.own, updated=())
+        attributes[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method returns."""
+        if args and args[0] is self._module:  # accelerate makes a method of whatever is there
+            args = args[1:]
+        return self.run(*args, **kwargs) if self.attached else self.own(*args, **kwargs)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What is done in place of the method."""
+        raise NotImplementedError
+
+    def remove(self) -> None:
+        """Give the module its method back; what was put over this one meanwhile stays."""
+        attributes = vars(self._module)
+        if self.attached and attributes.get(self._name) is self:
+            del attributes[self._name]
+            attributes.update(self._before)
+        self.attached = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.own, memo)
+
+    def __reduce__(self) -> Any:
+        # The class's: there is no other when it is loaded.
+        return getattr, (self._module, self._name)
+
+
+def stand_in(module: nn.Module, name: str) -> StandIn | None:
+    """The one that is there for a method of the module, below whatever was put over it."""
+    found: Any = vars(module).get(name)
+    while found is not None:
+        inner = getattr(found, "__func__", None)
+        for each in (found, inner):
+            if isinstance(each, StandIn) and each.attached:
+                return each
+        found = getattr(found, "__wrapped__", None)
+    return None

@@ -1,0 +1,258 @@
+"""What a run attaches to the user's module, and takes off again."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from dptrain.clipping.base.stand_in import StandIn, stand_in
+from dptrain.clipping.bookkeeping.rules.generic import GenericRule
+from dptrain.clipping.bookkeeping.rules.layers import register_imported
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
+from dptrain.clipping.bookkeeping.tap import Book, LayerTap
+from dptrain.clipping.mixing_layers import refuse_training_mode
+from dptrain.clipping.probe import AtHand, RowProbe, Witness
+
+B = TypeVar("B", bound=Book)
+
+
+def check_layers(module: nn.Module) -> str | None:
+    """What keeps a module from bookkeeping: the first such layer, why, and the remedy."""
+    register_imported()
+    found = {**refusals(module, _otherwise), **_computed_before_calls(module)}
+    if not found:
+        return None
+    name, why = next(iter(found.items()))
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return (
+        f"layer {name!r}{more}: {why}; dptrain.register_layer() takes a rule for it, or freeze its "
+        "parameters with requires_grad_(False)"
+    )
+
+
+def _otherwise(name: str, layer: nn.Module) -> LayerRule:
+    """The rule of a layer that has none of its own."""
+    return GenericRule(name or "(the module itself)")
+
+
+_LEAK = (
+    "parameter {name!r} is used outside the layer that owns it (through torch.nn.functional, say, "
+    "or in a penalty on the weights), which no rule for per-example gradients knows: call the "
+    "layer, use the optimizer's weight_decay, or Gradients(mode='hooks'), which leaves such "
+    "gradients out"
+)
+
+
+class Taps(Generic[B]):
+    """What is attached to the user's own module, so that its layers report to the book.
+
+    One forward and one backward pass with any loss (Bu et al. 2022, arXiv 2210.00038;
+    docs/theory/clipping.md#thm-bookkeeping; ``test_every_layer``): autograd propagates the output
+    gradients, and no parameter is part of its graph. A gradient that reaches a parameter
+    nevertheless comes from a use that no rule knows, and is refused.
+
+    The module stays what it was: of its class, with its methods and the names of its state.
+    Methods are stood in for (``StandIn``), and copies of the module have none of it.
+
+    Args:
+        module: the user's; compiled ones run compiled between the layers that have a rule.
+        open_book: makes what layers report to, of the probe.
+        fed: what the module is fed at the moment; ``None``: there is no probe.
+        when: one of ``PROBES``.
+
+    Attributes:
+        module: as given.
+        bare: the same, or what ``torch.compile`` was given: the names are its own.
+        book: what ``open_book`` made.
+        probe: looks at what the module is called with, where there is one.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        open_book: Callable[[RowProbe | None], B],
+        fed: Callable[[], AtHand | None] | None = None,
+        when: str = "shapes",
+    ) -> None:
+        self.module = module
+        self.bare = bare = uncompiled(module)
+        _forget_traces(module)
+        trained = {name: p for name, p in bare.named_parameters() if p.requires_grad}
+        # Not a parameter, so that no state dict and no optimiser sees it.
+        anchor = torch.zeros((), device=next(iter(trained.values())).device, requires_grad=True)
+        self.probe: RowProbe | None = None
+        if fed is not None:
+            self.probe = RowProbe(bare, self.reporting_to, fed, when=when, settle=self.settling)
+        self.book = book = open_book(self.probe)
+        self._reports_to: Book = book
+        self._taps = [
+            LayerTap(layer, rule, book, anchor)
+            for layer, rule in layers_with_rules(bare, _otherwise).values()
+        ]
+        self._leaks = {
+            p: p.register_post_accumulate_grad_hook(functools.partial(self._refuse, name))
+            for name, p in trained.items()
+        }
+        self._others: list[StandIn] = [
+            *refuse_training_mode(bare),
+            *(_ZeroGrad(m, self) for m in {module, bare}),
+        ]
+        self._root = RootTap(module, self)  # over the others: the module may itself be a layer
+
+    @property
+    def watching(self) -> bool:
+        """Whether a call of the module is one of the run's, of which the probe has to know."""
+        return self.probe is not None and self._reports_to is self.book
+
+    @torch.compiler.disable
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module's forward is about to be called: probe it, if need be."""
+        assert self.probe is not None
+        # The arguments are what hooks, and what accelerate put over the forward, have made of them:
+        # neither is to run twice, one within the other.
+        attributes = vars(self.module)
+        before = {name: attributes[name] for name in ("_forward_pre_hooks", "forward")}
+        try:
+            attributes.update(_forward_pre_hooks=OrderedDict(), forward=self._root)
+            self.probe.begin(args, kwargs)
+        finally:
+            attributes.update(before)
+
+    @torch.compiler.disable
+    def end(self, output: Any) -> None:
+        """The call has come to its end."""
+        assert self.probe is not None
+        self.probe.end(output)
+
+    @contextlib.contextmanager
+    def reporting_to(self, book: Book) -> Iterator[None]:
+        """Have the layers report to another book meanwhile, of rows that are no part of the run."""
+        before = self._reports_to
+        try:
+            self._report_to(book)
+            yield
+        finally:
+            self._report_to(before)
+
+    def _report_to(self, book: Book) -> None:
+        self._reports_to = book
+        for tap in self._taps:
+            tap.book = book
+
+    @contextlib.contextmanager
+    def settling(self) -> Iterator[None]:
+        """Have embeddings note meanwhile, in passes over few rows, what all examples share."""
+        shared = [tap.sharing for tap in self._taps if tap.sharing is not None]
+        for rows in shared:
+            rows.watch()
+        try:
+            yield
+        finally:
+            for rows in shared:
+                rows.settle()
+
+    def discard(self) -> None:
+        """Drop what the layers reported of the batch at hand."""
+        self._reports_to.discard()
+
+    def _refuse(self, name: str, p: torch.Tensor) -> None:
+        p.grad = None  # not clipped
+        if not isinstance(self._reports_to, Witness):  # the real pass will raise it
+            raise RuntimeError(_LEAK.format(name=name))
+
+    def detach(self) -> None:
+        """Leave the module as it was; again, nothing happens."""
+        if not self._root.attached:
+            return
+        for one in [self._root, *reversed(self._others), *reversed(self._taps)]:
+            one.remove()
+        for p, leak in self._leaks.items():
+            leak.remove()
+            if not p._post_accumulate_grad_hooks:
+                p._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+        _forget_traces(self.module)
+        self._taps, self._others, self._leaks = [], [], {}
+
+
+class RootTap(StandIn):
+    """The forward of the user's module; before it the probe, where there is one, of what it may do.
+
+    Args:
+        module: the user's.
+        taps: what is attached to it.
+    """
+
+    def __init__(self, module: nn.Module, taps: Taps[Any]) -> None:
+        self.taps = taps
+        super().__init__(module, "forward")
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self.taps.watching and torch.is_grad_enabled()):
+            return self.own(*args, **kwargs)
+        self.taps.begin(args, kwargs)
+        output: Any = None
+        try:
+            output = self.own(*args, **kwargs)
+        finally:
+            self.taps.end(output)
+        return output
+
+
+class _ZeroGrad(StandIn):
+    """Clears gradients, and drops what the layers reported of the batch at hand."""
+
+    def __init__(self, module: nn.Module, taps: Taps[Any]) -> None:
+        self._taps = taps
+        super().__init__(module, "zero_grad")
+
+    @override
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.own(*args, **kwargs)
+        self._taps.discard()
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module, or what ``torch.compile`` was given to make it."""
+    found = getattr(module, "_orig_mod", module)
+    return found if isinstance(found, nn.Module) else module
+
+
+def taps_of(module: nn.Module) -> Taps[Any] | None:
+    """What is attached to the module by the run whose module it is; ``None``: it is no run's."""
+    root = stand_in(module, "forward")
+    return root.taps if isinstance(root, RootTap) else None
+
+
+def part_of_a_run(module: nn.Module) -> str | None:
+    """The name of a layer that reports to some run, or ``None``."""
+    layers = module.named_modules()
+    return next((name for name, layer in layers if stand_in(layer, "forward") is not None), None)
+
+
+def _computed_before_calls(module: nn.Module) -> dict[str, str]:
+    """Layers with weights that torch.nn.utils computes from others in a forward pre-hook."""
+    found: dict[str, str] = {}
+    for name, layer in module.named_modules():
+        for own, p in layer.named_parameters(recurse=False):
+            weight = own.removesuffix("_g").removesuffix("_orig")  # weight_norm; the others
+            if p.requires_grad and weight != own and weight in vars(layer):
+                found[name] = (
+                    f"{weight!r} is computed from {own!r} before every call (weight_norm, "
+                    "spectral_norm or pruning of torch.nn.utils), past the layer's rule"
+                )
+    return found
+
+
+def _forget_traces(module: nn.Module) -> None:
+    """Have compiled modules traced anew: a trace from before the taps would go past them."""
+    if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in module.modules()):
+        torch.compiler.reset()
