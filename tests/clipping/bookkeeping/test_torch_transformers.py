@@ -1,0 +1,144 @@
+"""torch's own Transformer, its encoder and its decoder, in training and in eval mode."""
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers.bookkeeping_runs import ROWS, case, check_like_loop, run_of, take
+
+LENGTH, WIDTH, HEADS = 6, 8, 2
+SIZES = {"dim_feedforward": 10, "dropout": 0.0, "batch_first": True}
+
+
+def hidden(x):
+    """Padding at the end, of another length in every row."""
+    lengths = 2 + (x[:, 0, 0] * 100).long().abs() % (LENGTH - 1)
+    return torch.arange(x.shape[1]) >= lengths[:, None]
+
+
+def causal(length):
+    return nn.Transformer.generate_square_subsequent_mask(length)
+
+
+class Encoder(nn.Module):
+    def __init__(self, *, nested=True, norm_first=False, mask="padding", **options):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, HEADS, norm_first=norm_first, **{**SIZES, **options}
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, 2, norm=nn.LayerNorm(WIDTH), enable_nested_tensor=nested
+        )
+        self.mask = mask
+
+    def forward(self, x):
+        options = {}
+        if "padding" in self.mask:
+            options["src_key_padding_mask"] = hidden(x)
+        if "causal" in self.mask:
+            # Of one dtype, as torch asks for.
+            mask = causal(x.shape[1])
+            options["mask"] = mask.isinf() if "padding" in self.mask else mask.to(x)
+            options["is_causal"] = "hint" in self.mask
+        return self.encoder(x, **options)
+
+
+class Both(nn.Module):
+    """nn.Transformer from a sequence to its own beginning."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.whole = nn.Transformer(
+            WIDTH, HEADS, num_encoder_layers=1, num_decoder_layers=2, **{**SIZES, **options}
+        )
+
+    def forward(self, x):
+        y = x[:, :4].flip(1)
+        return self.whole(
+            x,
+            y,
+            tgt_mask=causal(y.shape[1]).to(x),
+            tgt_is_causal=True,
+            src_key_padding_mask=torch.zeros(x.shape[:2]).masked_fill(hidden(x), -torch.inf).to(x),
+            memory_key_padding_mask=torch.zeros(x.shape[:2])
+            .masked_fill(hidden(x), -torch.inf)
+            .to(x),
+        )
+
+
+def batch():
+    return torch.randn(ROWS, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def checked(model, **options):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="enable_nested_tensor is True, but")
+        model = model(**options)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.4)
+    check_like_loop(case(model, batch()))
+
+
+@pytest.mark.parametrize(
+    ("norm_first", "mask"),
+    list(
+        itertools.product(
+            [True, False], ["", "padding", "causal", "causal, hint", "padding, causal"]
+        )
+    ),
+)
+def test_the_encoder(norm_first, mask):
+    checked(Encoder, norm_first=norm_first, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"activation": "gelu"}, {"bias": False}, {"activation": torch.tanh}, {"nested": False}],
+    ids=str,
+)
+def test_options_of_the_encoder(options):
+    checked(Encoder, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"bias": False}], ids=str)
+def test_the_whole_transformer(options):
+    checked(Both, **options)
+
+
+@pytest.mark.parametrize("mask", ["", "padding", "causal"])
+def test_in_eval_mode_the_fast_path_is_taken_and_right(mask):
+    """Without gradients the encoder runs in one kernel, nested where rows end early."""
+    torch.manual_seed(0)
+    a = case(Encoder(mask=mask), batch())
+    plain = copy.deepcopy(a.module).eval()
+    private = run_of(a)
+    take(private)
+    private.module.eval()
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        found = private.module(*a.inputs)
+    kernels = {event.key for event in profile.key_averages()}
+    assert "aten::_transformer_encoder_layer_fwd" in kernels
+    with torch.no_grad():
+        torch.testing.assert_close(found, plain(*a.inputs), rtol=1e-12, atol=1e-12)
+
+
+def test_in_eval_mode_gradients_are_those_of_the_loop():
+    checked(lambda: Encoder().eval())
+
+
+def test_dropout_is_each_examples_own():
+    """Another in every row, and drawn once: the same numbers make the output and its gradients."""
+    torch.manual_seed(0)
+    a = case(Encoder(dropout=0.5), batch()[:1].expand(ROWS, -1, -1).contiguous())
+    private = run_of(a)
+    inputs, _ = take(private)
+    output = private.module(*inputs)
+    assert not torch.allclose(output[0], output[1])
+    output.flatten(1).square().sum().backward()
+    clipper = private.optimizer.clipper
+    assert len(clipper.unclipped_norms(ROWS).unique()) == ROWS
