@@ -19,7 +19,10 @@ from dptrain.core import checks
 
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
-    nn.RNN: "nn.RNN fails in the backward pass; use opacus.layers.DPRNN",
+    nn.RNN: (
+        "nn.RNN fails in the backward pass of Opacus; use Gradients(mode='bookkeeping'), or "
+        "opacus.layers.DPRNN"
+    ),
     nn.EmbeddingBag: (
         "nn.EmbeddingBag's gradients come out too short, since an id that a bag has twice counts "
         "once; use Gradients(mode='bookkeeping'), or nn.Embedding and a sum or mean over the "
@@ -107,7 +110,8 @@ def check_mode(module: nn.Module, mode: str) -> None:
     ]
     errors += [
         f"layer {name!r}: {type(layer).__name__}, which returns a tuple; use "
-        f"opacus.layers.dp_rnn.DP{type(layer).__name__} with Gradients(mode='hooks')"
+        f"Gradients(mode='bookkeeping'), or opacus.layers.dp_rnn.DP{type(layer).__name__} with "
+        "Gradients(mode='hooks')"
         for name, layer in module.named_modules()
         if mode != "bookkeeping"
         and type(layer) is nn.LSTMCell

@@ -19,6 +19,7 @@ UNKNOWN = {
     "hooks": frozenset(
         {
             "torch attention",
+            "torch recurrent",
             "shared row of positions",
             "flat positions",
             "inplace",
@@ -47,6 +48,7 @@ def one_batch(
     noise_multiplier: float = 0.0,
     scheme: Any = None,
     lr: float = 0.0,
+    probe: str = "shapes",
     **options: Any,
 ) -> PrivateTraining:
     """A run over the architecture's batch, whole in the one step that there is by default."""
@@ -59,7 +61,7 @@ def one_batch(
         noise_multiplier=noise_multiplier,
         max_grad_norm=bound,
         seed=1,
-        gradients=Gradients(mode=mode, loss=reduction, views=a.views),
+        gradients=Gradients(mode=mode, loss=reduction, views=a.views, probe=probe),
         loading=Loading(max_physical_batch_size=most),
         **options,
     )

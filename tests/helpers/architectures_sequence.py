@@ -219,6 +219,35 @@ def _channels(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
     return followed(draw, _Transposed(draw(st.sampled_from(kinds))()), without), shape
 
 
+class _Outputs(nn.Module):
+    """A recurrent layer's states after each step, and its final ones added to them."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        output, states = self.layer(x)
+        output = output if self.layer.batch_first else output.transpose(0, 1)
+        final = states[0] if isinstance(states, tuple) else states
+        return output + final[-1].mean(1)[:, None, None]
+
+
+def _recurrent(draw: Any, shape: Shape, without: frozenset[str]) -> Made:
+    kind = draw(st.sampled_from([nn.LSTM, nn.GRU, nn.RNN]))
+    width, both = draw(st.integers(1, 4)), draw(st.booleans())
+    layer = kind(
+        shape[1],
+        width,
+        num_layers=draw(st.integers(1, 2)),
+        bidirectional=both,
+        bias=draw(st.booleans()),
+        batch_first=draw(st.booleans()),
+    )
+    return _Outputs(layer), (shape[0], width * (2 if both else 1))
+
+
 VECTOR_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "linear": _linear,
     "linear reused": _reused,
@@ -237,6 +266,7 @@ SEQUENCE_BLOCKS: dict[str, Callable[[Any, Shape, frozenset[str]], Made]] = {
     "bilinear over positions": _bilinear,
     "prelu over positions": _prelu,
     "layers over channels": _channels,
+    "torch recurrent": _recurrent,
     **ATTENTION_BLOCKS,
 }
 __all__ = ["SEQUENCE_BLOCKS", "STEMS", "VECTOR_BLOCKS", "sequence_stem"]

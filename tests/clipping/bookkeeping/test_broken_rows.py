@@ -25,7 +25,19 @@ LAYERS = {
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 5)),
     "instance norm": (lambda: nn.InstanceNorm1d(4, affine=True), (4, 5)),
     "attention": (lambda: Attended(), (3, 4)),
+    "LSTM": (lambda: Recurrent(nn.LSTM), (3, 4)),
+    "GRU": (lambda: Recurrent(nn.GRU), (3, 4)),
+    "RNN": (lambda: Recurrent(nn.RNN), (3, 4)),
 }
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = kind(4, 5, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x):
+        return self.layer(x)[0]
 
 
 class Attended(nn.Module):

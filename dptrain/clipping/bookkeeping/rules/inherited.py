@@ -47,7 +47,8 @@ def differs(layer: nn.Module, kind: type[nn.Module]) -> str | None:
             called = "()" if callable(theirs) else ""
             return f"is a {kind.__name__} with a {name}{called} of its own"
     trained = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
-    if others := [name for name in trained if name not in names]:
+    listed = set(own.get("_flat_weights_names", ()))  # by recurrent layers
+    if others := [name for name in trained if name not in names | listed]:
         return f"is a {kind.__name__} with further parameters {others}"
     return None
 

@@ -20,6 +20,7 @@ from dptrain.clipping.bookkeeping.rules.normalization import (
     LayerNormRule,
     RMSNormRule,
 )
+from dptrain.clipping.bookkeeping.rules.recurrent import CellRule, SequenceRule
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, WeightRule, register_own
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
@@ -177,6 +178,10 @@ for transposed in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
     register_own(transposed, ConvTransposeRule())
 register_own(nn.LayerNorm, LayerNormRule())
 register_own(nn.RMSNorm, RMSNormRule())
+for recurrent in (nn.LSTM, nn.GRU, nn.RNN):
+    register_own(recurrent, SequenceRule())
+for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
+    register_own(cell, CellRule())
 for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
     register_own(norm, ChannelNormRule())
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from opacus.layers.dp_rnn import DPRNNBase
 from torch import nn
 from typing_extensions import override
 
@@ -327,6 +328,16 @@ def _owners(
     return found
 
 
+def _by_opacus(layer: DPRNNBase) -> str:
+    """Its linear layers are called on rows of packed sequences, which are not all, nor in order."""
+    module = DPRNNBase.__module__
+    theirs = next(c.__name__ for c in type(layer).__mro__ if c.__module__ == module)
+    return (
+        f"{type(layer).__name__} has no rule; use torch.nn.{theirs.removeprefix('DP')}, which has "
+        "one and loads its state dict"
+    )
+
+
 def refusals(
     module: nn.Module, otherwise: Callable[[str, nn.Module], LayerRule] | None = None
 ) -> dict[str, str]:
@@ -339,6 +350,9 @@ def refusals(
     }
     covered = {holder for layer, rule in rules.values() for _, holder in rule.holders(layer)}
     modules = dict(module.named_modules())
+    for name, layer in modules.items():
+        if isinstance(layer, DPRNNBase) and any(p.requires_grad for p in layer.parameters()):
+            found[name or "(the module itself)"] = _by_opacus(layer)
     for name in _owners(modules, covered, _users(rules)):
         found[name or "(the module itself)"] = (
             f"{type(modules[name]).__name__} has no rule, nor is it called by itself"

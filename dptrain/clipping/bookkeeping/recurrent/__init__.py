@@ -1,0 +1,1 @@
+"""Recurrences over a batch of sequences, with the gradients of their gates."""

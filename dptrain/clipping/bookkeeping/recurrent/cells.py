@@ -1,0 +1,448 @@
+"""The three recurrences of torch: their states, and the gradients of what their gates add up.
+
+A recurrence adds up a_t = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh, and its state follows from that
+without parameters. The gradients of the loss by a_t, taken back from step to step, are all that
+parameters' gradients need beside inputs and states; no weight's gradient is formed on the way.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from typing_extensions import override
+
+from dptrain.clipping.bookkeeping.cache import chunk_size
+from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.stacked import Stacked
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+
+_sigmoid_slope = torch.ops.aten.sigmoid_backward.grad_input  # d σ (1 - σ) of (d, σ)
+_tanh_slope = torch.ops.aten.tanh_backward.grad_input  # d (1 - y²) of (d, y)
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """Of one direction of one layer, with torch's names and shapes.
+
+    Attributes:
+        ih, hh: shapes (blocks · hidden, inputs) and (blocks · hidden, outputs).
+        bias_ih, bias_hh: shape (blocks · hidden,), if there are any.
+        hr: the projection of an LSTM's outputs, shape (outputs, hidden), if there is one.
+    """
+
+    ih: torch.Tensor
+    hh: torch.Tensor
+    bias_ih: torch.Tensor | None = None
+    bias_hh: torch.Tensor | None = None
+    hr: torch.Tensor | None = None
+
+    COUNT: ClassVar[int] = 5
+
+    def all(self) -> tuple[torch.Tensor | None, ...]:
+        """In the order above."""
+        return self.ih, self.hh, self.bias_ih, self.bias_hh, self.hr
+
+    @classmethod
+    def of(cls, tensors: Iterable[Any]) -> Weights:
+        """Those of ``all``."""
+        return cls(*tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What a recurrence went through.
+
+    Attributes:
+        hidden: states, the initial ones too, as ``Steps.states`` has them.
+        cell: those of an LSTM's cells.
+        kept: what ``Cell.back`` needs besides.
+        projected: what an LSTM's projection was given, flat.
+    """
+
+    hidden: torch.Tensor
+    cell: torch.Tensor | None
+    kept: tuple[torch.Tensor, ...]
+    projected: torch.Tensor | None = None
+
+    def all(self) -> tuple[torch.Tensor | None, ...]:
+        """What ``back`` looks at."""
+        return self.hidden, self.cell, *self.kept
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any]) -> Trace:
+        """That of ``all``."""
+        return cls(tensors[0], tensors[1], tuple(tensors[2:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Signals:
+    """Gradients of the loss.
+
+    Attributes:
+        gates: what ``Cell.uses`` is given, flat.
+        hidden, cell: by the initial states.
+    """
+
+    gates: torch.Tensor
+    hidden: torch.Tensor
+    cell: torch.Tensor | None = None
+
+
+class Cell(abc.ABC):
+    """One kind of recurrence."""
+
+    @abc.abstractmethod
+    def states(self, weights: Weights) -> tuple[int, ...]:
+        """How many numbers its hidden state has, and its cells."""
+
+    @abc.abstractmethod
+    def numbers(self, weights: Weights) -> int:
+        """How many ``Signals.gates`` has for every step."""
+
+    @abc.abstractmethod
+    def run(
+        self,
+        x: torch.Tensor,
+        weights: Weights,
+        hidden: torch.Tensor,
+        cell: torch.Tensor | None,
+        steps: Steps,
+    ) -> Trace:
+        """All states.
+
+        Args:
+            x: flat.
+            weights: of the recurrence.
+            hidden: the initial states, shape (rows, outputs).
+            cell: those of an LSTM's cells, shape (rows, hidden).
+            steps: of the sequences.
+        """
+
+    @abc.abstractmethod
+    def back(
+        self,
+        gradient: torch.Tensor,
+        cell: torch.Tensor | None,
+        weights: Weights,
+        trace: Trace,
+        steps: Steps,
+    ) -> Signals:
+        """From the gradients by the states to those by what the gates add up.
+
+        Args:
+            gradient: by the states after each step, as far as it does not come by way of later
+                steps; flat, and written over.
+            cell: by an LSTM's last cells, shape (rows, hidden), written over.
+            weights: as in ``run``; biases are not looked at.
+            trace: what that returned.
+            steps: of the sequences.
+        """
+
+    @abc.abstractmethod
+    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Gradients by W_ih x + b_ih and by W_hh h + b_hh, cut into blocks, from the first on."""
+
+    def by_inputs(self, gates: torch.Tensor, weights: Weights) -> torch.Tensor:
+        """The gradient by x, flat."""
+        blocks, _ = self.sides(gates)
+        heights = [block.shape[1] for block in blocks]
+        total: torch.Tensor | None = None
+        for block, weight in zip(blocks, weights.ih.split(heights), strict=True):
+            total = block @ weight if total is None else total.addmm_(block, weight)
+        assert total is not None
+        return total
+
+    def uses(
+        self, inputs: tuple[torch.Tensor, ...], gates: torch.Tensor, *, bias: bool
+    ) -> Mapping[str, Use]:
+        """Of the parameters, by their names.
+
+        Args:
+            inputs: by rows: x, the states that steps start from, and what is projected, if
+                anything is; none where only biases are trained.
+            gates: the gradient, by rows, shape (rows, steps, numbers).
+            bias: whether there are biases.
+        """
+        found: dict[str, Use] = {}
+        ih, hh = self.sides(gates)
+        if bias:
+            found["bias_ih"] = _total(ih)
+            found["bias_hh"] = found["bias_ih"] if hh is ih else _total(hh)
+        for name, side, right in zip(("weight_ih", "weight_hh"), (ih, hh), inputs, strict=False):
+            parts: list[Use] = [OuterProducts(left, right) for left in side]
+            found[name] = parts[0] if len(parts) == 1 else Stacked(parts)
+        return found
+
+
+def _total(side: list[torch.Tensor]) -> Use:
+    return Materialized(torch.cat([block.sum(1) for block in side], dim=1))
+
+
+class LSTM(Cell):
+    """i, f, o = σ(a), g = tanh(a); c_t = f c_{t-1} + i g; h_t = o tanh(c_t), or W_hr times that."""
+
+    @override
+    def states(self, weights: Weights) -> tuple[int, ...]:
+        return weights.hh.shape[1], weights.hh.shape[0] // 4
+
+    @override
+    def numbers(self, weights: Weights) -> int:
+        return len(weights.hh) + (0 if weights.hr is None else len(weights.hr))
+
+    @override
+    def run(
+        self,
+        x: torch.Tensor,
+        weights: Weights,
+        hidden: torch.Tensor,
+        cell: torch.Tensor | None,
+        steps: Steps,
+    ) -> Trace:
+        assert cell is not None
+        size = cell.shape[1]
+        gates = _linear(x, weights.ih, _both(weights))
+        all_hidden, states = steps.states(hidden)
+        all_cells, cells = steps.states(cell)
+        squashed = gates.new_empty(steps.total, size)
+        out = states if weights.hr is None else torch.empty_like(squashed)
+        h, c = hidden, cell
+        parts = (gates, states, cells, squashed, out)
+        for a, h_next, c_next, tanh, m in zip(*map(steps.split, parts), strict=True):
+            h, c = fit(h, hidden, len(a)), fit(c, cell, len(a))
+            a.addmm_(h, weights.hh.t())
+            a[:, : 2 * size].sigmoid_()
+            a[:, 2 * size : 3 * size].tanh_()
+            a[:, 3 * size :].sigmoid_()
+            i, f, g, o = a.chunk(4, 1)
+            torch.mul(f, c, out=c_next).addcmul_(i, g)
+            torch.tanh(c_next, out=tanh)
+            torch.mul(o, tanh, out=m)
+            if weights.hr is not None:
+                torch.mm(m, weights.hr.t(), out=h_next)
+            h, c = h_next, c_next
+        projected = None if weights.hr is None else out
+        return Trace(all_hidden, all_cells, (gates, squashed), projected)
+
+    @override
+    def back(
+        self,
+        gradient: torch.Tensor,
+        cell: torch.Tensor | None,
+        weights: Weights,
+        trace: Trace,
+        steps: Steps,
+    ) -> Signals:
+        assert cell is not None
+        assert trace.cell is not None
+        gates, squashed = trace.kept
+        size = cell.shape[1]
+        before = steps.before(trace.cell)
+        found, into_cell = torch.empty_like(gates), torch.empty_like(squashed)
+        initial = gradient.new_zeros(steps.rows, gradient.shape[1])
+        for run, spans in steps.backwards(chunk_size(gates, 12 * size)):
+            i, f, g, o = gates[run].chunk(4, 1)
+            by_i, by_f, by_g, by_o = found[run].chunk(4, 1)
+            _sigmoid_slope(g, i, grad_input=by_i)
+            _sigmoid_slope(before[run], f, grad_input=by_f)
+            _tanh_slope(i, g, grad_input=by_g)
+            _sigmoid_slope(squashed[run], o, grad_input=by_o)
+            _tanh_slope(o, squashed[run], grad_input=into_cell[run])
+            for span, following in spans:
+                d = gradient[span] if weights.hr is None else gradient[span] @ weights.hr
+                own, by = cell[: len(d)], found[span].unflatten(1, (4, size))
+                own.addcmul_(d, into_cell[span])
+                by[:, :3].mul_(own[:, None])
+                by[:, 3].mul_(d)
+                own.mul_(gates[span, size : 2 * size])
+                _pass_on(found[span] @ weights.hh, following, gradient, initial)
+        if weights.hr is not None:
+            found = torch.cat([found, gradient], dim=1)
+        return Signals(found, initial, cell)
+
+    @override
+    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        side = [gates]
+        return side, side
+
+    @override
+    def by_inputs(self, gates: torch.Tensor, weights: Weights) -> torch.Tensor:
+        return super().by_inputs(gates[:, : len(weights.ih)], weights)
+
+    @override
+    def uses(
+        self, inputs: tuple[torch.Tensor, ...], gates: torch.Tensor, *, bias: bool
+    ) -> Mapping[str, Use]:
+        if len(inputs) < 3:
+            return super().uses(inputs, gates, bias=bias)
+        *rest, projected = inputs
+        numbers = 4 * projected.shape[2]
+        found = super().uses(tuple(rest), gates[..., :numbers], bias=bias)
+        return {**found, "weight_hr": OuterProducts(gates[..., numbers:], projected)}
+
+
+class GRU(Cell):
+    """r, z = σ(a); n = tanh(a_i + r a_h), where a = a_i + a_h; h_t = n + z (h_{t-1} - n).
+
+    Gradients are by a_i of n, by a of r and of z, and by a_h of n, in this order.
+    """
+
+    @override
+    def states(self, weights: Weights) -> tuple[int, ...]:
+        return (weights.hh.shape[1],)
+
+    @override
+    def numbers(self, weights: Weights) -> int:
+        return 4 * weights.hh.shape[1]
+
+    @override
+    def run(
+        self,
+        x: torch.Tensor,
+        weights: Weights,
+        hidden: torch.Tensor,
+        cell: torch.Tensor | None,
+        steps: Steps,
+    ) -> Trace:
+        size = hidden.shape[1]
+        gates = _linear(x, weights.ih, weights.bias_ih)
+        all_hidden, states = steps.states(hidden)
+        recurrent = torch.empty_like(states)
+        h = hidden
+        parts = (gates, states, recurrent)
+        for a, h_next, kept in zip(*map(steps.split, parts), strict=True):
+            h = fit(h, hidden, len(a))
+            own = _linear(h, weights.hh, weights.bias_hh)
+            kept.copy_(own[:, 2 * size :])
+            a[:, : 2 * size].add_(own[:, : 2 * size]).sigmoid_()
+            r, z, n = a.chunk(3, 1)
+            n.addcmul_(r, kept).tanh_()
+            torch.lerp(n, h, z, out=h_next)
+            h = h_next
+        return Trace(all_hidden, None, (gates, recurrent))
+
+    @override
+    def back(
+        self,
+        gradient: torch.Tensor,
+        cell: torch.Tensor | None,
+        weights: Weights,
+        trace: Trace,
+        steps: Steps,
+    ) -> Signals:
+        gates, recurrent = trace.kept
+        size = recurrent.shape[1]
+        before = steps.before(trace.hidden)
+        found = gates.new_empty(steps.total, 4 * size)
+        initial = torch.zeros_like(trace.hidden[: steps.rows])
+        for run, spans in steps.backwards(chunk_size(gates, 10 * size)):
+            r, z, n = gates[run].chunk(3, 1)
+            by_n, by_r, by_z, by_own = found[run].chunk(4, 1)
+            _tanh_slope(1 - z, n, grad_input=by_n)
+            _sigmoid_slope(by_n * recurrent[run], r, grad_input=by_r)
+            _sigmoid_slope(before[run] - n, z, grad_input=by_z)
+            torch.mul(by_n, r, out=by_own)
+            for span, following in spans:
+                d = gradient[span]
+                found[span].unflatten(1, (4, size)).mul_(d[:, None])
+                passed = d * gates[span, size : 2 * size]
+                passed.addmm_(found[span, size:], weights.hh)
+                _pass_on(passed, following, gradient, initial)
+        return Signals(found, initial)
+
+    @override
+    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        size = gates.shape[-1] // 4
+        return [gates[..., size : 3 * size], gates[..., :size]], [gates[..., size:]]
+
+
+class RNN(Cell):
+    """h_t = tanh(a), or relu(a).
+
+    Args:
+        relu: which of the two.
+    """
+
+    def __init__(self, *, relu: bool) -> None:
+        self.relu = relu
+
+    @override
+    def states(self, weights: Weights) -> tuple[int, ...]:
+        return (weights.hh.shape[1],)
+
+    @override
+    def numbers(self, weights: Weights) -> int:
+        return weights.hh.shape[1]
+
+    @override
+    def run(
+        self,
+        x: torch.Tensor,
+        weights: Weights,
+        hidden: torch.Tensor,
+        cell: torch.Tensor | None,
+        steps: Steps,
+    ) -> Trace:
+        gates = _linear(x, weights.ih, _both(weights))
+        all_hidden, states = steps.states(hidden)
+        squash = torch.relu_ if self.relu else torch.tanh_
+        h = hidden
+        for a, h_next in zip(steps.split(gates), steps.split(states), strict=True):
+            torch.addmm(a, fit(h, hidden, len(a)), weights.hh.t(), out=h_next)
+            h = squash(h_next)
+        return Trace(all_hidden, None, ())
+
+    @override
+    def back(
+        self,
+        gradient: torch.Tensor,
+        cell: torch.Tensor | None,
+        weights: Weights,
+        trace: Trace,
+        steps: Steps,
+    ) -> Signals:
+        states = steps.after(trace.hidden)
+        initial = torch.zeros_like(trace.hidden[: steps.rows])
+        for _, spans in steps.backwards(0):
+            for span, following in spans:
+                d = gradient[span]
+                if self.relu:
+                    torch.ops.aten.threshold_backward.grad_input(d, states[span], 0, grad_input=d)
+                else:
+                    _tanh_slope(d, states[span], grad_input=d)
+                _pass_on(d @ weights.hh, following, gradient, initial)
+        return Signals(gradient, initial)
+
+    @override
+    def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        side = [gates]
+        return side, side
+
+
+def _both(weights: Weights) -> torch.Tensor | None:
+    if weights.bias_ih is None or weights.bias_hh is None:
+        return None
+    return weights.bias_ih + weights.bias_hh
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _pass_on(
+    passed: torch.Tensor,
+    following: slice | None,
+    gradient: torch.Tensor,
+    initial: torch.Tensor,
+) -> None:
+    """Give a gradient to the states that a step started from: later states, or initial ones."""
+    rows = 0
+    if following is not None:
+        rows = min(len(passed), following.stop - following.start)
+        gradient[following.start : following.start + rows].add_(passed[:rows])
+    if rows < len(passed):
+        initial[rows : len(passed)] = passed[rows:]
