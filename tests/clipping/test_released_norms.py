@@ -116,21 +116,28 @@ def test_what_is_released_is_what_norms_are_of(name, precision, mode):
 
 @pytest.mark.parametrize("allowed", ["medium", "high"])
 def test_sums_are_not_rounded_more_than_norms(mode, allowed, monkeypatch):
-    """Where the user lets torch multiply in bfloat16 or TensorFloat32, clipped sums do not."""
+    """Where the user lets torch multiply in bfloat16 or TensorFloat32, clipping does not."""
     kinds = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     if not all(hasattr(kind, "fp32_precision") for kind in kinds):
         pytest.skip("this torch has other switches")
-    seen, within = [], OuterProducts.weighted_sum
+    seen, names = [], set()
 
-    def looking(*args):
-        seen.append([kind.fp32_precision for kind in kinds])
-        return within(*args)
+    def looking(name):
+        within = getattr(OuterProducts, name)
+
+        def call(*args):
+            names.add(name)
+            seen.append([kind.fp32_precision for kind in kinds])
+            return within(*args)
+
+        return call
 
     def casting(p):
         seen.append([kind.fp32_precision for kind in kinds])
         return torch.float32
 
-    monkeypatch.setattr(OuterProducts, "weighted_sum", looking)
+    for name in ("compact", "norms", "weighted_sum"):
+        monkeypatch.setattr(OuterProducts, name, looking(name))
     monkeypatch.setattr(per_example, "summing_dtype", casting)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(allowed)
@@ -142,6 +149,7 @@ def test_sums_are_not_rounded_more_than_norms(mode, allowed, monkeypatch):
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen
+    assert names == ({"compact", "norms", "weighted_sum"} if mode == "bookkeeping" else set())
     assert all(precision == ["ieee", "ieee"] for precision in seen)
 
 

@@ -77,6 +77,7 @@ class BookkeepingClipper(GradientClipper):
         """Take note of a layer that was run again, and of what that takes."""
         self._costs.add(rule)
 
+    @full_float32()
     def record(
         self,
         uses: Mapping[nn.Parameter, Use],
