@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-
 _AS_SUCH = ("ieee", "none")  # what is inherited from wider switches is read, not "none"
 
 
