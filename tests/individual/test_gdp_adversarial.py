@@ -75,6 +75,7 @@ def contributions(mode, individual, dtype):
 
 
 # Every pair of two settings.
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("mode", "full_consumption", "dtype"),
     [

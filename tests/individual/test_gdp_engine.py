@@ -32,6 +32,7 @@ from tests.helpers.individual_runs import (
 FULL = GDPFilter(target_epsilon=6.0, target_delta=1e-3, max_steps=50, full_consumption=True)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("reduction", "micro"), [("mean", None), ("sum", 5), ("mean", 1), ("sum", 1)]
 )
@@ -175,6 +176,7 @@ def test_frozen_parameters_are_neither_trained_nor_charged(mode):
     assert all(torch.equal(start[name], value) for name, value in model[0].state_dict().items())
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks"])
 def test_478_full_norm_steps_run_and_not_one_more(mode):
     """ε = 0.8 at δ = 1e-5 and σ = 100, with gradients 1000 times the bound."""

@@ -45,6 +45,7 @@ def test_full_norms_without_a_filter_are_the_plan(q, sigma):
     np.testing.assert_allclose(add, plan.add, rtol=5e-3, atol=2e-5)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("personal", [None, 1.0, 1.5])
 @pytest.mark.parametrize(("q", "sigma"), [(0.3, 1.0), (0.7, 1.3)])
 def test_no_adaptive_filtered_run_exceeds_the_plan(q, sigma, personal):

@@ -61,6 +61,7 @@ def test_program_around_the_cycle(bands: int, bins: int) -> None:
         assert found[order] == pytest.approx(exact, rel=1e-9)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("c", "sigma"), [((1.0,), 0.6), ((1.0, 0.6), 0.6), ((1.0, 0.6), 2.0), ((0.4, 1.2), 2.0)]
 )

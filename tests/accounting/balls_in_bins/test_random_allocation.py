@@ -215,6 +215,7 @@ def test_new_picks_are_no_worse_than_kept_ones():
     assert fresh.epsilon < kept.epsilon
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("sigma", [0.05, 0.5, 5.0, 200.0])
 @pytest.mark.parametrize(("bins", "epochs"), [(3, 1), (200, 10)])
 def test_never_worse_than_without_amplification(bins, epochs, sigma):

@@ -110,6 +110,7 @@ def as_dense(matrix):
     return Dense(matrix=matrix)
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("seed", range(30))
 def test_never_below_monte_carlo(seed):
     # δ(ε) at the claimed ε must not be provably above δ: 6 standard errors, 60 directions.

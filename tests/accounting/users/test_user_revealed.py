@@ -100,6 +100,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", MATRICES)
 @pytest.mark.parametrize(("k", "p"), [(1, 0.3), (2, 0.05), (3, 0.4)])
 def test_delta_against_enumeration(name, k, p):

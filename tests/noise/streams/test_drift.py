@@ -27,6 +27,7 @@ def z():
     return out
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "strategy",
     [
