@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
     from dptrain.engine import (
         Gradients,
+        JoinedOptimizer,
         Loading,
         NoiseOptions,
         PrivacyEngine,
@@ -81,6 +82,7 @@ __all__ = [
     "Gradients",
     "Guarantee",
     "Identity",
+    "JoinedOptimizer",
     "Kind",
     "LayerRule",
     "Loading",
@@ -122,7 +124,9 @@ _NAMES = {
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",
-    "engine": "Gradients Loading NoiseOptions PrivacyEngine PrivateTraining ScaledAdam",
+    "engine": (
+        "Gradients JoinedOptimizer Loading NoiseOptions PrivacyEngine PrivateTraining ScaledAdam"
+    ),
     "mechanism": "MatrixMechanism",
     "noise": "register_noise_stream",
     "sampling": (

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from dptrain.accounting import Accountant, account
 from dptrain.clipping import Attached
@@ -61,6 +62,10 @@ DETACHED = (
 RESUME_NOTE = (
     "the run was resumed after {} steps without a ledger of released steps; the guarantee assumes "
     "that no later step had been released otherwise than in this run"
+)
+PLATEAU_NOTE = (
+    "the learning rate followed a figure that the training loop measured (ReduceLROnPlateau); the "
+    "guarantee assumes that the figure is one of public data, or of what the run released"
 )
 
 
@@ -171,7 +176,9 @@ class PrivateTraining:
         """Notes of the guarantee, as things stand."""
         probe = self._attached.probe
         seen = probe is not None and probe.outside
-        return tuple(dict.fromkeys((*self._notes, *((OUTSIDE_NOTE,) if seen else ()))))
+        follows = any(isinstance(s, ReduceLROnPlateau) for s, _ in self._schedulers)
+        found = (*((OUTSIDE_NOTE,) if seen else ()), *((PLATEAU_NOTE,) if follows else ()))
+        return tuple(dict.fromkeys((*self._notes, *found)))
 
     @property
     def steps_executed(self) -> int:

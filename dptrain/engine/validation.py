@@ -16,6 +16,7 @@ from dptrain.clipping import why_not
 from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
+from dptrain.engine.joined import single_optimizers
 
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
@@ -150,19 +151,20 @@ def check_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module) -> None
             "optimizer is already private, that of another run: build a new one for the module, or "
             "pass the one that it wraps, its original_optimizer"
         )
-    name = type(optimizer).__name__
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ValueError(
-            f"optimizer is a {name}, whose step() evaluates the loss several times: a step has one "
-            "release, with its noise; use an optimizer that steps by p.grad alone, SGD or Adam for "
-            "instance"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(
-            f"optimizer is a {name}, which takes sparse gradients only, and noise is dense; use "
-            "torch.optim.Adam"
-        )
+    for single in single_optimizers(optimizer):
+        name = type(single).__name__
+        closure = inspect.signature(single.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"optimizer is a {name}, whose step() evaluates the loss several times: a step has "
+                "one release, with its noise; use an optimizer that steps by p.grad alone, SGD or "
+                "Adam for instance"
+            )
+        if isinstance(single, torch.optim.SparseAdam):
+            raise ValueError(
+                f"optimizer is a {name}, which takes sparse gradients only, and noise is dense; "
+                "use torch.optim.Adam"
+            )
     held = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     trainable = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if missing := [name for p, name in trainable.items() if p not in held]:
@@ -187,8 +189,9 @@ def check_scheduled(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     Raises:
         ValueError: if it belongs to another optimizer.
     """
-    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", None)
-    if groups is not None and groups is not optimizer.param_groups:
+    groups = getattr(getattr(scheduler, "optimizer", None), "param_groups", [])
+    own = {id(group) for group in optimizer.param_groups}  # which joined optimizers share
+    if any(id(group) not in own for group in groups):
         raise ValueError(
             f"scheduler is a {type(scheduler).__name__} of another optimizer: it would leave "
             "the run's learning rate alone; build it on the optimizer of the run, the one given to "

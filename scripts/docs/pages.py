@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<ticks>`{3,}|~{3,})[ \t]*(?P<language>[\w+-]*)")
 _COMMENT = re.compile(r"^[ \t]*<!--\s*snippet:\s*(?P<text>.*)$")
-_MARKS = re.compile(r"slow|prints|raises \w+|needs \w+|not run: .+")
+_MARKS = re.compile(r"slow|prints|raises \w+|needs [\w.]+|not run: .+")
 
 
 @dataclasses.dataclass(frozen=True)
