@@ -97,7 +97,9 @@ class PrivacyEngine:
         ``mechanism``, which is all of it.
 
         Args:
-            module: the model, in eager mode; its parameters stay the user's.
+            module: the model, also a compiled one. It is what ``private.module`` is, with its class
+                and methods, and ``private.detach()`` leaves it as it was; modes hooks and functorch
+                return Opacus's module around it.
             optimizer: any torch optimizer over exactly the module's trainable parameters. One that
                 scales gradients (``ScaledAdam``) has them scaled before they are clipped, in modes
                 hooks and functorch.
@@ -124,7 +126,8 @@ class PrivacyEngine:
             loading: in what parts a batch comes, and how many steps make an epoch.
 
         Returns:
-            A ``PrivateTraining``; unpacks to module, optimizer, loader.
+            A ``PrivateTraining``; unpacks to module, optimizer, loader, and is a context that ends
+            the run.
 
         Raises:
             TypeError: for an argument of another type, or one that there is none of.

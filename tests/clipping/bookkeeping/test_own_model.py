@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from dptrain.clipping import HookedModule, modes
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.bookkeeping import part_of_a_run, taps_of
 from tests.clipping.bookkeeping.test_copies import Embedded
@@ -24,7 +25,7 @@ from tests.helpers.bookkeeping_runs import (
     run_of,
 )
 from tests.helpers.clipping_oracle import reference
-from tests.helpers.engine import images, make, separated, small_net, train
+from tests.helpers.engine import flat, images, make, separated, small_net, train
 
 HOOKS = [name for name in vars(nn.Module()) if name.endswith("hooks")]
 
@@ -301,6 +302,14 @@ def test_the_way_back_from_the_other_modes():
         assert everything(net) == before
 
 
+def test_the_other_modes_say_once_whose_module_it_is(caplog):
+    modes._say_whose.cache_clear()
+    for _ in range(2):
+        private = make(small_net(), images(), "hooks", **separated(24, 8))
+        assert isinstance(private.module, HookedModule)
+    assert caplog.text.count("private.detach() returns it") == 1
+
+
 def test_zero_grad_of_the_model_drops_what_was_reported():
     a = dense()
     wanted = reference(a.module, a.inputs, a.targets)
@@ -316,6 +325,53 @@ def private_batch(private):
     batch = private.loader.current
     assert batch is not None
     return [t[batch.indices] for t in private.loader.dataset.tensors]
+
+
+class Classifier(nn.Module):
+    """As Lightning has them: the loop calls ``training_step``."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def step_past_forward(self, batch):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("step", ["training_step", "step_past_forward"])
+def test_methods_that_call_the_model_are_probed_and_others_noted(step):
+    private = make(Classifier(), images(), "bookkeeping", target_delta=1e-3, **separated(24, 4))
+    for batch in private.loader:
+        private.optimizer.zero_grad()
+        getattr(private.module, step)(batch).backward()
+        private.optimizer.step()
+    noted = any("without its own forward" in note for note in private.guarantee().notes)
+    assert noted is (step == "step_past_forward")
+    plain = make(small_net(), images(), "bookkeeping", **separated(24, 4))
+    train(plain)
+    assert torch.equal(flat(private.module), flat(plain.module))
+
+
+def test_the_module_within_distributed_data_parallel_is_the_users(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        net = small_net()
+        around = nn.parallel.DistributedDataParallel(net)
+        private = make(around, images(), "bookkeeping", **separated(24, 4))
+        assert private.module is net
+        train(private)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert private.detach() is net
+    assert part_of_a_run(net) is None
 
 
 def test_hooks_of_the_users_on_the_model_run_once_a_call():
