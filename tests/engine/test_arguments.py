@@ -33,7 +33,7 @@ def refused(match, kind=ValueError, module=None, **options):
 
 def test_batch_norm_names_layer_and_fix():
     net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Sequential(nn.BatchNorm2d(8)))
-    refused(r"'1\.0' is a BatchNorm2d.*GroupNorm\(8, 8\)", module=net)
+    refused(r"'1\.0' is a BatchNorm2d.*GroupNorm\(2, 8\)", module=net)
 
 
 def test_modules_that_cannot_be_trained():
