@@ -16,6 +16,7 @@ from tests.clipping.bookkeeping.test_transformers import (
     make,
     texts,
 )
+from tests.helpers.bookkeeping_runs import ROWS, case, check_like_loop
 
 TARGETS = {
     "BERT, classes": ["query", "value"],
@@ -87,18 +88,84 @@ def test_biases_alone_keep_no_inputs(name, trained):
     assert bool(found) == (trained == "weight")
 
 
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        (lambda: peft.IA3Config(target_modules=["key"], feedforward_modules=[]), "ia3_l"),
-        (lambda: peft.LoraConfig(target_modules=["word_embeddings"]), "lora_embedding_A"),
-    ],
-)
-def test_adapters_that_are_no_layers(config, name):
-    """Their parameters are in a dictionary, and used within a layer of peft."""
-    model = adapted("BERT, classes", config())
-    assert any(name in n for n, p in model.named_parameters() if p.requires_grad)
+def lora(**options):
+    return lambda: peft.LoraConfig(r=2, lora_alpha=4, **options)
+
+
+BERT, GPT2 = "BERT, classes", "GPT-2, classes"
+# What is trained lies in dictionaries, in layers of peft's own, or in what computes a prefix.
+ADAPTERS = {
+    "LoRA, embedding": (BERT, lora(target_modules=["word_embeddings"]), "lora_embedding_A"),
+    "LoRA, embedding and layers": (
+        BERT,
+        lora(target_modules=["word_embeddings", "query"]),
+        "lora_",
+    ),
+    "LoRA, GPT-2's embedding": (GPT2, lora(target_modules=["wte"]), "lora_embedding_B"),
+    "IA3": (
+        BERT,
+        lambda: peft.IA3Config(
+            target_modules=["key", "value", "output.dense"], feedforward_modules=["output.dense"]
+        ),
+        "ia3_l",
+    ),
+    "DoRA": (BERT, lora(target_modules=["query"], use_dora=True), "lora_magnitude_vector"),
+    "DoRA, Conv1D": (
+        GPT2,
+        lora(target_modules=["c_attn"], use_dora=True, fan_in_fan_out=True),
+        "lora_magnitude_vector",
+    ),
+    "prefix": (
+        GPT2,
+        lambda: peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
+        "prompt_encoder",
+    ),
+    "prefix, projected": (
+        GPT2,
+        lambda: peft.PrefixTuningConfig(
+            task_type="SEQ_CLS",
+            num_virtual_tokens=3,
+            prefix_projection=True,
+            encoder_hidden_size=5,
+        ),
+        "prompt_encoder.default.transform",
+    ),
+    "AdaLoRA": (
+        BERT,
+        lambda: peft.AdaLoraConfig(target_modules=["query"], init_r=3, target_r=2, total_step=10),
+        "lora_E",
+    ),
+    "VeRA": (BERT, lambda: peft.VeraConfig(target_modules=["query"], r=3), "vera_lambda_b"),
+    "LoHa": (BERT, lambda: peft.LoHaConfig(target_modules=["query"], r=3), "hada_w1_a"),
+    "LoKr": (BERT, lambda: peft.LoKrConfig(target_modules=["query"], r=3), "lokr_w1"),
+    "OFT": (BERT, lambda: peft.OFTConfig(target_modules=["key"], r=0, oft_block_size=2), "oft_R"),
+    "FourierFT": (
+        BERT,
+        lambda: peft.FourierFTConfig(target_modules=["query"], n_frequency=5),
+        "fourierft_spectrum",
+    ),
+    "HRA": (BERT, lambda: peft.HRAConfig(target_modules=["query"], r=2), "hra_u"),
+    "norms": (BERT, lambda: peft.LNTuningConfig(target_modules=["LayerNorm"]), "ln_tuning_layers"),
+}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_adapters(adapter):
+    name, config, trained = ADAPTERS[adapter]
+    model = adapted(name, config())
+    assert any(trained in n for n, p in model.named_parameters() if p.requires_grad)
     assert_equals_loop(model, texts())
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=str)
+def test_lora_on_convolutions(options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Tanh(), nn.Conv1d(4, 3, 2, stride=2), nn.Flatten())
+    config = peft.LoraConfig(r=2, target_modules=["0", "2"], **options)
+    model = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.4)
+    check_like_loop(case(model, torch.randn(ROWS, 2, 9)))
 
 
 def test_lora_on_torchs_attention_is_refused():
