@@ -12,9 +12,11 @@ from torch import nn
 
 from dptrain.clipping.base.linear_norms import ROUNDING
 from dptrain.clipping.bookkeeping.convolution import direct as convolution_direct
+from dptrain.clipping.bookkeeping.convolution import grouped as convolution_grouped
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvShape,
     form_gradients,
+    gradients_in_groups,
     per_example_weight_gradients,
     squared_norms,
     storage_size,
@@ -114,6 +116,11 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     torch.testing.assert_close(formed.norms(), squares.sqrt(), **near)
     torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
     torch.testing.assert_close(weighted_sum(a, g, factors, shape), total, **near)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution_grouped, "chunk_size", lambda tensor, numbers: at_once)
+        gradients, norms = gradients_in_groups(a, g, shape)
+    torch.testing.assert_close(gradients, expected, **near)
+    torch.testing.assert_close(norms, squares.sqrt(), **near)
     excess = squared_norms(a, g, shape).double() - squares
     allowance = 2 * ROUNDING * 2.0**-24 * sum_of_lengths(layer, a.double(), g.double()).square()
     assert bool((excess >= -1e-12 * squares).all()), excess
@@ -148,6 +155,9 @@ def test_a_row_that_is_not_finite_stays_by_itself(name, bad, where):
     assert not squares[2].isfinite()
     assert not formed.norms()[2].isfinite()
     torch.testing.assert_close(formed.gradients()[others], expected[others], rtol=1e-5, atol=1e-5)
+    gradients, norms = gradients_in_groups(a, g, shape)
+    assert not norms[2].isfinite()
+    torch.testing.assert_close(gradients[others], expected[others], rtol=1e-5, atol=1e-5)
     norms = expected.flatten(1).norm(dim=1)
     torch.testing.assert_close(squares[others].sqrt(), norms[others], rtol=ROUNDED_UP, atol=0)
     factors = torch.tensor([0.5, 1.0, 0.0, 0.25, 2.0])
@@ -228,3 +238,39 @@ def test_the_shape_says_what_torch_computes():
         assert shape.weight_shape == tuple(layer.weight.shape)
         for size in range(5, 9):
             assert shape.output_sizes((size, 6)) == layer(torch.zeros(1, 2, size, 6)).shape[2:]
+
+
+@pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 20), (32, 64)])
+def test_rows_in_groups_are_functions_of_their_own_example_to_the_bit(channels):
+    c, p = channels
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(5, c, 9, 9, generator=generator)
+    g = torch.randn(5, p, 9, 9, generator=generator)
+    shape = ConvShape.of(nn.Conv2d(c, p, 3, padding=1))
+    kept, kept_norms = gradients_in_groups(a, g, shape)
+    for bad in (float("nan"), float("inf"), 3e38, 0.0):
+        a[2], g[2] = bad, bad
+        found, norms = gradients_in_groups(a, g, shape)
+        others = torch.tensor([0, 1, 3, 4])
+        assert torch.equal(found[others], kept[others])
+        assert torch.equal(norms[others], kept_norms[others])
+
+
+@pytest.mark.parametrize(
+    ("known", "isa", "rate"),
+    [
+        ({"avx512_f": True, "cpu_name": "AMD EPYC"}, None, 2.0),
+        ({"avx512_f": True, "cpu_name": "AMD EPYC"}, "AVX2", 1.0),
+        ({"avx512_f": True, "cpu_name": "AMD EPYC"}, "avx512_core", 2.0),
+        ({"avx512_f": False, "cpu_name": "AMD EPYC"}, None, 1.0),
+        ({"avx512_f": True, "cpu_name": "Intel(R) Xeon(R) Processor"}, None, 1.0),
+        ({"architecture": "aarch64"}, None, 1.0),
+    ],
+)
+def test_products_are_slow_where_only_convolutions_have_wide_vectors(known, isa, rate, monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if isa:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", isa)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert convolution_grouped.product_rate.__wrapped__() == rate

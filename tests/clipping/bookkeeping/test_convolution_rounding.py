@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from dptrain.clipping.bookkeeping.convolution import convolution
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvShape,
     costs,
@@ -68,10 +69,16 @@ def test_a_gradient_that_the_products_cannot_see():
     assert bool((squared_norms(a, g, shape) > exact).all())
 
 
-def test_costs_choose_gradients_for_many_positions_and_products_for_few():
+@pytest.mark.parametrize(("rate", "formed"), [(1.0, "products"), (2.0, "groups")])
+def test_costs_choose_gradients_for_many_positions_and_ghosts_for_few(rate, formed, monkeypatch):
+    monkeypatch.setattr(convolution, "product_rate", lambda: rate)
     layers = [(3, 32, 32), (32, 32, 32), (32, 64, 16), (64, 64, 16), (64, 128, 8), (128, 128, 8)]
     found = [
         costs(ConvShape.of(nn.Conv2d(c, p, 3, padding=1)), (side, side)).cheaper
         for c, p, side in layers
     ]
-    assert found == ["direct"] * 4 + ["gram"] * 2
+    assert found[:4] == [formed] * 4
+    assert found[5] == "gram"
+    # Depthwise, a group has no vectors to fill: products, wherever they are made.
+    depthwise = ConvShape.of(nn.Conv2d(40, 40, 7, padding=3, groups=40))
+    assert costs(depthwise, (16, 16)).cheaper == "products"

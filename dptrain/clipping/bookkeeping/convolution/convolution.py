@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,12 @@ from dptrain.clipping.bookkeeping.convolution.direct import (
     storage_size,
 )
 from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
+from dptrain.clipping.bookkeeping.convolution.grouped import (
+    cost_in_groups,
+    gradients_in_groups,
+    product_rate,
+    runs_in_groups,
+)
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
 
 __all__ = [
@@ -22,7 +29,9 @@ __all__ = [
     "Costs",
     "costs",
     "form_gradients",
+    "gradients_in_groups",
     "per_example_weight_gradients",
+    "runs_in_groups",
     "squared_norms",
     "storage_size",
     "weighted_sum",
@@ -35,37 +44,46 @@ _KEEP = 50
 
 
 class Costs(NamedTuple):
-    """Time of an example's norm and of its part of the clipped sum, in multiplications."""
+    """Time of an example's norm and of its part of the clipped sum, in multiplications.
 
-    direct: float
+    Attributes:
+        products: of keeping gradients that ``form_gradients`` forms.
+        groups: of keeping those of ``gradients_in_groups``; infinite where products are as fast.
+        gram: of norms by ``squared_norms`` and a sum by ``weighted_sum``.
+    """
+
+    products: float
+    groups: float
     gram: float
 
     @property
     def cheaper(self) -> str:
-        """``"direct"`` or ``"gram"``."""
-        return "direct" if self.direct <= self.gram else "gram"
+        """``"products"``, ``"groups"`` or ``"gram"``."""
+        return min(self._fields, key=self.__getattribute__)
 
 
 def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
-    """What the two ways cost: keep gradients, or take norms by ``squared_norms``.
+    """What the three ways cost: keep gradients, formed in one of two ways, or take ghost norms.
 
-    Direct forms the gradients and passes through them for the norm and again for the sum. Gram
-    passes through products between positions, in float64, which takes twice as long, and then forms
-    the sum by ``weighted_sum``.
+    With products or groups the gradients are formed, and passed through for the norm and again for
+    the sum. Gram passes through products between positions, in float64, which takes twice as long,
+    and then forms the sum by ``weighted_sum``.
 
     Args:
         shape: of the convolution.
         spatial: sizes of the input.
     """
-    outputs = shape.output_sizes(spatial)
+    outputs, rate = shape.output_sizes(spatial), product_rate()
     pixels, length = positions(spatial), positions(outputs)
     weights = shape.out_channels * shape.in_channels // shape.groups * positions(shape.kernel)
     copied = shape.in_channels * positions(shape.kernel[1:]) * length * shape.stride[0]
-    direct = length * weights + _TOUCH * copied + _KEEP * weights
-    products = pixels**2 * shape.in_channels + length**2 * shape.out_channels
+    formed = rate * length * weights + _TOUCH * copied + _KEEP * weights
+    pairs = pixels**2 * shape.in_channels + length**2 * shape.out_channels
     stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
-    gram = length * weights + 2 * (products + _TOUCH * shape.groups * sum(stages))
-    return Costs(direct, gram)
+    gram = length * weights + 2 * (rate * pairs + _TOUCH * shape.groups * sum(stages))
+    # Where products are as fast nothing was measured that speaks for groups.
+    groups = cost_in_groups(shape, spatial) if rate > 1 else math.inf
+    return Costs(formed, groups, gram)
 
 
 def per_example_weight_gradients(

@@ -10,12 +10,19 @@ from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvShape,
     costs,
     form_gradients,
+    gradients_in_groups,
     per_example_weight_gradients,
+    runs_in_groups,
     squared_norms,
     weighted_sum,
 )
 from dptrain.clipping.bookkeeping.convolution.shape import positions
 from dptrain.clipping.bookkeeping.uses.uses import FEW, Materialized, Use
+
+# Gradients that are kept may be so many times the layer's inputs and output gradients. Those make
+# way for them, and so does, as the backward pass goes on, what ordinary training also holds for
+# each convolution: the outputs of its normalization and of its nonlinearity.
+_HELD = 3
 
 
 class Convolved(Use):
@@ -55,11 +62,13 @@ class Convolved(Use):
     def compact(self) -> Use:
         """The gradients, where they are few, or cheaper to form than ghost norms and not large."""
         numbers = self.shape.numel()
-        small = numbers <= 2 * (self.a[:1].numel() + self.g[:1].numel())
-        cheaper = costs(self.geometry, tuple(self.a.shape[2:])).cheaper
-        if self.rows * numbers <= FEW or (small and cheaper == "direct"):
-            return Formed(form_gradients(self.a, self.g, self.geometry))
-        return self
+        small = numbers <= _HELD * (self.a[:1].numel() + self.g[:1].numel())
+        found = costs(self.geometry, tuple(self.a.shape[2:]))
+        if self.rows * numbers > FEW and (not small or found.cheaper == "gram"):
+            return self
+        if found.groups < found.products and runs_in_groups(self.g):
+            return Materialized(*gradients_in_groups(self.a, self.g, self.geometry))
+        return Formed(form_gradients(self.a, self.g, self.geometry))
 
 
 class Formed(Use):

@@ -1,0 +1,111 @@
+"""Per-example weight gradients by torch's own backward pass, an example in each group."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import torch
+
+from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.bookkeeping.cache import chunk_size
+from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, positions
+
+_VECTOR, _STEP = 16, 4
+# Multiplications that take as long as putting a number into another layout, and as long as to
+# write, read for the norm and read for the sum each number of a gradient.
+_TOUCH = 10
+_KEEP = 64
+
+
+def runs_in_groups(g: torch.Tensor) -> bool:
+    """Whether torch has kernels of its own for this: oneDNN's, of float32 on a CPU."""
+    here = g.device.type == "cpu" and g.dtype == torch.float32
+    return bool(here and torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
+
+
+def gradients_in_groups(
+    a: torch.Tensor, g: torch.Tensor, shape: ConvShape
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All per-example gradients, and their norms, taken while they are in the cache.
+
+    Channels of all examples are made channels of one, in as many groups: the backward pass of that
+    convolution has every example's gradient.
+
+    Args:
+        a: inputs, shape (B, c, *spatial).
+        g: gradients of the loss by the output, shape (B, p, *out).
+        shape: of the convolution.
+
+    Returns:
+        Shapes (B, *weight.shape) and (B,).
+
+    Raises:
+        ValueError: if shapes do not belong together.
+    """
+    shape.check(a, g)
+    a, shape = shape.symmetric(a)
+    found, norms = g.new_empty(len(g), *shape.weight_shape), g.new_empty(len(g))
+    step = chunk_size(g, found[:1].numel())
+    for start in range(0, len(g), step):
+        part = _joint_backward(a[start : start + step], g[start : start + step], shape)
+        found[start : start + step] = part
+        norms[start : start + step] = row_norms(part.flatten(1))
+    return found, norms
+
+
+def _joint_backward(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> torch.Tensor:
+    rows, (p, *rest) = len(g), shape.weight_shape
+    _, total, _ = torch.ops.aten.convolution_backward(
+        g.reshape(1, rows * p, *g.shape[2:]),
+        a.reshape(1, rows * shape.in_channels, *a.shape[2:]),
+        g.new_empty(()).expand(rows * p, *rest),  # only its shape is looked at
+        None,
+        list(shape.stride),
+        [before for before, _ in shape.padding],
+        list(shape.dilation),
+        False,
+        [0] * len(shape.kernel),
+        rows * shape.groups,
+        [False, True, False],
+    )
+    return total.view(rows, p, *rest)
+
+
+def cost_in_groups(shape: ConvShape, spatial: tuple[int, ...]) -> float:
+    """Time of an example's gradient, norm and part of the sum, in multiplications of a convolution.
+
+    oneDNN fills up vectors of 16 with a group's output channels, and steps of 4 with its input
+    channels; inputs and output gradients are put into another layout.
+
+    Args:
+        shape: of the convolution.
+        spatial: sizes of the input.
+    """
+    length, taps = positions(shape.output_sizes(spatial)), positions(shape.kernel)
+    c, p = shape.in_channels // shape.groups, shape.out_channels // shape.groups
+    filled = -(-c // _STEP) * _STEP * -(-p // _VECTOR) * _VECTOR
+    layout = shape.in_channels * positions(spatial) + shape.out_channels * length
+    return shape.groups * taps * (length * filled + _KEEP * c * p) + _TOUCH * layout
+
+
+@functools.cache
+def product_rate() -> float:
+    """Multiplications of a convolution in the time of one of a batched matrix product.
+
+    MKL, which torch multiplies matrices with, uses vectors of 512 bits on processors of Intel only,
+    and oneDNN, which has its convolutions, wherever there are any. On an AMD EPYC (family 26, one
+    thread) 3×3 convolutions of 64 to 256 channels made 85 to 105 multiplications a nanosecond, and
+    the products of the same sizes 40 to 43. This goes by the processor and not by a clock: another
+    kernel adds up in another order, and a step that is made again after a checkpoint has to come
+    out the same bit for bit.
+    """
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is None or not torch.backends.mkl.is_available():
+        return 1.0
+    known = ask()
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    wide = known.get("avx512_f", False) and allowed.startswith(
+        ("ALL", "DEFAULT", "AVX512", "AVX10")
+    )
+    return 2.0 if wide and "Intel" not in str(known.get("cpu_name", "Intel")) else 1.0
