@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
@@ -41,15 +40,16 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
       ``requires_grad_(False)``) is not refused, and stays;
     - instance norms stop to track statistics;
     - embeddings lose ``max_norm`` and ``scale_grad_by_freq``;
-    - weight norm (of ``torch.nn.utils``, not of its ``parametrizations``) and spectral norm are
-      computed once and taken off: the model computes the same, and the bare weight is trained;
+    - weight norm and spectral norm of ``torch.nn.utils``, whose hooks compute weights before every
+      call, become those of ``torch.nn.utils.parametrizations``, with the same parameters. The
+      vectors of a spectral norm follow from the weights alone, and may be declared public:
+      ``Gradients(buffers=["*._u", "*._v"])``;
     - ``DataParallel`` and ``DistributedDataParallel`` are taken off, of names ``.module`` with it;
     - Hugging Face's mixtures of experts stop to compute a balancing loss over the whole batch
       (``config.output_router_logits``).
 
     Weights stay the same ``Parameter`` objects, in their place, dtype and ``requires_grad``, so
-    that an optimizer that was built before holds the model's. The exception are weights that a norm
-    was taken off of, for which there is a warning: build the optimizer afterwards.
+    that an optimizer that was built before holds the model's.
 
     Example:
         >>> model = dptrain.fix(torchvision.models.resnet18())
@@ -78,7 +78,6 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
             "module is trained by a private run, which holds its layers: call dptrain.fix(model) "
             "before make_private, or private.detach() first"
         )
-    before = {id(p) for p in module.parameters()}
     lines: list[str] = []
     statistics = any(n.endswith(_STATISTICS) for n, _ in module.named_buffers())
     module = _fixed("", module, {}, lines)
@@ -90,13 +89,6 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
         lines += [f"{why} (left as it is)" for why in _left(_shown(name), layer)]
     for line in lines or ["nothing to change"]:
         report(f"dptrain.fix: {line}")
-    if any(id(p) not in before for p in module.parameters()):
-        warnings.warn(
-            "dptrain.fix: some parameters of the model are new, and an optimizer that was built "
-            "before holds the old ones: build it now",
-            UserWarning,
-            stacklevel=2,
-        )
     return module
 
 
@@ -202,43 +194,48 @@ def _lookup(layer: Any) -> Mended:
     return layer, said
 
 
-def _bare_weights(layer: nn.Module) -> Mended:
-    """Weights in place of what computes them before a call, from others or with statistics."""
+def _parametrized(layer: nn.Module) -> Mended:
+    """Parametrizations, with the same parameters, of what hooks compute weights from."""
     said = []
     for hook in list(layer._forward_pre_hooks.values()):
-        if not isinstance(hook, WeightNorm | SpectralNorm):
-            continue
-        parts = [p for n, p in layer._parameters.items() if p is not None and _made(n, hook.name)]
-        trained = any(p.requires_grad for p in parts)
-        if isinstance(hook, WeightNorm) and trained:
-            remove_weight_norm(layer, hook.name)
-            said.append(f"weight_norm was taken off of {hook.name!r}, which is trained as it is")
-        elif isinstance(hook, SpectralNorm) and (trained or layer.training):
-            remove_spectral_norm(layer, hook.name)
-            said.append(_SPECTRAL.format(hook.name))
+        if isinstance(hook, WeightNorm) and _trained(layer, f"{hook.name}_g", f"{hook.name}_v"):
+            _weight_norm_anew(layer, hook)
+        elif isinstance(hook, SpectralNorm) and _trained(layer, f"{hook.name}_orig"):
+            _spectral_norm_anew(layer, hook)
         else:
             continue
-        getattr(layer, hook.name).requires_grad_(trained)
-    for name in list(getattr(layer, "parametrizations", ())) if _parametrized(layer) else ():
-        steps: Any = layer.parametrizations[name]  # type: ignore[index]
-        if any(isinstance(step, _SpectralNorm) for step in steps) and layer.training:
-            parametrize.remove_parametrizations(layer, name, leave_parametrized=True)
-            said.append(_SPECTRAL.format(name))
+        kind = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
+        said.append(
+            f"{kind} of {hook.name!r} is that of torch.nn.utils.parametrizations now, with the "
+            f"same parameters: layer.parametrizations.{hook.name}"
+        )
     return layer, said
 
 
-_SPECTRAL = (
-    "spectral_norm was taken off of {!r}, which is trained as it is, without a bound on its "
-    "spectral norm"
-)
+def _trained(layer: nn.Module, *names: str) -> bool:
+    return any(layer.get_parameter(name).requires_grad for name in names)
 
 
-def _parametrized(layer: nn.Module) -> bool:
-    return parametrize.is_parametrized(layer)
+def _weight_norm_anew(layer: nn.Module, hook: WeightNorm) -> None:
+    parts = [layer.get_parameter(f"{hook.name}_{part}") for part in "gv"]
+    remove_weight_norm(layer, hook.name)
+    parametrizations.weight_norm(layer, hook.name, hook.dim)
+    steps: Any = layer.parametrizations
+    steps[hook.name].original0, steps[hook.name].original1 = parts
 
 
-def _made(parameter: str, weight: str) -> bool:
-    return parameter in (f"{weight}_g", f"{weight}_v", f"{weight}_orig")
+def _spectral_norm_anew(layer: nn.Module, hook: SpectralNorm) -> None:
+    original = layer.get_parameter(f"{hook.name}_orig")
+    vectors = [layer.get_buffer(f"{hook.name}_{part}") for part in "uv"]
+    remove_spectral_norm(layer, hook.name)
+    with torch.random.fork_rng(devices=[]):  # the vectors are drawn, and then replaced
+        parametrizations.spectral_norm(
+            layer, hook.name, hook.n_power_iterations, hook.eps, hook.dim
+        )
+    steps: Any = layer.parametrizations
+    steps[hook.name].original = original
+    for name, vector in zip(("_u", "_v"), vectors, strict=True):
+        setattr(steps[hook.name][0], name, vector)
 
 
 def _no_balancing_loss(layer: nn.Module) -> Mended:
@@ -257,7 +254,7 @@ _MENDS: tuple[Callable[[Any], Mended], ...] = (
     _group_norm,
     _untracked,
     _lookup,
-    _bare_weights,
+    _parametrized,
     _no_balancing_loss,
 )
 
@@ -274,6 +271,11 @@ def _left(name: str, layer: nn.Module) -> Iterator[str]:
         )
     elif why is not None:
         yield why
+    if isinstance(layer, _SpectralNorm) and layer.training:
+        yield (
+            f"layer {name!r} keeps vectors of a spectral norm, which follow from the weights "
+            "alone: let them change, with Gradients(buffers=['*._u', '*._v'])"
+        )
     for hook in layer._forward_pre_hooks.values():
         if isinstance(hook, BasePruningMethod):
             yield (

@@ -247,7 +247,9 @@ def _computed_before_calls(module: nn.Module) -> dict[str, str]:
             if p.requires_grad and weight != own and weight in vars(layer):
                 found[name] = (
                     f"{weight!r} is computed from {own!r} before every call (weight_norm, "
-                    "spectral_norm or pruning of torch.nn.utils), past the layer's rule"
+                    "spectral_norm or pruning of torch.nn.utils), past the layer's rule; "
+                    "dptrain.fix(model) puts torch.nn.utils.parametrizations in place of the two "
+                    "norms"
                 )
     return found
 
