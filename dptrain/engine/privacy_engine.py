@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -158,18 +159,22 @@ class PrivacyEngine:
         seeds = ranks.from_first(lambda: split_seed(seed))
         if ranks.rank == 0 and (short := mechanism.scheme.shortfall(seeds[0])):
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
-        parts = wired(request, mechanism, ranks=ranks, ledger=self.ledger, seeds=seeds)
-        private = PrivateTraining(
-            attached=parts.attached,
-            optimizer=parts.optimizer,
-            loader=parts.optimizer.loader,
-            mechanism=mechanism,
-            target=target,
-            target_delta=request.delta,
-            accountant=self.accountant,
-            seed_given=seed is not None,
-            request=request,
-            boundary=parts.boundary,
-        )
-        begin_together(ranks, private, request.module)
+        with contextlib.ExitStack() as undo:
+            parts = wired(
+                request, mechanism, ranks=ranks, ledger=self.ledger, seeds=seeds, undo=undo
+            )
+            private = PrivateTraining(
+                attached=parts.attached,
+                optimizer=parts.optimizer,
+                loader=parts.optimizer.loader,
+                mechanism=mechanism,
+                target=target,
+                target_delta=request.delta,
+                accountant=self.accountant,
+                seed_given=seed is not None,
+                request=request,
+                boundary=parts.boundary,
+            )
+            begin_together(ranks, private, request.module)
+            undo.pop_all()
         return private

@@ -121,6 +121,16 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[Any]:
         return iter([self.module, self.optimizer, self.loader])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # of a copied module that holds it: there is one run, of the first one
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a private run is not pickled, as it holds the seeds of its noise: save the module's "
+            "state_dict() for release, or private.state_dict() to resume; a module that is to be "
+            "pickled whole must not hold the run (del module.private)"
+        )
+
     def __enter__(self) -> Self:
         return self
 

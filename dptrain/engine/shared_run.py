@@ -51,9 +51,16 @@ def one_run(make: Callable[P, T]) -> Callable[P, T]:
                 for name, value in _fields(argument, whole)
             }
 
-        with ranks.together():
-            ranks.agree("make_private", facts, secret=("seed",), error=ValueError)
-            return make(*args, **kwargs)
+        made: Any = None
+        try:
+            with ranks.together():
+                ranks.agree("make_private", facts, secret=("seed",), error=ValueError)
+                made = make(*args, **kwargs)
+        except BaseException:
+            if isinstance(made, PrivateTraining):  # and another rank has no run
+                made.detach()
+            raise
+        return made
 
     return together
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any, NamedTuple
 
@@ -86,8 +87,9 @@ def wired(
     ranks: Ranks,
     ledger: str | os.PathLike[str] | None,
     seeds: tuple[int, int],
+    undo: contextlib.ExitStack,
 ) -> Parts:
-    """The parts of the run; the user's module is touched when nothing can be refused any more.
+    """The parts of the run; the user's module is touched when hardly anything can be refused.
 
     Args:
         request: what the run is asked to be.
@@ -95,6 +97,7 @@ def wired(
         ranks: the processes of the run.
         ledger: file that records released steps.
         seeds: of the sampling and of the noise.
+        undo: closed, it leaves the user's module as it was, if there comes to be no run.
     """
     gradients = request.gradients
     assert gradients.mode is not None
@@ -124,6 +127,7 @@ def wired(
         views=gradients.views,
         probe=gradients.probe,
     )
+    undo.callback(attached.detach)
     optimizer = PrivateOptimizer(
         request.optimizer,
         mechanism=mechanism,
@@ -138,6 +142,7 @@ def wired(
         at_boundary=boundary.passed,
         individual=record,
     )
+    undo.callback(optimizer.detach)
     return Parts(attached, optimizer, boundary)
 
 

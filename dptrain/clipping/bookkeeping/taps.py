@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from dptrain.clipping.base.stand_in import StandIn, stand_in
@@ -84,28 +85,36 @@ class Taps(Generic[B]):
     ) -> None:
         self.module = module
         self.bare = bare = uncompiled(module)
-        _forget_traces(module)
-        trained = {name: p for name, p in bare.named_parameters() if p.requires_grad}
-        # Not a parameter, so that no state dict and no optimiser sees it.
-        anchor = torch.zeros((), device=next(iter(trained.values())).device, requires_grad=True)
         self.probe: RowProbe | None = None
         if fed is not None:
             self.probe = RowProbe(bare, self.reporting_to, fed, when=when, settle=self.settling)
-        self.book = book = open_book(self.probe)
-        self._reports_to: Book = book
-        self._taps = [
-            LayerTap(layer, rule, book, anchor)
-            for layer, rule in layers_with_rules(bare, _otherwise).values()
-        ]
-        self._leaks = {
-            p: p.register_post_accumulate_grad_hook(functools.partial(self._refuse, name))
-            for name, p in trained.items()
-        }
-        self._others: list[StandIn] = [
-            *refuse_training_mode(bare),
-            *(_ZeroGrad(m, self) for m in {module, bare}),
-        ]
-        self._root = RootTap(module, self)  # over the others: the module may itself be a layer
+        self.book = open_book(self.probe)
+        self._reports_to: Book = self.book
+        self._taps: list[LayerTap] = []
+        with contextlib.ExitStack() as undo:
+            self._attach(undo)
+            self._undo = undo.pop_all()
+
+    def _attach(self, undo: contextlib.ExitStack) -> None:
+        """Attach everything, and note how it comes off again, from the last to the first."""
+        _forget_traces(self.module)
+        undo.callback(_forget_traces, self.module)
+        trained = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
+        # Not a parameter, so that no state dict and no optimiser sees it.
+        anchor = torch.zeros((), device=next(iter(trained.values())).device, requires_grad=True)
+        for layer, rule in layers_with_rules(self.bare, _otherwise).values():
+            tap = LayerTap(layer, rule, self.book, anchor)
+            undo.callback(tap.remove)
+            self._taps.append(tap)
+        for name, p in trained.items():
+            refuse = functools.partial(self._refuse, name)
+            undo.callback(_without_leak, p, p.register_post_accumulate_grad_hook(refuse))
+        for one in refuse_training_mode(self.bare):
+            undo.callback(one.remove)
+        for module in {self.module, self.bare}:
+            undo.callback(_ZeroGrad(module, self).remove)
+        self._root = RootTap(self.module, self)  # the last: the module may itself be a layer
+        undo.callback(self._root.remove)
 
     @property
     def watching(self) -> bool:
@@ -170,16 +179,8 @@ class Taps(Generic[B]):
 
     def detach(self) -> None:
         """Leave the module as it was; again, nothing happens."""
-        if not self._root.attached:
-            return
-        for one in [self._root, *reversed(self._others), *reversed(self._taps)]:
-            one.remove()
-        for p, leak in self._leaks.items():
-            leak.remove()
-            if not p._post_accumulate_grad_hooks:
-                p._post_accumulate_grad_hooks = None  # type: ignore[assignment]
-        _forget_traces(self.module)
-        self._taps, self._others, self._leaks = [], [], {}
+        self._undo.close()
+        self._taps = []
 
 
 class RootTap(StandIn):
@@ -218,6 +219,12 @@ class _ZeroGrad(StandIn):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.own(*args, **kwargs)
         self._taps.discard()
+
+
+def _without_leak(p: nn.Parameter, leak: RemovableHandle) -> None:
+    leak.remove()
+    if not p._post_accumulate_grad_hooks:
+        p._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:

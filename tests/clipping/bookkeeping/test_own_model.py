@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 from dptrain.clipping import HookedModule, modes
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.bookkeeping import part_of_a_run, taps_of
+from dptrain.engine import privacy_engine
 from tests.clipping.bookkeeping.test_copies import Embedded
 from tests.helpers.bookkeeping_runs import (
     ROWS,
@@ -342,6 +343,32 @@ class Classifier(nn.Module):
 
     def step_past_forward(self, batch):
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+
+def test_a_model_that_holds_its_run_is_copied_and_not_pickled():
+    model = Classifier()
+    model.private = make(model, images(), "bookkeeping", **separated(24, 4))
+    duplicate = copy.deepcopy(model)
+    assert duplicate.private is model.private
+    assert part_of_a_run(duplicate) is None
+    with pytest.raises(TypeError, match="seeds of its noise"):
+        pickled(model)
+    del model.private
+    assert torch.equal(flat(pickled(model)), flat(model))
+
+
+def test_a_run_that_fails_to_begin_leaves_the_model_alone(monkeypatch):
+    """As where ranks find that they have other data, after all else was made."""
+
+    def refuse(*_):
+        raise ValueError("other data")
+
+    net = small_net()
+    before = everything(net)
+    monkeypatch.setattr(privacy_engine, "begin_together", refuse)
+    with pytest.raises(ValueError, match="other data"):
+        make(net, images(), "bookkeeping", **separated(24, 4))
+    assert everything(net) == before
 
 
 @pytest.mark.parametrize("step", ["training_step", "step_past_forward"])
