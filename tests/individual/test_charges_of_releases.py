@@ -15,8 +15,8 @@ BOUND = 100.0
 GENEROUS = GDPFilter(target_epsilon=1e7, target_delta=1e-3, max_steps=50)
 
 
-def charged_and_released(mode, seed, dtype):
-    """Of the one example there is, at three steps."""
+def charged_and_released(mode, seed, dtype, scale=None):
+    """Of the one example there is, at three steps; of a loss that is scaled, if it is."""
     torch.manual_seed(seed)
     module = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 3))
     data = TensorDataset(torch.randn(1, 6), torch.tensor([1]))
@@ -39,12 +39,14 @@ def charged_and_released(mode, seed, dtype):
     sums = watch(private)
     model, optimizer, loader = private
     criterion = nn.CrossEntropyLoss()
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
     for x, y in loader:
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
             loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
     return [(r * BOUND, float(s.double().norm())) for r, s in zip(ratios, sums, strict=True)]
 
 
@@ -54,6 +56,16 @@ def test_half_precision_inside_the_model_is_charged(mode, dtype):
     for seed in range(4):
         for charged, released in charged_and_released(mode, seed, dtype):
             assert released <= charged <= released * (1 + 3e-6)
+
+
+@pytest.mark.parametrize("scale", [1024.0, 1000.0])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_scaled_loss_is_charged_in_true_units(mode, scale):
+    for charged, released in charged_and_released(mode, 0, torch.float16, scale):
+        assert released <= charged <= released * (1 + 3e-6)
+    plain = charged_and_released(mode, 0, None)
+    scaled = charged_and_released(mode, 0, None, scale)
+    assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
