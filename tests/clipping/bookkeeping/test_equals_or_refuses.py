@@ -45,6 +45,12 @@ def linear(**options):
     return nn.Linear(3, 3, **options)
 
 
+def frozen(norm):
+    """In eval mode, with statistics that somebody else's data have left."""
+    nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    return norm.eval().requires_grad_(False)
+
+
 def hooked(layer, **hooks):
     for name, hook in hooks.items():
         getattr(layer, name)(hook)
@@ -105,6 +111,9 @@ FEATURES = {
         b=linear(),
     ),
     "two tied embeddings": lambda: tied_embeddings(),
+    "frozen batch norm": lambda: Net(
+        lambda m, x: m.a(m.n(m.f(x))), f=linear(), n=frozen(nn.BatchNorm1d(3)), a=linear()
+    ),
 }
 UNCLEAR = {
     "reentrant checkpoint": lambda: Net(

@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.bookkeeping_runs import ROWS, case, check_like_loop, run_of, take
 
@@ -129,6 +130,80 @@ def test_in_eval_mode_the_fast_path_is_taken_and_right(mask):
 
 def test_in_eval_mode_gradients_are_those_of_the_loop():
     checked(lambda: Encoder().eval())
+
+
+class Second(nn.Module):
+    """Sequences with the examples in the second dimension, which torch takes by default."""
+
+    def __init__(self, kind, **options):
+        super().__init__()
+        options = {**SIZES, "batch_first": False, **options}
+        if kind == "whole":
+            self.inner = nn.Transformer(
+                WIDTH, HEADS, num_encoder_layers=1, num_decoder_layers=2, **options
+            )
+        elif kind == "decoder":
+            self.inner = nn.TransformerDecoder(
+                nn.TransformerDecoderLayer(WIDTH, HEADS, **options), 2, norm=nn.LayerNorm(WIDTH)
+            )
+        else:
+            self.inner = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(WIDTH, HEADS, **options), 2, norm=nn.LayerNorm(WIDTH)
+            )
+        if kind == "layer":
+            self.inner = self.inner.layers[0]
+        self.kind = kind
+
+    def forward(self, x):
+        mask = causal(x.shape[1]).to(x)
+        padding = torch.zeros(x.shape[:2]).masked_fill(hidden(x), -torch.inf).to(x)
+        sequence = x.transpose(0, 1)
+        if self.kind in ("whole", "decoder"):
+            y = x[:, :4].flip(1).transpose(0, 1)
+            h = self.inner(sequence, y) if self.kind == "whole" else self.inner(y, sequence)
+        else:
+            h = self.inner(sequence, mask, src_key_padding_mask=padding)
+        return h.transpose(0, 1)
+
+
+@pytest.mark.parametrize("kind", ["layer", "encoder", "decoder", "whole"])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_with_the_examples_in_the_second_dimension(kind, norm_first):
+    checked(Second, kind=kind, norm_first=norm_first)
+
+
+def test_as_many_positions_as_examples_in_the_second_dimension():
+    torch.manual_seed(0)
+    model = Second("encoder")
+    x = torch.randn(LENGTH, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    check_like_loop(case(model, x))
+    assert not any(m.batch_first for m in model.modules() if isinstance(m, nn.MultiheadAttention))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_checkpoints_with_the_examples_in_the_second_dimension(whole):
+    class Recomputed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Second("encoder").inner
+            if not whole:
+                self.inner.layers = nn.ModuleList(Wrapped(layer) for layer in self.inner.layers)
+
+        def forward(self, x):
+            x = x.transpose(0, 1)
+            h = checkpoint(self.inner, x, use_reentrant=False) if whole else self.inner(x)
+            return h.transpose(0, 1)
+
+    class Wrapped(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.self_attn = layer, layer.self_attn
+
+        def forward(self, x, **options):
+            del options["src_mask"]
+            return checkpoint(self.layer, x, use_reentrant=False, **options)
+
+    checked(Recomputed)
 
 
 def test_dropout_is_each_examples_own():

@@ -21,7 +21,8 @@ from dptrain.clipping.bookkeeping.rules.normalization import (
     RMSNormRule,
 )
 from dptrain.clipping.bookkeeping.rules.recurrent import CellRule, SequenceRule
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, WeightRule, register_own
+from dptrain.clipping.bookkeeping.rules.rules import FINDERS, LayerRule, WeightRule, register_own
+from dptrain.clipping.bookkeeping.rules.sequence_first import sequence_first_rule
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -165,6 +166,7 @@ class ConvTransposeRule(WeightRule):
         return found
 
 
+FINDERS.append(sequence_first_rule)
 register_own(nn.Linear, LinearRule())
 register_own(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
 register_own(nn.Bilinear, BilinearRule())

@@ -52,9 +52,11 @@ class LayerRule(abc.ABC):
 
     Attributes:
         recurses: whether the rule also covers the parameters of the layer's children.
+        arranges: whether it is there for what is called within, and covers no parameters.
     """
 
     recurses = False
+    arranges = False
 
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose own parameters the rule covers, by their names in the layer."""
@@ -174,6 +176,9 @@ class GradientRule(LayerRule):
 RULES: dict[type[nn.Module], LayerRule] = {}
 """The rule of every type of layer that bookkeeping knows."""
 
+FINDERS: list[Callable[[nn.Module], LayerRule | None]] = []
+"""Functions that find the rule of a layer, of classes that are told by what they have in common."""
+
 _OURS: set[type[nn.Module]] = set()
 """Types whose rules came with dptrain."""
 
@@ -233,7 +238,9 @@ def register_layer(
 def rule_of(layer: nn.Module) -> LayerRule | None:
     """The rule for a layer: its type's, or that of the nearest parent whose forward it has."""
     kind = _with_rule(layer)
-    return None if kind is None or differs(layer, kind) else RULES[kind]
+    if kind is not None:
+        return None if differs(layer, kind) else RULES[kind]
+    return next((rule for find in FINDERS if (rule := find(layer)) is not None), None)
 
 
 def without_rule(layer: nn.Module) -> str:
@@ -285,7 +292,7 @@ def layers_with_rules(
             continue
         if rule.recurses:
             covered.update(layer.modules())
-        if owned(layer, rule):
+        if owned(layer, rule) or rule.arranges:
             found[name] = layer, rule
     if otherwise is None:
         return found
