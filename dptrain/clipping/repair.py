@@ -271,6 +271,11 @@ def _left(name: str, layer: nn.Module) -> Iterator[str]:
         )
     elif why is not None:
         yield why
+    if isinstance(layer, torch.jit.ScriptModule) and "BatchNorm" in layer.original_name:
+        yield (
+            f"layer {name!r} is a scripted {layer.original_name}, which cannot be exchanged: fix "
+            "the model before torch.jit.script"
+        )
     if isinstance(layer, _SpectralNorm) and layer.training:
         yield (
             f"layer {name!r} keeps vectors of a spectral norm, which follow from the weights "

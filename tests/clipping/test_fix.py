@@ -364,6 +364,22 @@ def test_what_cannot_be_mended_is_said_and_left():
         assert any(f"{name!r}" in line and what in line for line in lines), (name, lines)
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_scripted_layers_are_said_and_compiled_ones_traced_anew():
+    _, lines = quietly(torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))))
+    assert len(lines) == 1
+    assert "'1' is a scripted BatchNorm1d" in lines[0]
+    inner = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    compiled = torch.compile(inner, backend="eager")
+    x = torch.randn(5, 3)
+    before = compiled(x)
+    fixed, lines = quietly(compiled)
+    assert fixed is compiled
+    assert lines[0].startswith("dptrain.fix: '1': BatchNorm1d(4) became")
+    assert torch.equal(fixed(x), inner(x))
+    assert not torch.allclose(fixed(x), before)
+
+
 def test_nothing_is_changed_where_nothing_is_refused(capsys):
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(inplace=True))
     layers = list(model)
