@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
+from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
 from dptrain.clipping.bookkeeping.replay_costs import Replays
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule, replaying
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned, rule_of
 from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
@@ -71,8 +72,10 @@ class LayerTap(StandIn):
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
-        embeds = isinstance(layer, nn.Embedding) and not isinstance(rule, GenericRule)
+        embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
         self.sharing = SharedRows() if embeds else None
+        self._plan = RowPlan()
+        self._shared = OperationsRule(layer)  # for calls on what all examples share
         self._observer = _Observer(self)
         super().__init__(layer, "forward")
         self._signature = inspect.signature(self.own)
@@ -90,8 +93,17 @@ class LayerTap(StandIn):
         if not torch.is_grad_enabled() or replaying():
             return self.own(*args, **kwargs)
         forward, rule = self.own, self.rule
+        if isinstance(rule, OperationsRule):
+            try:
+                return self._run_by(rule, functools.partial(forward, **kwargs), args)
+            except Unhandled as error:
+                if error.layer is not self.layer:
+                    raise
+            self.run_again()
+            rule = self.rule
         if isinstance(rule, GenericRule):
             with Detached(self._holders):
+                args = _one_row_each(args)
                 return rule.call(self.layer, forward, args, kwargs, self._observer)
         if kwargs:
             bound = self._signature.bind(*args, **kwargs)
@@ -99,22 +111,98 @@ class LayerTap(StandIn):
             args = bound.args
             if bound.kwargs:
                 forward = functools.partial(forward, **bound.kwargs)
+        if self._is_shared(args):
+            return self._run_by(self._shared, forward, args)
+        return self._run_by(rule, forward, _one_row_each(args))
+
+    def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with Detached(self._holders):
             return rule.forward(self.layer, forward, args, self._observer)
 
-    def observe(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
+    def run_again(self) -> None:
+        """Have the layer run again for each example: its operations cannot be followed."""
+        self.rule = GenericRule(self.rule.name or "(the module itself)")
+        self._changed()
+
+    def _changed(self) -> None:
+        """The rule is another, or covers other parameters."""
+        self.parameters = owned(self.layer, self.rule)
+        self._holders = list(self.rule.holders(self.layer))
+        self.keeps_inputs = self.rule.keeps_inputs(self.layer)
+
+    def follow(self, name: str, holder: nn.Module) -> None:
+        """Have the layer's operations follow the parameters of another one within it, too."""
+        rule = self.rule
+        assert isinstance(rule, OperationsRule)
+        rule.others[name] = holder
+        self._changed()
+
+    def watch(self) -> None:
+        """From now on, in passes over few rows, note what follows them."""
+        for notes in (self.sharing, self._plan, self._shared.plan, *self._own_plan()):
+            if notes is not None:
+                notes.watch()
+
+    def settle(self) -> None:
+        """Tell from what was noted how the layer is used."""
+        for notes in (self.sharing, self._plan, self._shared.plan, *self._own_plan()):
+            if notes is not None:
+                notes.settle()
+
+    def _own_plan(self) -> tuple[RowPlan, ...]:
+        return (self.rule.plan,) if isinstance(self.rule, OperationsRule) else ()
+
+    def _is_shared(self, args: tuple[Any, ...]) -> bool:
+        """Whether all examples share what the layer is called on, as passes over few rows showed.
+
+        Embeddings of one row, or of ids of one dimension, give it to every example themselves.
+        """
+        rows = self.book.rows()
+        tensors = [(k, a) for k, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim()]
+        if rows is None or not tensors:
+            return False
+        factors = [self._plan.factor(("input", k), a.shape, rows) for k, a in tensors]
+        if any(factor != 0 for factor in factors):
+            return False
+        if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):
+            return False
+        return not any(a.requires_grad and not isinstance(a, Tracked) for _, a in tensors)
+
+    def _factor(self, place: str, shape: tuple[int, ...], factor: int | None) -> int:
+        """Rows of an output for each of the batch's."""
+        rows = self.book.rows()
+        if rows is None or not shape:
+            return 1
+        if factor is None:
+            factor = self._plan.factor(place, shape, rows)
+        return factor if factor is not None and factor > 1 and factor * rows == shape[0] else 1
+
+    def observe(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[Any],
+        uses: Uses,
+        *,
+        factor: int | None = None,
+        shared: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
         """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
-        if self.sharing is not None:
-            output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
-        inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
+        if factor is None:  # a rule, not the operations of a shared call
+            if self.sharing is not None:
+                output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
+            inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]
         since, doubt = self.book.at_hand(), self.book.doubt(self.layer)
+        several = self._factor("output", output.shape, factor)
 
         def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            if not self.book.saw(self.layer, saved, gradient):
-                self._report(uses, rest, places, saved, gradient, since, doubt)
+            seen = _apart((gradient, *saved), several)
+            # Of these no row is any example's.
+            whole = [constant[None] for constant in shared]
+            if not self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+                self._report(uses, rest, places, saved, gradient, since, doubt, several)
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 
@@ -125,13 +213,15 @@ class LayerTap(StandIn):
             return parameter.expand(rows, *parameter.shape)
         since, p = self.book.at_hand(), self.parameters[name]
         doubt = self.book.doubt(self.layer)
+        several = self._factor(name, (rows, *parameter.shape), None)
 
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            if self.book.saw(self.layer, (), gradient):
+            if self.book.saw(self.layer, (), *_apart((gradient,), several)):
                 return
             if p.requires_grad:  # it may have been frozen since
-                rows = gradient.to(summing_dtype(gradient))
-                self.book.record({p: Materialized(rows)}, since, doubt)
+                use: Use = Materialized(gradient.to(summing_dtype(gradient)))
+                use = use.folded(several) if several > 1 else use
+                self.book.record({p: use}, since, doubt)
 
         return _Each.apply(parameter, self.anchor, report, rows)
 
@@ -144,12 +234,14 @@ class LayerTap(StandIn):
         gradient: torch.Tensor,
         since: Any,
         doubt: str | None,
+        several: int,
     ) -> None:
         inputs = list(rest)
+        found: dict[Any, Use]
         if isinstance(self.rule, GenericRule):  # which needs the call as it was made
             for k, value in zip(places, saved, strict=True):
                 inputs[k] = value
-            found = uses(self.layer, tuple(inputs), gradient)
+            found = dict(uses(self.layer, tuple(inputs), gradient))
             self.book.replays(self.rule)
             self.book.record({self.parameters[n]: use for n, use in found.items()}, since, doubt)
             return
@@ -161,11 +253,15 @@ class LayerTap(StandIn):
                 kept = kept.expand(len(gradient), *kept.shape[1:])
             inputs[k] = kept
         with _full_precision(gradient.device.type):
-            found = uses(self.layer, tuple(inputs), gradient)
+            found = dict(uses(self.layer, tuple(inputs), gradient))
             # A rule that observes several outputs has uses of some of the parameters in each, and
             # what has been frozen since the run was made takes no part.
             trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
             here = {p: found[name] for name, p in trained.items() if name in found}
+            here |= {p: use for p, use in found.items() if isinstance(p, nn.Parameter)}
+            for p, use in here.items():
+                if several > 1 and use.rows == len(gradient):
+                    here[p] = use.folded(several)
             self.book.record(here, since, doubt)
 
 
@@ -182,8 +278,19 @@ class _Observer:
     def __init__(self, tap: LayerTap) -> None:
         self._tap = tap
 
-    def __call__(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
-        return self._tap.observe(output, inputs, uses)
+    def __call__(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[Any],
+        uses: Uses,
+        *,
+        factor: int | None = None,
+        shared: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        return self._tap.observe(output, inputs, uses, factor=factor, shared=shared)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        return self._tap.parameters
 
     def rows(self) -> int | None:
         return self._tap.book.rows()
@@ -254,6 +361,7 @@ class Detached:
     def __init__(self, holders: Iterable[tuple[str, nn.Module]]) -> None:
         # The attributes themselves: nn.Module looks at each that is set, for longer than all of
         # this takes.
+        # this takes. A call may come within one of another layer that has changed them too.
         self._kept = [(own, own["_parameters"]) for own in (vars(m) for _, m in holders)]
 
     def __enter__(self) -> None:
@@ -265,3 +373,21 @@ class Detached:
     def __exit__(self, *_: object) -> None:
         for attributes, parameters in self._kept:
             attributes["_parameters"] = parameters
+
+
+def _one_row_each(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments in which what all examples share has a row for each of them."""
+    if not any(isinstance(a, Tracked) for a in args):
+        return args
+    return tuple(a.session.each_row(a, 1, a.dim()) if isinstance(a, Tracked) else a for a in args)
+
+
+def _apart(tensors: Sequence[torch.Tensor], several: int) -> tuple[torch.Tensor, ...]:
+    """Tensors with the rows of an example in a dimension of their own."""
+    if several == 1:
+        return tuple(tensors)
+    rows = len(tensors[0])
+    return tuple(
+        t.unflatten(0, (rows // several, several)) if t.dim() and len(t) == rows else t
+        for t in tensors
+    )

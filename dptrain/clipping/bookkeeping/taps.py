@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from dptrain.clipping.base.stand_in import StandIn, stand_in
-from dptrain.clipping.bookkeeping.rules.generic import GenericRule
+from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
@@ -40,7 +40,7 @@ def check_layers(module: nn.Module) -> str | None:
 
 def _otherwise(name: str, layer: nn.Module) -> LayerRule:
     """The rule of a layer that has none of its own."""
-    return GenericRule(name or "(the module itself)")
+    return OperationsRule(layer, name)
 
 
 _LEAK = (
@@ -87,10 +87,18 @@ class Taps(Generic[B]):
         self.bare = bare = uncompiled(module)
         self.probe: RowProbe | None = None
         if fed is not None:
-            self.probe = RowProbe(bare, self.reporting_to, fed, when=when, settle=self.settling)
+            self.probe = RowProbe(
+                bare,
+                self.reporting_to,
+                fed,
+                when=when,
+                settle=self.settling,
+                follow=self.follow_escaped,
+            )
         self.book = open_book(self.probe)
         self._reports_to: Book = self.book
         self._taps: list[LayerTap] = []
+        self._escaped: set[str] = set()  # parameters that a gradient reached past the taps
         with contextlib.ExitStack() as undo:
             self._attach(undo)
             self._undo = undo.pop_all()
@@ -101,9 +109,10 @@ class Taps(Generic[B]):
         undo.callback(_forget_traces, self.module)
         trained = {name: p for name, p in self.bare.named_parameters() if p.requires_grad}
         # Not a parameter, so that no state dict and no optimiser sees it.
-        anchor = torch.zeros((), device=next(iter(trained.values())).device, requires_grad=True)
+        device = next(iter(trained.values())).device
+        self._anchor = torch.zeros((), device=device, requires_grad=True)
         for layer, rule in layers_with_rules(self.bare, _otherwise).values():
-            tap = LayerTap(layer, rule, self.book, anchor)
+            tap = LayerTap(layer, rule, self.book, self._anchor)
             undo.callback(tap.remove)
             self._taps.append(tap)
         for name, p in trained.items():
@@ -158,15 +167,57 @@ class Taps(Generic[B]):
 
     @contextlib.contextmanager
     def settling(self) -> Iterator[None]:
-        """Have embeddings note meanwhile, in passes over few rows, what all examples share."""
-        shared = [tap.sharing for tap in self._taps if tap.sharing is not None]
-        for rows in shared:
-            rows.watch()
+        """Have layers note meanwhile, in passes over few rows, what all examples share."""
+        for tap in self._taps:
+            tap.watch()
         try:
             yield
         finally:
-            for rows in shared:
-                rows.settle()
+            for tap in self._taps:
+                tap.settle()
+
+    def follow_escaped(self) -> bool:
+        """See to parameters that a gradient reached past the taps; whether anything changed.
+
+        A pass over few rows shows them. A layer whose operations were followed in vain is run again
+        for each example from now on. Where a module uses its layers' parameters itself, past their
+        own forward (a tied weight, say), its operations are followed.
+        """
+        escaped, self._escaped = self._escaped, set()
+        parameters = dict(self.bare.named_parameters())
+        followed = {
+            p: tap
+            for tap in self._taps
+            if isinstance(tap.rule, OperationsRule)
+            for p in tap.parameters.values()
+        }
+        vain = {tap for name in escaped if (tap := followed.get(parameters[name])) is not None}
+        for tap in vain:
+            tap.run_again()
+        owners = {name.rpartition(".")[0] for name in escaped if parameters[name] not in followed}
+        root = self._root_layer() if owners else None
+        if root is None:
+            return bool(vain)
+        for owner in sorted(owners):
+            root.follow(owner, self.bare.get_submodule(owner))
+        return True
+
+    def _root_layer(self) -> LayerTap | None:
+        """The tap of the module itself, if its operations are followed."""
+        for tap in self._taps:
+            if tap.layer is self.bare:
+                return tap if isinstance(tap.rule, OperationsRule) else None
+        attributes = vars(self.bare)
+        before = attributes.get("forward")
+        found = LayerTap(self.bare, OperationsRule(self.bare), self._reports_to, self._anchor)
+        if self.module is self.bare:  # below the root's
+            found.own, self._root.own = self._root.own, found
+            attributes["forward"] = before
+        else:
+            _forget_traces(self.module)
+        self._undo.callback(found.remove)
+        self._taps.append(found)
+        return found
 
     def discard(self) -> None:
         """Drop what the layers reported of the batch at hand."""
@@ -174,6 +225,7 @@ class Taps(Generic[B]):
 
     def _refuse(self, name: str, p: torch.Tensor) -> None:
         p.grad = None  # not clipped
+        self._escaped.add(name)
         if not isinstance(self._reports_to, Witness):  # the real pass will raise it
             raise RuntimeError(_LEAK.format(name=name))
 

@@ -32,6 +32,7 @@ from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 PROBES = ("first", "shapes", "off")
 """When the probe looks: at the first batch, at every new shape of inputs, or never."""
 
+_ROUNDS = 3  # of looking for uses of parameters past their layers, and following these
 _MOST = 8  # examples that a probe is made of
 _DEPTH = 4  # of objects within what a module returns
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
@@ -130,8 +131,10 @@ class RowProbe:
         *,
         when: str = "shapes",
         settle: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        follow: Callable[[], bool] = lambda: False,
     ) -> None:
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
+        self.follow = follow
         self.when = when
         self._layers = list(module.modules())
         self._names = {layer: name for name, layer in module.named_modules()}
@@ -233,11 +236,12 @@ class RowProbe:
         try:
             for rows, few, more in self._attempts(whole, batch):
                 try:
-                    with self.settle():
-                        self._forward(self._taken(rows, batch, few), start)
-                        self._forward(self._taken(rows, batch, more), start)
                     base = self._taken(rows, batch, few)
-                    smaller = self._run(base, start)
+                    for _ in range(_ROUNDS):
+                        self._settled(base, self._taken(rows, batch, more), start)
+                        smaller = self._run(base, start)
+                        if not self.follow():
+                            break
                     larger = self._run(self._taken(rows, batch, more), start)
                 except Exception as error:
                     first_error = first_error or error
@@ -258,6 +262,13 @@ class RowProbe:
             return None if known is None else False
         finally:
             start()
+
+    def _settled(self, smaller: Rows, larger: Rows, start: Callable[[], None]) -> None:
+        """Have it seen what follows the number of rows."""
+        for _ in range(2):  # what the first round tells may lead to other operations
+            with self.settle():
+                self._forward(smaller, start)
+                self._forward(larger, start)
 
     def _attempts(self, whole: Rows, batch: AtHand) -> Iterator[tuple[Rows, int, int]]:
         """Which leaves may follow the batch, and two numbers of examples to run.

@@ -1,7 +1,6 @@
 """Rules that users register, and what checks them."""
 
 import doctest
-import logging
 import pathlib
 import re
 
@@ -107,10 +106,8 @@ def test_a_registered_layer_is_clipped_like_any_other():
     assert_trains(Affine(), torch.randn(6, 3, 4))
 
 
-def test_without_a_rule_the_layer_is_named_with_its_price(caplog):
-    with caplog.at_level(logging.WARNING):
-        assert_trains(Affine(), torch.randn(6, 3, 4))
-    assert re.search(r"without a rule.*Affine \('1'\) \S+ ms.*register_layer", caplog.text)
+def test_without_a_rule_the_layer_is_followed():
+    assert_trains(nn.Sequential(nn.Linear(4, 4), Affine()), torch.randn(6, 3, 4))
 
 
 def test_what_can_be_registered():
@@ -373,7 +370,4 @@ class Head(nn.Module):
 def test_a_parameter_that_a_layer_within_has_too():
     x = torch.randn(5, 3, 4)
     assert_trains(Head(past=False), x)
-    private = make(Head(past=True), TensorDataset(x), "bookkeeping")
-    inputs = next(iter(private.loader))[0]
-    with pytest.raises(RuntimeError, match=r"'(inner\.)?bias' is used outside the layer"):
-        private.module(inputs).sum().backward()
+    assert_trains(Head(past=True), x)

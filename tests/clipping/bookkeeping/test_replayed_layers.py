@@ -10,19 +10,17 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from dptrain.clipping.bookkeeping import taps
 from dptrain.clipping.bookkeeping.rules import generic
 from tests.helpers.architectures import Architecture
-from tests.helpers.architectures_parts import disturb
 from tests.helpers.architectures_runs import backward, one_batch
 from tests.helpers.clipping_oracle import (
     TOLERANCE,
-    assert_norms,
     assert_sums,
     flat_factors,
     reference,
 )
-
-ROWS, WIDTH = 5, 6
+from tests.helpers.one_layer import ROWS, WIDTH, architecture, check, one
 
 
 class RMSNorm(nn.Module):
@@ -208,20 +206,6 @@ class Positions(nn.Module):
         return self.table[:, : x.shape[1]]
 
 
-class Net(nn.Module):
-    """Layers by name, and a function of them and the input."""
-
-    def __init__(self, run, **layers):
-        super().__init__()
-        self.run = run
-        self.first = nn.Linear(WIDTH, WIDTH)
-        for name, layer in layers.items():
-            setattr(self, name, layer)
-
-    def forward(self, x):
-        return self.run(self, self.first(x))
-
-
 def mixed(m, h):
     mask = torch.tensor([1.0, 0.0, 2.0], dtype=h.dtype)
     return m.f(h, h.cos(), 2, mask=mask, shift=0.5) + m.f(other=h, x=h.sin(), mask=mask)
@@ -232,10 +216,6 @@ def several(m, h):
     pair = found.rest["pair"]
     total = pair.first * found.count + pair.second[0][..., None] * pair.second[1]
     return total + found.rest["x"] + found.states.mean((1, 2))[:, None, None]
-
-
-def one(layer, run=lambda m, h: m.f(h)):
-    return lambda: Net(run, f=layer())
 
 
 LAYERS = {
@@ -259,25 +239,10 @@ LAYERS = {
 DTYPES = [torch.float64, torch.float32]
 
 
-def architecture(build, dtype=torch.float64, rows=ROWS):
-    torch.manual_seed(3)
-    module = build()
-    disturb(module)
-    targets = torch.tensor([0.3, -20.0, 4.0, 1.5, 0.1], dtype=dtype)[:rows]
-    x = torch.randn(rows, 4, WIDTH).to(dtype)
-    return Architecture(module=module.to(dtype), inputs=(x,), targets=targets, views=1)
-
-
-def check(a, wanted=None):
-    wanted = wanted or reference(a.module, a.inputs, a.targets)
-    private = one_batch(a, "bookkeeping", reduction="mean")
-    backward(private, a)
-    clipper = private.optimizer.clipper
-    sums = clipper.clipped_sum(max_grad_norm=0.5, weights=torch.ones(a.examples), scales=None)
-    assert_norms(clipper.norms, wanted, TOLERANCE[a.dtype])
-    factors = flat_factors(wanted.norms, 0.5, torch.ones(a.examples))
-    assert_sums(sums, wanted, factors, TOLERANCE[a.dtype])
-    return private
+@pytest.fixture(autouse=True)
+def replayed(monkeypatch):
+    """Every layer without a rule, also where its operations could be followed."""
+    monkeypatch.setattr(taps, "_otherwise", lambda name, _: generic.GenericRule(name))
 
 
 @pytest.fixture(params=["at once", "one row at a time", "found twice"])

@@ -88,11 +88,6 @@ def test_rows_that_the_recurrent_layer_would_reorder_are_refused(mode, named):
         one_pass(private, MIXED)
 
 
-def test_bookkeeping_has_no_rule_for_recurrent_layers():
-    with pytest.raises(ValueError, match=r"'recurrent.*has no rule.*Gradients\(mode='hooks'\)"):
-        private_run(Sequences(True), SORTED, "bookkeeping")
-
-
 def test_other_calls_are_left_alone():
     """Evaluation, and the user's own copy of the module."""
     module = Sequences(False)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, never_called, owned
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, joined, not_called, owned
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 from dptrain.clipping.probe import eagerly, untouched
@@ -127,7 +127,7 @@ class GenericRule(LayerRule):
     @override
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The layer, and what holds parameters for it without being called by itself."""
-        yield from _holders("", layer)
+        yield from not_called("", layer)
 
     @override
     def refusal(self, layer: nn.Module) -> str | None:
@@ -562,7 +562,7 @@ class _Given:
         for prefix, m in layer.named_modules():
             own = vars(m)
             new = {
-                name: None if p is None else parameters.get(_joined(prefix, name), p.detach())
+                name: None if p is None else parameters.get(joined(prefix, name), p.detach())
                 for name, p in m._parameters.items()
             }
             self._kept.append((own, own["_parameters"], new))
@@ -618,19 +618,6 @@ def _gradients(
         materialize_grads=True,
     )
     return dict(zip(parameters, found, strict=True))
-
-
-def _holders(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    yield prefix, layer
-    for name, child in layer.named_children():
-        if name == "parametrizations":  # torch.nn.utils.parametrize: called to have the weights
-            yield from child.named_modules(prefix=_joined(prefix, name))
-        elif never_called(child):
-            yield from _holders(_joined(prefix, name), child)
-
-
-def _joined(prefix: str, name: str) -> str:
-    return ".".join(part for part in (prefix, name) if part)
 
 
 def _mapped(

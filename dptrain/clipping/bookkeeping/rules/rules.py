@@ -17,23 +17,37 @@ from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 PerExampleGradients = Callable[
     [nn.Module, tuple[Any, ...], torch.Tensor], Mapping[str, torch.Tensor]
 ]
-Uses = Callable[[nn.Module, tuple[Any, ...], torch.Tensor], Mapping[str, Use]]
+Found = Mapping[str, Use] | Mapping[nn.Parameter, Use]
+Uses = Callable[[nn.Module, tuple[Any, ...], torch.Tensor], Found]
 
 
 class Observe(Protocol):
     """Makes the gradient of an output known: ``uses`` is called with it in the backward pass."""
 
-    def __call__(self, output: torch.Tensor, inputs: Sequence[Any], uses: Uses) -> torch.Tensor:
+    def __call__(
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[Any],
+        uses: Uses,
+        *,
+        factor: int | None = None,
+        shared: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
         """The output to go on with, of which the gradient is taken.
 
         Args:
-            output: one row per example.
+            output: one row per example, or a fixed number of them one after the other.
             inputs: what ``uses`` is given, if the rule keeps inputs.
             uses: as ``LayerRule.uses``.
+            factor: rows of the output an example, where the rule knows.
+            shared: tensors that the gradients depend on and that no example may move.
         """
 
     def rows(self) -> int | None:
         """Rows that the model is fed; ``None`` without a batch."""
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trainable parameters that the rule is responsible for, by their names."""
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
@@ -53,10 +67,12 @@ class LayerRule(abc.ABC):
     Attributes:
         recurses: whether the rule also covers the parameters of the layer's children.
         arranges: whether it is there for what is called within, and covers no parameters.
+        name: of the layer that it is for, of a rule that is for one.
     """
 
     recurses = False
     arranges = False
+    name = ""
 
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """Modules whose own parameters the rule covers, by their names in the layer."""
@@ -273,6 +289,21 @@ def never_called(module: nn.Module) -> bool:
     Whoever holds it uses its parameters.
     """
     return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+
+
+def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """A layer, and what holds parameters for it without being called by itself."""
+    yield prefix, layer
+    for name, child in layer.named_children():
+        if name == "parametrizations":  # torch.nn.utils.parametrize: called to have the weights
+            yield from child.named_modules(prefix=joined(prefix, name))
+        elif never_called(child):
+            yield from not_called(joined(prefix, name), child)
+
+
+def joined(prefix: str, name: str) -> str:
+    """The name of what has a name within something of another, which may be none."""
+    return ".".join(part for part in (prefix, name) if part)
 
 
 def layers_with_rules(

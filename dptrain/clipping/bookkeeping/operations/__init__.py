@@ -1,0 +1,8 @@
+"""Layers without a rule, operation by operation."""
+
+from dptrain.clipping.bookkeeping.operations.operation import Unhandled
+from dptrain.clipping.bookkeeping.operations.plan import RowPlan
+from dptrain.clipping.bookkeeping.operations.rule import OperationsRule
+from dptrain.clipping.bookkeeping.operations.tracked import Tracked
+
+__all__ = ["OperationsRule", "RowPlan", "Tracked", "Unhandled"]

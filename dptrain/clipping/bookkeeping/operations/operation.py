@@ -1,0 +1,129 @@
+"""One operation of torch that tracked tensors meet rows of the batch in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_unflatten
+
+from dptrain.clipping.bookkeeping.operations.tracked import Session
+
+
+class Unhandled(RuntimeError):
+    """An operation that per-example gradients cannot be followed through.
+
+    Attributes:
+        layer: whose parameters take part in it.
+    """
+
+    layer: nn.Module | None = None
+
+
+class Operation:
+    """An operation with its arguments taken apart.
+
+    Attributes:
+        session: of the layer.
+        func: torch's function or method.
+        leaves: all arguments, one after the other.
+        places: of the tracked ones among them.
+        factors: rows of the other tensors for each of the batch's, by place; 0 for constants.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        func: Callable[..., Any],
+        leaves: list[Any],
+        spec: TreeSpec,
+        places: list[int],
+        factors: dict[int, int],
+    ) -> None:
+        self.session, self.func, self.leaves, self._spec = session, func, leaves, spec
+        self.places, self.factors = places, factors
+
+    @property
+    def roots(self) -> list[nn.Parameter]:
+        """The parameters behind all tracked arguments."""
+        return list(dict.fromkeys(p for k in self.places for p in self.leaves[k].roots))
+
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """Tensors that all examples share without being made of parameters, each once."""
+        found = [self.leaves[k].detach() for k, factor in self.factors.items() if not factor]
+        for k in self.places:
+            found += self.leaves[k].constants
+        return list({id(c): c for c in found}.values())
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments."""
+        args: tuple[Any, ...] = self.with_leaves(self.leaves)[0]
+        return args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The others."""
+        kwargs: dict[str, Any] = self.with_leaves(self.leaves)[1]
+        return kwargs
+
+    def with_leaves(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with these leaves."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(leaves, self._spec)
+        return found
+
+    @property
+    def by_rows(self) -> list[int]:
+        """Places of tensors with rows of the batch."""
+        return [k for k, factor in self.factors.items() if factor]
+
+    @property
+    def factor(self) -> int:
+        """Rows for each row of the batch, the same in all tensors that have rows.
+
+        Raises:
+            Unhandled: if they differ.
+        """
+        found = {self.factors[k] for k in self.by_rows}
+        if len(found) != 1:
+            raise self.session.refusal(self.func, "meets tensors with different numbers of rows")
+        return found.pop()
+
+    def run(self, replaced: dict[int, Any] | None = None) -> Any:
+        """The result, tracked tensors detached but for those that are replaced."""
+        leaves = list(self.leaves)
+        for k in self.places:
+            leaves[k] = leaves[k].detach()
+        for k, value in (replaced or {}).items():
+            leaves[k] = value
+        args, kwargs = self.with_leaves(leaves)
+        return self.func(*args, **kwargs)
+
+    def forget_rows(self) -> None:
+        """Let go of the batch's tensors: autograd keeps what is needed of them."""
+        for k in self.by_rows:
+            self.leaves[k] = None
+
+    def place(self, value: Any) -> int | None:
+        """Where an argument is, if it is tracked."""
+        return next((k for k in self.places if self.leaves[k] is value), None)
+
+    def by_row(self, value: Any) -> bool:
+        """Whether it is a tensor with rows of the batch."""
+        return any(self.leaves[k] is value for k in self.by_rows)
+
+    def repeats_one_row(self, value: torch.Tensor) -> bool:
+        """Whether all rows of the result are copies of the one that a tracked tensor has."""
+        (place,) = self.places[:1]
+        source = self.leaves[place]
+        return source.dim() < value.dim() or len(source) == 1
+
+    def tiles(self, value: torch.Tensor, factor: int) -> bool:
+        """Whether the result is a tracked tensor of so many rows, again and again."""
+        (place,) = self.places[:1]
+        source = self.leaves[place]
+        repeats = self.func in (torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
+        return repeats and source.dim() == value.dim() and len(source) == factor

@@ -1,0 +1,79 @@
+"""Which tensors have rows of the batch, and which are the same for all examples."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+NEITHER = -1
+Shape = tuple[int, ...]
+
+
+class RowPlan:
+    """What passes over few rows showed of the sizes that one layer meets.
+
+    A first dimension of the batch's length may be the examples', or that of something all share
+    (positions, windows, heads) which has as many entries by chance. So its size is noted for two
+    numbers of rows (``watch``, ``settle``): what follows them is by examples, k rows each, and what
+    stays is shared. Without such passes only the size at hand tells.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, frozenset[int]] = {}
+        self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
+
+    @property
+    def watching(self) -> bool:
+        """Whether sizes are noted."""
+        return self._noted is not None
+
+    def watch(self) -> None:
+        """From now on, note sizes."""
+        self._noted = {}
+
+    def settle(self) -> None:
+        """Tell what follows the rows from what was noted for several numbers of them."""
+        noted, self._noted = self._noted or {}, None
+        for place, sizes in noted.items():
+            if len({rows for rows, _ in sizes}) > 1:
+                self._found[place] = _factors(sizes)
+
+    def factor(self, place: Hashable, shape: Shape, rows: int) -> int | None:
+        """How many entries of the first dimension each row of the batch has.
+
+        Args:
+            place: of the tensor among those that the layer meets.
+            shape: its own.
+            rows: that the model is fed.
+
+        Returns:
+            0 for what all rows share; ``None`` if nothing was seen of this place; ``NEITHER`` for a
+            tensor that may be either, or none that was seen.
+        """
+        if self._noted is not None:
+            self._noted.setdefault(place, set()).add((rows, tuple(shape)))
+        known = self._found.get(place)
+        if known is None:
+            return None
+        by_rows = [factor for factor in known if factor > 0 and factor * rows == shape[0]]
+        if 0 in known:
+            return NEITHER if by_rows else 0
+        return by_rows[0] if by_rows else NEITHER
+
+
+def _factors(shapes: set[tuple[int, Shape]]) -> frozenset[int]:
+    """The ways in which shapes followed the rows, as (rows, shape); one of them explains each.
+
+    What all share has the same shape whatever the rows are.
+    """
+    counts = {rows for rows, _ in shapes}
+    lengths = {(rows, shape[0]) for rows, shape in shapes}
+    found: set[int] = set()
+    for rows, shape in shapes:
+        factor = shape[0] // rows
+        if all((other, shape) in shapes for other in counts):
+            found.add(0)
+        elif factor and all((other, factor * other) in lengths for other in counts):
+            found.add(factor)
+        else:
+            found.add(NEITHER)
+    return frozenset(found)

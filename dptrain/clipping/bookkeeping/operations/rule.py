@@ -1,0 +1,80 @@
+"""The rule of layers that have none: their parameters are followed through their operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from dptrain.clipping.bookkeeping.operations.plan import RowPlan
+from dptrain.clipping.bookkeeping.operations.session import LayerSession
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, not_called
+from dptrain.clipping.bookkeeping.uses.uses import Use
+
+
+class OperationsRule(LayerRule):
+    """Any layer: what its parameters do is seen operation by operation (``Tracked``).
+
+    The layer's forward runs once, as it is. A broadcast sum or product, a matrix product, a
+    convolution, a look-up or a normalization has its gradients for the price that the layers of
+    that name pay; the vector-Jacobian product of any other operation is run again for each example.
+    Also for bare parameters of modules that hold other layers, which keep their own rules.
+
+    Args:
+        layer: the one that it is for.
+        name: of it in the user's module.
+
+    Attributes:
+        others: layers within, by their names, whose parameters are used past their own forward.
+    """
+
+    def __init__(self, layer: nn.Module, name: str = "") -> None:
+        self.layer, self.name = layer, name
+        self.plan = RowPlan()
+        self.replays: set[str] = set()
+        self.others: dict[str, nn.Module] = {}
+
+    @override
+    def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        """The layer, and what holds parameters for it without being called."""
+        yield from not_called("", layer)
+        yield from self.others.items()
+
+    @override
+    def forward(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        observe: Observe,
+    ) -> Any:
+        rows = observe.rows()
+        if rows is None:  # no batch is at hand: the backward pass will be refused
+            return forward(*inputs)
+        session = LayerSession(layer, observe, self.plan, rows, self.name)
+        own = observe.parameters()
+        before = []
+        for prefix, holder in self.holders(layer):
+            attributes = vars(holder)
+            before.append((attributes, attributes["_parameters"]))
+            attributes["_parameters"] = {
+                name: session.parameter(own[full]) if full in own else p
+                for name, p in attributes["_parameters"].items()
+                for full in [f"{prefix}.{name}" if prefix else name]
+            }
+        try:
+            return forward(*inputs)
+        finally:
+            for attributes, parameters in before:
+                attributes["_parameters"] = parameters
+            self.replays = session.replays
+
+    @override
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        """Every operation has uses of its own."""
+        raise NotImplementedError

@@ -1,0 +1,221 @@
+"""What becomes of operations that a layer's parameters take part in."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.bookkeeping.operations.direct import (
+    DIRECT,
+    SAME_ROWS,
+    only_looked_at,
+    others_only_looked_at,
+)
+from dptrain.clipping.bookkeeping.operations.operation import Operation, Unhandled
+from dptrain.clipping.bookkeeping.operations.plan import NEITHER, RowPlan
+from dptrain.clipping.bookkeeping.operations.replay import replayed
+from dptrain.clipping.bookkeeping.operations.tracked import Tracked, track
+from dptrain.clipping.bookkeeping.rules.rules import Observe
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+
+Found = dict[nn.Parameter, Use]
+
+
+class LayerSession:
+    """One call of a layer with tracked parameters, and all that is done with what it returns.
+
+    Args:
+        layer: the layer.
+        observe: its tap's.
+        plan: of the sizes that it meets.
+        rows: that the model is fed.
+        name: of the layer in the module.
+    """
+
+    def __init__(
+        self, layer: nn.Module, observe: Observe, plan: RowPlan, rows: int, name: str = ""
+    ) -> None:
+        self.name = name
+        self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
+        self._count = itertools.count()
+        self.replays: set[str] = set()  # operations without a direct way
+
+    def parameter(self, p: nn.Parameter) -> torch.Tensor:
+        """A parameter of the layer as its forward is to see it."""
+        return track(p.view_as(p), self, [p], whole=True) if p.requires_grad else p.detach()
+
+    def operate(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The operation's result, with whatever gradients it leads to observed."""
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tracked)]
+        by_others = places[0] > 0 and others_only_looked_at(func)
+        if not torch.is_grad_enabled() or only_looked_at(func) or by_others:
+            for k in places:
+                leaves[k] = leaves[k].detach()
+            args, kwargs = tree_unflatten(leaves, spec)
+            return func(*args, **kwargs)
+        number = next(self._count)
+        factors: dict[int, int] = {}
+        name = getattr(func, "__name__", "")
+        looked_at = places[0] == 0 and others_only_looked_at(func)
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and k not in places and not looked_at:
+                factors[k] = self._factor((number, name, k), leaf)
+        op = Operation(self, func, leaves, spec, places, factors)
+        if not any(factors.values()):
+            return self._without_rows(op, number)
+        if NEITHER in factors.values():
+            raise self.refusal(
+                func, "meets a tensor that has no row for each example in its first dimension"
+            )
+        handler = DIRECT.get(func)
+        found = NotImplemented if handler is None else handler(op)
+        if found is NotImplemented:
+            self.replays.add(name)
+            found = replayed(op)
+        return found
+
+    def _factor(self, place: tuple[Any, ...], leaf: torch.Tensor) -> int:
+        """Rows of a tensor that each row of the batch has; 0 for a constant."""
+        if not leaf.dim():
+            return NEITHER if leaf.requires_grad else 0
+        factor = self.plan.factor((*place, leaf.dim()), leaf.shape, self.rows)
+        if factor is None:
+            factor = int(len(leaf) == self.rows)
+            if self.plan.watching and leaf.requires_grad and not len(leaf) % self.rows:
+                factor = len(leaf) // self.rows
+        # What was computed from the batch and has no rows mixes the examples.
+        return NEITHER if not factor and leaf.requires_grad else factor
+
+    def _without_rows(self, op: Operation, number: int) -> Any:
+        """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
+        used = [op.leaves[k] for k in op.places if op.leaves[k].used]
+        versions = [tracked._version for tracked in used]
+        result = op.func(*op.args, **op.kwargs)
+        if versions != [tracked._version for tracked in used]:
+            raise self.refusal(op.func, "writes into what the batch has met already")
+        found, spec = tree_flatten(result)
+        roots, constants = op.roots, op.constants
+        for k, value in enumerate(found):
+            if not isinstance(value, torch.Tensor) or not value.requires_grad:
+                continue
+            if isinstance(value, Tracked):  # the very argument
+                continue
+            tracked = track(value, self, roots, constants=constants)
+            factor: int | None = 0
+            if value.dim():
+                factor = self.plan.factor(
+                    (number, "result", k, value.dim()), value.shape, self.rows
+                )
+            if factor is None:
+                factor = int(op.func in SAME_ROWS and len(value) == self.rows)
+            if not factor:
+                found[k] = tracked
+            elif factor > 0 and op.func in SAME_ROWS and op.repeats_one_row(value):
+                first = track(value[:1], self, roots, constants=constants)
+                found[k] = self.each_row(first, factor, value.dim())
+            elif factor > 1 and op.tiles(value, factor):
+                first = track(value[:factor][None], self, roots, constants=constants)
+                found[k] = self.each_row(first, 1, value.dim() + 1).flatten(0, 1)
+            else:
+                raise self.refusal(op.func, "makes a row for each example of a parameter")
+        return tree_unflatten(found, spec)
+
+    def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
+        """A tracked tensor with a copy for every row, to meet tensors of so many dimensions.
+
+        Raises:
+            Unhandled: where its first dimension would meet the rows.
+        """
+        shape = tuple(tracked.shape)
+        if len(shape) > dims or (len(shape) == dims and shape[0] != 1):
+            raise self.refusal(torch.Tensor.expand, f"gives shape {shape} to every example")
+        tracked.used = True
+        inner = shape[1:] if len(shape) == dims else (1,) * (dims - 1 - len(shape)) + shape
+        rows = factor * self.rows
+
+        def uses(_: nn.Module, __: tuple[Any, ...], gradient: torch.Tensor) -> Found:
+            return self.pulled(tracked, gradient.reshape(rows, *shape))
+
+        copies = tracked.detach().reshape(1, *inner).expand(rows, *inner)
+        return self.observe(copies, (), uses, factor=factor, shared=tracked.constants)
+
+    def pulled(self, tracked: Tracked, gradients: torch.Tensor) -> Found:
+        """From the gradients of a tracked tensor, one a row, to those of its parameters."""
+        roots = list(tracked.roots)
+        if tracked.whole:
+            return {roots[0]: Materialized(gradients)}
+        with torch._C.DisableTorchFunctionSubclass():
+            found = torch.autograd.grad(
+                tracked,
+                roots,
+                gradients.to(tracked.dtype),
+                is_grads_batched=True,
+                retain_graph=True,
+                allow_unused=True,
+            )
+        dtype = summing_dtype(gradients)
+        return {
+            p: Materialized(g.to(dtype)) for p, g in zip(roots, found, strict=True) if g is not None
+        }
+
+    def observed(
+        self, op: Operation, output: torch.Tensor, kept: Sequence[torch.Tensor], uses: Any
+    ) -> torch.Tensor:
+        """The output of an operation on rows, with the uses of its tracked tensors.
+
+        Args:
+            op: the operation.
+            output: with rows first.
+            kept: tensors that ``uses`` is given, by rows.
+            uses: from (kept, gradient) to a use for each tracked tensor, by its place.
+        """
+
+        sources = {k: op.leaves[k] for k in op.places}
+        for tracked in sources.values():
+            tracked.used = True
+
+        def by_root(_: nn.Module, saved: tuple[Any, ...], gradient: torch.Tensor) -> Found:
+            found: Found = {}
+            for place, use in uses(saved, gradient).items():
+                tracked = sources[place]
+                parts: Found = {tracked.roots[0]: use}
+                if not tracked.whole:
+                    parts = self.pulled(tracked, use.per_example(0, use.rows))
+                for p, part in parts.items():
+                    found[p] = part if p not in found else _together(found[p], part)
+            return found
+
+        factor, shared = op.factor, op.constants
+        op.forget_rows()
+        if len(output) != factor * self.rows:
+            raise self.refusal(op.func, "returns no row for each example in the first dimension")
+        return self.observe(output, kept, by_root, factor=factor, shared=shared)
+
+    def refusal(self, func: Callable[..., Any], what: str) -> Unhandled:
+        """Why an operation cannot be followed."""
+        operation = getattr(func, "__name__", repr(func))
+        found = Unhandled(
+            f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}: its "
+            f"operation {operation!r} {what}, so that its per-example gradients are not known; "
+            "dptrain.register_layer() takes a rule for it, or freeze its parameters with "
+            "requires_grad_(False)"
+        )
+        found.layer = self.layer
+        return found
+
+
+def _together(one: Use, other: Use) -> Use:
+    """Both uses of a parameter as one."""
+    merged = one.merged(other)
+    if merged is not None:
+        return merged
+    return Materialized(one.per_example(0, one.rows) + other.per_example(0, other.rows))

@@ -1,0 +1,96 @@
+"""Parameters that know what is done with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+
+class Session(Protocol):
+    """What tracked tensors belong to: a layer's call.
+
+    Attributes:
+        rows: that the model is fed.
+    """
+
+    rows: int
+
+    def operate(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The operation's result, with whatever gradients it leads to observed."""
+
+    def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
+        """A tracked tensor with a copy for every row, to meet tensors of so many dimensions."""
+
+    def observed(
+        self, op: Any, output: torch.Tensor, kept: Sequence[torch.Tensor], uses: Any
+    ) -> torch.Tensor:
+        """The output of an operation on rows, with the uses of its tracked tensors."""
+
+    def refusal(self, func: Callable[..., Any], what: str) -> RuntimeError:
+        """Why an operation cannot be followed."""
+
+
+class Tracked(torch.Tensor):
+    """A parameter, or what was computed of parameters alone, which all examples share.
+
+    It is a tensor with autograd's graph back to the parameters. Each operation of torch that it
+    takes part in goes through ``Session.operate``: what comes of tracked tensors and constants is
+    tracked again; where it meets rows of the batch, every row gets gradients of its own. What goes
+    past that (a custom autograd function, scripted code) leaves a gradient at the parameter itself,
+    and is refused there.
+
+    Attributes:
+        session: of the layer that the parameters belong to.
+        roots: the parameters that it was made of.
+        whole: whether it is the one root itself.
+        constants: other tensors that it was made of, which must be the same for all batches.
+        used: whether rows of the batch have met it.
+    """
+
+    session: Session
+    roots: Sequence[nn.Parameter]
+    whole: bool
+    constants: Sequence[torch.Tensor]
+    used: bool
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return operate(func, args, kwargs or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().clone()
+
+
+def track(
+    value: torch.Tensor,
+    session: Session,
+    roots: Sequence[nn.Parameter],
+    *,
+    whole: bool = False,
+    constants: Sequence[torch.Tensor] = (),
+) -> Tracked:
+    """The value, tracked; its graph leads to the roots."""
+    found = value.as_subclass(Tracked)
+    found.session, found.roots, found.whole = session, roots, whole
+    found.constants, found.used = constants, False
+    return found
+
+
+def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation with tracked tensors among its arguments, by the first one's session."""
+    first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tracked))
+    return first.session.operate(func, args, kwargs)
