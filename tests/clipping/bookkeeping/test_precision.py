@@ -75,6 +75,7 @@ def check_bounded(clipper, bound, scale=1.0):
     """No example adds more than R, and each its own gradient clipped as its norm says."""
     found, gradients = contributions(clipper, bound, scale).double(), as_reported(clipper, scale)
     norms = gradients.norm(dim=1)
+    assert bool((clipper.norms.double() >= norms * (1 - 1e-6)).all())  # what charges are padded by
     assert bool((norms > bound).any())
     assert bool((found.norm(dim=1) <= bound).all())
     expected = gradients * (bound / (norms + STABILITY)).clamp(max=1.0)[:, None]
