@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,15 +21,7 @@ def full_float32() -> Iterator[None]:
     taken of, by up to 4·10⁻³ of what its terms add up to, and one of terms that cancel by far more
     than itself. So norms and sums are both formed within.
     """
-    new: list[Any] = [
-        kind
-        for kind in (
-            torch.backends.cuda.matmul,
-            getattr(torch.backends.mkldnn, "matmul", None),
-            getattr(torch.backends.mkldnn, "conv", None),
-        )
-        if hasattr(kind, "fp32_precision")
-    ]
+    new = _switches()
     if not new:  # torch before 2.9
         kept = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -38,7 +31,7 @@ def full_float32() -> Iterator[None]:
             torch.set_float32_matmul_precision(kept)
         return
     before = [kind.fp32_precision for kind in new]
-    if all(value in _AS_SUCH for value in before):  # to set them takes four times as long
+    if all(value in _AS_SUCH for value in before):  # to set them takes longer than to look
         yield
         return
     try:
@@ -48,3 +41,14 @@ def full_float32() -> Iterator[None]:
     finally:
         for kind, value in zip(new, before, strict=True):
             kind.fp32_precision = value
+
+
+@functools.cache
+def _switches() -> list[Any]:
+    """What has a precision of float32 of its own, in torch 2.9 and later."""
+    kinds = (
+        torch.backends.cuda.matmul,
+        getattr(torch.backends.mkldnn, "matmul", None),
+        getattr(torch.backends.mkldnn, "conv", None),
+    )
+    return [kind for kind in kinds if hasattr(kind, "fp32_precision")]
