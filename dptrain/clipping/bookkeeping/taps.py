@@ -99,6 +99,7 @@ class Taps(Generic[B]):
         self._reports_to: Book = self.book
         self._taps: list[LayerTap] = []
         self._escaped: set[str] = set()  # parameters that a gradient reached past the taps
+        self._called = False  # whether a call that the probe knows of is under way
         with contextlib.ExitStack() as undo:
             self._attach(undo)
             self._undo = undo.pop_all()
@@ -128,7 +129,8 @@ class Taps(Generic[B]):
     @property
     def watching(self) -> bool:
         """Whether a call of the module is one of the run's, of which the probe has to know."""
-        return self.probe is not None and self._reports_to is self.book
+        own = self.probe is not None and self._reports_to is self.book
+        return own and not self._called  # a module may call itself
 
     @torch.compiler.disable
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -141,6 +143,7 @@ class Taps(Generic[B]):
         try:
             attributes.update(_forward_pre_hooks=OrderedDict(), forward=self._root)
             self.probe.begin(args, kwargs)
+            self._called = True
         finally:
             attributes.update(before)
 
@@ -148,6 +151,7 @@ class Taps(Generic[B]):
     def end(self, output: Any) -> None:
         """The call has come to its end."""
         assert self.probe is not None
+        self._called = False
         self.probe.end(output)
 
     @contextlib.contextmanager
@@ -251,9 +255,9 @@ class RootTap(StandIn):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if not (self.taps.watching and torch.is_grad_enabled()):
             return self.own(*args, **kwargs)
-        self.taps.begin(args, kwargs)
         output: Any = None
         try:
+            self.taps.begin(args, kwargs)
             output = self.own(*args, **kwargs)
         finally:
             self.taps.end(output)

@@ -401,6 +401,46 @@ def test_the_module_within_distributed_data_parallel_is_the_users(tmp_path):
     assert part_of_a_run(net) is None
 
 
+def test_a_model_may_call_itself():
+    class Recursive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x, depth=2):
+            if depth:
+                return self(self.layer(x).tanh(), depth - 1)
+            return self.last(x)
+
+    private = check_like_loop(case(Recursive(), torch.randn(ROWS, 4)))
+    assert not any("without its own forward" in note for note in private.guarantee(1e-3).notes)
+
+
+def test_an_error_in_a_forward_does_not_end_the_probing():
+    """The probe of the next call sees what mixes the examples."""
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.fails, self.mixes = True, False
+
+        def forward(self, x):
+            h = self.layer(x)
+            if self.fails and len(x) == ROWS:
+                raise OSError("on the way")
+            return h - h.mean(0) if self.mixes else h
+
+    a = case(Fails(), torch.randn(ROWS, 4))
+    private = run_of(a)
+    with pytest.raises(OSError, match="on the way"):
+        backward(private)
+    a.module.fails, a.module.mixes = False, True
+    with pytest.raises(RuntimeError, match="no example's contribution can be bounded"):
+        a.module(*a.inputs)
+
+
 def test_hooks_of_the_users_on_the_model_run_once_a_call():
     class Deep(nn.Module):
         def __init__(self):
