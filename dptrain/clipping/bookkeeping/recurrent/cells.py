@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.products import add_product, product
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -153,7 +154,8 @@ class Cell(abc.ABC):
         heights = [block.shape[1] for block in blocks]
         total: torch.Tensor | None = None
         for block, weight in zip(blocks, weights.ih.split(heights), strict=True):
-            total = block @ weight if total is None else total.addmm_(block, weight)
+            weight = weight.t()
+            total = product(block, weight) if total is None else add_product(total, block, weight)
         assert total is not None
         return total
 
@@ -205,25 +207,27 @@ class LSTM(Cell):
     ) -> Trace:
         assert cell is not None
         size = cell.shape[1]
-        gates = _linear(x, weights.ih, _both(weights))
+        gates = product(x, weights.ih, _both(weights))
         all_hidden, states = steps.states(hidden)
         all_cells, cells = steps.states(cell)
         squashed = gates.new_empty(steps.total, size)
         out = states if weights.hr is None else torch.empty_like(squashed)
         h, c = hidden, cell
-        parts = (gates, states, cells, squashed, out)
-        for a, h_next, c_next, tanh, m in zip(*map(steps.split, parts), strict=True):
+        # All views at once: each that is made on the way costs as much as a small operation.
+        split = [steps.split(part) for part in (gates, *gates.chunk(4, 1))]
+        later = [steps.split(part) for part in (states, cells, squashed, out)]
+        for a, i, f, g, o, h_next, c_next, tanh, m in zip(*split, *later, strict=True):
             h, c = fit(h, hidden, len(a)), fit(c, cell, len(a))
-            a.addmm_(h, weights.hh.t())
-            a[:, : 2 * size].sigmoid_()
-            a[:, 2 * size : 3 * size].tanh_()
-            a[:, 3 * size :].sigmoid_()
-            i, f, g, o = a.chunk(4, 1)
+            by_i, by_f, by_g, by_o = add_product(a, h, weights.hh).chunk(4, 1)
+            torch.sigmoid(by_i, out=i)
+            torch.sigmoid(by_f, out=f)
+            torch.tanh(by_g, out=g)
+            torch.sigmoid(by_o, out=o)
             torch.mul(f, c, out=c_next).addcmul_(i, g)
             torch.tanh(c_next, out=tanh)
             torch.mul(o, tanh, out=m)
             if weights.hr is not None:
-                torch.mm(m, weights.hr.t(), out=h_next)
+                h_next.copy_(product(m, weights.hr))
             h, c = h_next, c_next
         projected = None if weights.hr is None else out
         return Trace(all_hidden, all_cells, (gates, squashed), projected)
@@ -253,13 +257,14 @@ class LSTM(Cell):
             _sigmoid_slope(squashed[run], o, grad_input=by_o)
             _tanh_slope(o, squashed[run], grad_input=into_cell[run])
             for span, following in spans:
-                d = gradient[span] if weights.hr is None else gradient[span] @ weights.hr
+                d = gradient[span]
+                d = d if weights.hr is None else product(d, weights.hr.t())
                 own, by = cell[: len(d)], found[span].unflatten(1, (4, size))
                 own.addcmul_(d, into_cell[span])
                 by[:, :3].mul_(own[:, None])
                 by[:, 3].mul_(d)
                 own.mul_(gates[span, size : 2 * size])
-                _pass_on(found[span] @ weights.hh, following, gradient, initial)
+                _pass_on(product(found[span], weights.hh.t()), following, gradient, initial)
         if weights.hr is not None:
             found = torch.cat([found, gradient], dim=1)
         return Signals(found, initial, cell)
@@ -309,14 +314,14 @@ class GRU(Cell):
         steps: Steps,
     ) -> Trace:
         size = hidden.shape[1]
-        gates = _linear(x, weights.ih, weights.bias_ih)
+        gates = product(x, weights.ih, weights.bias_ih)
         all_hidden, states = steps.states(hidden)
         recurrent = torch.empty_like(states)
         h = hidden
         parts = (gates, states, recurrent)
         for a, h_next, kept in zip(*map(steps.split, parts), strict=True):
             h = fit(h, hidden, len(a))
-            own = _linear(h, weights.hh, weights.bias_hh)
+            own = product(h, weights.hh, weights.bias_hh)
             kept.copy_(own[:, 2 * size :])
             a[:, : 2 * size].add_(own[:, : 2 * size]).sigmoid_()
             r, z, n = a.chunk(3, 1)
@@ -350,7 +355,7 @@ class GRU(Cell):
                 d = gradient[span]
                 found[span].unflatten(1, (4, size)).mul_(d[:, None])
                 passed = d * gates[span, size : 2 * size]
-                passed.addmm_(found[span, size:], weights.hh)
+                passed = add_product(passed, found[span, size:], weights.hh.t())
                 _pass_on(passed, following, gradient, initial)
         return Signals(found, initial)
 
@@ -387,13 +392,12 @@ class RNN(Cell):
         cell: torch.Tensor | None,
         steps: Steps,
     ) -> Trace:
-        gates = _linear(x, weights.ih, _both(weights))
+        gates = product(x, weights.ih, _both(weights))
         all_hidden, states = steps.states(hidden)
-        squash = torch.relu_ if self.relu else torch.tanh_
+        squash = _relu if self.relu else torch.tanh
         h = hidden
         for a, h_next in zip(steps.split(gates), steps.split(states), strict=True):
-            torch.addmm(a, fit(h, hidden, len(a)), weights.hh.t(), out=h_next)
-            h = squash(h_next)
+            h = squash(add_product(a, fit(h, hidden, len(a)), weights.hh), out=h_next)
         return Trace(all_hidden, None, ())
 
     @override
@@ -414,7 +418,7 @@ class RNN(Cell):
                     torch.ops.aten.threshold_backward.grad_input(d, states[span], 0, grad_input=d)
                 else:
                     _tanh_slope(d, states[span], grad_input=d)
-                _pass_on(d @ weights.hh, following, gradient, initial)
+                _pass_on(product(d, weights.hh.t()), following, gradient, initial)
         return Signals(gradient, initial)
 
     @override
@@ -423,14 +427,14 @@ class RNN(Cell):
         return side, side
 
 
+def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(x, min=0, out=out)
+
+
 def _both(weights: Weights) -> torch.Tensor | None:
     if weights.bias_ih is None or weights.bias_hh is None:
         return None
     return weights.bias_ih + weights.bias_hh
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
 
 
 def _pass_on(

@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import outer_norms, rank_one_norms
+from dptrain.clipping.base.products import product
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
 
@@ -60,9 +61,10 @@ class OuterProducts(Use):
             left = left * by_row
         else:
             right = right * by_row
-        if self.positions == 1:
-            return left[:, 0].T @ right[:, 0]
-        return left.flatten(0, 1).T @ right.flatten(0, 1)
+        if left.stride(0) < left.stride(1) or right.stride(0) < right.stride(1):
+            # Positions first, as recurrent layers have them: the order of the sum is free.
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+        return product(left.flatten(0, 1).T, right.flatten(0, 1).T)
 
     @override
     def select(self, index: torch.Tensor) -> OuterProducts:

@@ -1,0 +1,88 @@
+"""Matrix products by whichever of torch's two libraries is the faster one on this processor.
+
+On a CPU torch multiplies by the BLAS that it is built with, usually MKL, and has oneDNN for
+convolutions, recurrent layers and half precision. Where the BLAS does not use all that the
+processor has, as MKL does not on AMD's with AVX-512, oneDNN takes half of its time.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+
+import torch
+
+_LEAST = 2**21  # multiplications below which a call of oneDNN costs more than it saves
+_FASTER = 1.3  # how much that is worth another order of additions; far from what is measured
+_SIZE = 256  # of the product that is timed
+
+
+def product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x Wᵀ + b, outside of autograd.
+
+    Args:
+        x: shape (m, k).
+        weight: W, shape (n, k).
+        bias: b, shape (n,), if there is one.
+    """
+    if _by_onednn(x, weight):
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return found
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """total + x Wᵀ, outside of autograd; in place where that costs less.
+
+    Args:
+        total: shape (m, n), not to be used any more.
+        x: shape (m, k).
+        weight: W, shape (n, k).
+    """
+    if _by_onednn(x, weight):
+        fused = torch.ops.mkldnn._linear_pointwise.binary
+        found: torch.Tensor = fused(x, total, weight, None, "add")
+        return found
+    return total.addmm_(x, weight.t())
+
+
+def _by_onednn(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and len(x) * weight.numel() >= _LEAST
+        # For other strides oneDNN has no fast kernel, but one that takes seconds.
+        and (x.stride(1) == 1 or x.t().is_contiguous())
+        and (weight.is_contiguous() or weight.t().is_contiguous())
+        and _onednn_is_faster(torch.get_num_threads())
+    )
+
+
+@functools.cache
+def _onednn_is_faster(threads: int) -> bool:
+    """Measured once for each number of threads, in a few milliseconds."""
+    if not (
+        torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
+        return False
+    x = torch.linspace(-1, 1, _SIZE * _SIZE).view(_SIZE, _SIZE)
+
+    def by_onednn() -> torch.Tensor:
+        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], "")
+        return found
+
+    with torch.no_grad():
+        theirs, ours = _shortest(lambda: x @ x.t()), _shortest(by_onednn)
+    return theirs > _FASTER * ours
+
+
+def _shortest(run: Callable[[], torch.Tensor]) -> float:
+    times = []
+    for _ in range(12):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
