@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from opacus.layers import DPLSTM
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -218,8 +219,8 @@ def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
 
 def test_bookkeeping_refuses_what_it_cannot_train_by_name():
     """Before anything is wired."""
-    model = nn.Sequential(nn.LSTM(4, 4))
-    with pytest.raises(ValueError, match=r"layer '0'.* has no rule"):
+    model = nn.Sequential(DPLSTM(4, 4))
+    with pytest.raises(ValueError, match=r"layer '0'.* has no rule; use torch\.nn\.LSTM"):
         make(model, images(), "bookkeeping", scheme=everything_every_step(24, 1))
     assert all("forward" not in vars(m) for m in model.modules())
 
