@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, PrivacyEngine
-from dptrain.clipping.base.linear_norms import outer_norms
+from dptrain.clipping.base.linear_norms import Gram, outer_norms
 from tests.helpers.engine import MODES, everything_every_step
 
 SHAPES = [(1, 3, 2), (2, 16, 8), (40, 32, 70), (150, 64, 24), (12, 600, 300)]
@@ -38,6 +38,10 @@ def test_norms_are_rounded_up(kind, shape):
     lengths = (a.double().norm(dim=2) * b.double().norm(dim=2)).sum(1)
     assert (found >= exact).all()
     assert (found <= (exact**2 + 1.5e-6 * lengths**2).sqrt() * (1 + 1e-6)).all()
+    # Sides that other sums share too, a few rows at a time.
+    shared = Gram(b, most=shape[0] * shape[2] * 5)
+    for grams in ((shared, None), (None, Gram(a)), (shared, Gram(a))):
+        assert torch.equal(outer_norms(b, a, grams=grams), found)
     if kind == "random":
         torch.testing.assert_close(found.double(), exact, rtol=2e-4, atol=0)
 

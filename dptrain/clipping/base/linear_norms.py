@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -12,7 +13,30 @@ ROUNDING = 16.0
 """What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have."""
 
 
-def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> torch.Tensor:
+class Gram:
+    """⟨l_s, l_t⟩ of every row in float64, for several sums that have a side in common.
+
+    Args:
+        side: l, shape (rows, positions, m).
+        most: float32 numbers whose memory copies may take at a time.
+    """
+
+    def __init__(self, side: torch.Tensor, most: int = 2**24) -> None:
+        self.side, self.most = side, most
+
+    @functools.cached_property
+    def products(self) -> torch.Tensor:
+        """Shape (rows, positions, positions)."""
+        step = max(1, self.most // (2 * max(1, self.side[0].numel())))
+        return torch.cat([_gram(part) for part in self.side.split(step)])
+
+
+def outer_norms(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    most: int = 2**24,
+    grams: tuple[Gram | None, Gram | None] = (None, None),
+) -> torch.Tensor:
     """‖Σ_t l_t r_tᵀ‖ of every row without the sums, shape (rows,), never too small.
 
     The square is Σ_{s,t} ⟨l_s, l_t⟩⟨r_s, r_t⟩, a difference of large numbers where positions
@@ -25,6 +49,7 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
         left: l, shape (rows, positions, m).
         right: r, shape (rows, positions, n).
         most: float32 numbers whose memory copies and Gram matrices may take at a time.
+        grams: of l and of r, where other sums need them too.
     """
     rows, positions = left.shape[:2]
     sizes = left.shape[2], right.shape[2]
@@ -33,7 +58,13 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
     step = max(1, most // (4 * positions**2 + 2 * positions * sum(sizes)))
     found = [left.new_empty(0, dtype=torch.float64)]
     for start in range(0, rows, step):
-        squares, lengths = gram_squares(left[start : start + step], right[start : start + step])
+        some = slice(start, start + step)
+        squares, lengths = _squares(
+            *(
+                _gram(side[some]) if gram is None else gram.products[some]
+                for side, gram in zip((left, right), grams, strict=True)
+            )
+        )
         terms = sum(sizes) + 2 * positions
         found.append(squares.clamp(min=0) + pad(left.dtype, terms) * lengths.square())
     return torch.cat(found).sqrt().to(left.dtype)
@@ -41,11 +72,18 @@ def outer_norms(left: torch.Tensor, right: torch.Tensor, most: int = 2**24) -> t
 
 def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """‖Σ_t l_t r_tᵀ‖² in float64, which cancellation may make negative, and S = Σ_t ‖l_t‖‖r_t‖."""
-    left, right = left.double(), right.double()
-    gram = torch.bmm(left, left.transpose(1, 2))
-    other = torch.bmm(right, right.transpose(1, 2))
-    lengths = (_diagonal_roots(gram) * _diagonal_roots(other)).sum(1)
-    return gram.mul_(other).sum(2).sum(1), lengths
+    return _squares(_gram(left), _gram(right))
+
+
+def _gram(side: torch.Tensor) -> torch.Tensor:
+    side = side.double()
+    return torch.bmm(side, side.transpose(1, 2))
+
+
+def _squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``gram_squares`` of Gram matrices."""
+    lengths = (_diagonal_roots(left) * _diagonal_roots(right)).sum(1)
+    return (left * right).sum(2).sum(1), lengths
 
 
 def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:

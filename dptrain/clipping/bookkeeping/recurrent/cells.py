@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.linear_norms import Gram
 from dptrain.clipping.base.products import add_product, product
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.stacked import Stacked
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, Materialized, Use
 
 _sigmoid_slope = torch.ops.aten.sigmoid_backward.grad_input  # d σ (1 - σ) of (d, σ)
 _tanh_slope = torch.ops.aten.tanh_backward.grad_input  # d (1 - y²) of (d, y)
@@ -175,8 +176,13 @@ class Cell(abc.ABC):
         if bias:
             found["bias_ih"] = _total(ih)
             found["bias_hh"] = found["bias_ih"] if hh is ih else _total(hh)
+        shared = Gram(ih[0], CHUNK)  # the first block is the same on both sides
         for name, side, right in zip(("weight_ih", "weight_hh"), (ih, hh), inputs, strict=False):
-            parts: list[Use] = [OuterProducts(left, right) for left in side]
+            own = Gram(right, CHUNK) if len(side) > 1 else None
+            parts: list[Use] = [
+                OuterProducts(left, right, grams=(shared if left is ih[0] else None, own))
+                for left in side
+            ]
             found[name] = parts[0] if len(parts) == 1 else Stacked(parts)
         return found
 
@@ -362,7 +368,8 @@ class GRU(Cell):
     @override
     def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         size = gates.shape[-1] // 4
-        return [gates[..., size : 3 * size], gates[..., :size]], [gates[..., size:]]
+        n, both, own = gates.split([size, 2 * size, size], -1)
+        return [both, n], [both, own]
 
 
 class RNN(Cell):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.linear_norms import outer_norms, rank_one_norms
+from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
 from dptrain.clipping.base.products import product
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
@@ -19,6 +19,7 @@ class OuterProducts(Use):
         right: r, shape (rows, positions, n).
         left_norms: ‖l_i‖ for one position, where they are known, shape (rows,).
         right_norms: likewise.
+        grams: of l and of r, where other uses have the same sides.
     """
 
     def __init__(
@@ -28,9 +29,11 @@ class OuterProducts(Use):
         *,
         left_norms: torch.Tensor | None = None,
         right_norms: torch.Tensor | None = None,
+        grams: tuple[Gram | None, Gram | None] = (None, None),
     ) -> None:
         self.left, self.right = left, right
         self._left_norms, self._right_norms = left_norms, right_norms
+        self._grams = grams
         self.rows, self.positions = left.shape[:2]
         self.shape = torch.Size((left.shape[2], right.shape[2]))
 
@@ -41,7 +44,7 @@ class OuterProducts(Use):
     def norms(self) -> torch.Tensor:
         """Ghost norms, a few examples at a time, rounded up where positions cancel."""
         if self.positions > 1:
-            return outer_norms(self.left, self.right, most=CHUNK)
+            return outer_norms(self.left, self.right, CHUNK, self._grams)
         left, right = self._left_norms, self._right_norms
         return rank_one_norms(
             row_norms(self.left[:, 0]) if left is None else left,
