@@ -58,6 +58,43 @@ class Weighted(nn.Module):
         return self.last(self.fixed(x))
 
 
+class Token(nn.Module):
+    """Parameters of the module's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token, self.scale = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.rand(4))
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x):
+        rows = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+        return self.last((rows * self.scale).tanh().mean(1))
+
+
+class TiedByHand(nn.Module):
+    """Uses a layer's weight past the layer, which a run finds in its first probe."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.body = nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def forward(self, ids):
+        h = self.body(self.embed(ids)).tanh()
+        return nn.functional.linear(h, self.embed.weight)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.last = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 2)
+
+    def forward(self, x):
+        return self.last(self.lstm(x)[0][:, -1])
+
+
 def compiled():
     a = dense()
     a.module = torch.compile(a.module, backend="eager")
@@ -103,6 +140,13 @@ MODELS = {
         nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True),
         torch.randn(ROWS, 3, 8),
     ),
+    "weight norm": lambda: case(
+        nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 2)),
+        torch.randn(ROWS, 4),
+    ),
+    "own parameters": lambda: case(Token(), torch.randn(ROWS, 3, 4)),
+    "tied by hand": lambda: case(TiedByHand(), torch.randint(0, 6, (ROWS, 3))),
+    "LSTM": lambda: case(Recurrent(), torch.randn(ROWS, 3, 4)),
     "own forward": with_a_forward_of_its_own,
     "compiled": compiled,
     "compiled in place": compiled_in_place,
