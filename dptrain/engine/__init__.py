@@ -1,12 +1,11 @@
 """The privacy engine: from a module, an optimizer and a loader to a private run."""
 
 from dptrain.engine.checkpoint import check_seal, seal
-from dptrain.engine.joined import JoinedOptimizer
+from dptrain.engine.optimizers import JoinedOptimizer, ScaledAdam
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.privacy_engine import PrivacyEngine
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
-from dptrain.engine.scaled_adam import ScaledAdam
 
 __all__ = [
     "Gradients",

@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping.base import GradientClipper
 from dptrain.distributed import Ranks
+from dptrain.engine.optimizers import scales_of
 from dptrain.engine.release_ledger import StepLedger, checksum
-from dptrain.engine.scaled_adam import scales_of
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord

@@ -31,8 +31,8 @@ from dptrain.engine.checkpoint import (
     seal,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.engine.optimizers import ScalesGradients
 from dptrain.engine.request import RunRequest
-from dptrain.engine.scaled_adam import ScalesGradients
 from dptrain.engine.unfinished import Boundary
 from dptrain.engine.validation import check_scheduled
 from dptrain.individual import IndividualRecord

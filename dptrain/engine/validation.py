@@ -16,7 +16,7 @@ from dptrain.clipping import why_not
 from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
-from dptrain.engine.joined import single_optimizers
+from dptrain.engine.optimizers import single_optimizers
 
 # What Opacus 1.6 lets through and gets wrong.
 NOT_BY_OPACUS: dict[type[nn.Module], str] = {
