@@ -180,7 +180,9 @@ def _direction(
     """One direction of one layer: its states, flat, and its final ones."""
     weights = Weights.of(getattr(layer, name + suffix, None) for name in _NAMES)
     cell = _cell(layer)
-    uses = functools.partial(_uses, cell, suffix, weights.bias_ih is not None)
+    # What projects the states gets a gradient too, behind those of the gates.
+    gates = None if weights.hr is None else len(weights.ih)
+    uses = functools.partial(_uses, cell, suffix, weights.bias_ih is not None, gates)
     states, *last = recurrence(
         cell, x, weights, initial, steps, lambda signal, inputs: observe(signal, inputs, uses)
     )
@@ -191,10 +193,13 @@ def _uses(
     cell: Cell,
     suffix: str,
     bias: bool,
+    gates: int | None,
     layer: nn.Module,
     inputs: tuple[Any, ...],
     gradient: torch.Tensor,
 ) -> Mapping[str, Use]:
+    if gates is not None and not inputs:  # only biases are trained
+        gradient = gradient[..., :gates]
     found = cell.uses(inputs, gradient, bias=bias)
     return {name + suffix: use for name, use in found.items()}
 
