@@ -108,7 +108,7 @@ class PReLURule(WeightRule):
         channels = len(layer.weight)  # type: ignore[arg-type]
         positions, found = x.shape[1:].numel() // channels, []
         for start, stop in cached(gradient, 3 * channels * positions):
-            part = torch.where(x[start:stop] > 0, 0.0, x[start:stop] * gradient[start:stop])
+            part = x[start:stop].clamp(max=0).mul_(gradient[start:stop])
             found.append(part.reshape(len(part), channels, positions).sum(2))
         return {"weight": Materialized(torch.cat(found))}
 
