@@ -15,6 +15,7 @@ from dptrain.clipping.bookkeeping.uses.bagged import Bagged, Picked
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.routed import Routed
 from dptrain.clipping.bookkeeping.uses.uses import Folded, Materialized, chunked_norms
 from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 from dptrain.testing import check_norms_of_releases
@@ -189,7 +190,17 @@ def bagged(rows=3):
     return Bagged(k, c, cancelling(30)[:1].expand(rows, -1).contiguous(), 40)
 
 
+def routed(rows=3):
+    """Positions that cancel, with one expert and with others."""
+    experts = torch.tensor([0, 0, 2, 0]).expand(rows, -1).contiguous()
+    left = cancelling(4, 50)[:1].expand(rows, -1, -1).contiguous()
+    return Routed(left, torch.full((rows, 4, 60), 0.7234567), experts, 3)
+
+
 USES = {
+    "experts": lambda: [routed()],
+    "experts, twice": lambda: [routed(), routed()],
+    "experts, views": lambda: [routed(6).folded(2)],
     "scalars": lambda: [Materialized(cancelling(1)[:, 0])],
     "bags": lambda: [bagged()],
     "bags, merged": lambda: [bagged(), bagged()],

@@ -162,9 +162,10 @@ class LayerSession:
                 retain_graph=True,
                 allow_unused=True,
             )
-        dtype = summing_dtype(gradients)
         return {
-            p: Materialized(g.to(dtype)) for p, g in zip(roots, found, strict=True) if g is not None
+            p: Materialized(g.to(summing_dtype(p)))  # an operation may have had less precision
+            for p, g in zip(roots, found, strict=True)
+            if g is not None
         }
 
     def observed(

@@ -15,6 +15,7 @@ from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
 from dptrain.clipping.bookkeeping.rules.bags import EmbeddingBagRule, refusal_of_frequencies
+from dptrain.clipping.bookkeeping.rules.experts import experts_rule
 from dptrain.clipping.bookkeeping.rules.normalization import (
     ChannelNormRule,
     LayerNormRule,
@@ -166,7 +167,7 @@ class ConvTransposeRule(WeightRule):
         return found
 
 
-FINDERS.append(sequence_first_rule)
+FINDERS += [sequence_first_rule, experts_rule]
 register_own(nn.Linear, LinearRule())
 register_own(nn.modules.linear.NonDynamicallyQuantizableLinear, LinearRule())
 register_own(nn.Bilinear, BilinearRule())

@@ -1,0 +1,111 @@
+"""Uses of matrices of which every position has one: experts."""
+
+from __future__ import annotations
+
+import torch
+from typing_extensions import override
+
+from dptrain.clipping.base.linear_norms import pad
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, Use
+
+
+class Routed(Use):
+    """g_i has Σ_{t: e_it = e} l_it r_itᵀ for its expert e.
+
+    Products of positions of different experts are no part of ‖g_i‖², so the Gram form of
+    ``OuterProducts`` leaves them out (docs/theory/clipping.md#thm-outer-norms).
+
+    Args:
+        left: l, shape (rows, positions, m).
+        right: r, shape (rows, positions, n).
+        experts: e, shape (rows, positions).
+        count: of experts.
+    """
+
+    def __init__(
+        self, left: torch.Tensor, right: torch.Tensor, experts: torch.Tensor, count: int
+    ) -> None:
+        self.left, self.right, self.experts, self.count = left, right, experts, count
+        self.rows, self.positions = left.shape[:2]
+        self.shape = torch.Size((count, left.shape[2], right.shape[2]))
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        return self._formed(self.left[start:stop], self.right[start:stop], start, stop)
+
+    @override
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        left, right = self.left[start:stop].abs(), self.right[start:stop].abs()
+        return self._formed(left, right, start, stop), self.positions
+
+    def _formed(
+        self, left: torch.Tensor, right: torch.Tensor, start: int, stop: int
+    ) -> torch.Tensor:
+        found = []
+        for expert in range(self.count):
+            # What is another's is left out, not multiplied away: 0 · NaN is NaN.
+            others = (self.experts[start:stop] != expert)[..., None]
+            own = left.masked_fill(others, 0.0).transpose(1, 2)
+            found.append(torch.bmm(own, right.masked_fill(others, 0.0)))
+        return torch.stack(found, dim=1)
+
+    @override
+    def norms(self) -> torch.Tensor:
+        """Ghost norms, a few examples at a time, rounded up where positions cancel."""
+        sizes = self.left.shape[2] + self.right.shape[2]
+        step = max(1, CHUNK // (5 * self.positions**2 + 2 * self.positions * sizes))
+        found = [self.left.new_empty(0, dtype=torch.float64)]
+        for start in range(0, self.rows, step):
+            left = self.left[start : start + step].double()
+            right = self.right[start : start + step].double()
+            experts = self.experts[start : start + step]
+            gram = torch.bmm(left, left.transpose(1, 2))
+            other = torch.bmm(right, right.transpose(1, 2))
+            roots = [g.diagonal(dim1=1, dim2=2).sqrt() for g in (gram, other)]
+            lengths = (roots[0] * roots[1]).sum(1)
+            gram = gram.mul_(other).masked_fill_(experts[:, None] != experts[:, :, None], 0.0)
+            squares = gram.sum(2).sum(1).clamp(min=0)
+            relative = pad(self.left.dtype, sizes + 2 * self.positions)
+            found.append(squares + relative * lengths.square())
+        return torch.cat(found).sqrt().to(self.left.dtype)
+
+    @override
+    def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
+        left, right, by_row = self.left, self.right, factors[:, None, None]
+        if left.shape[2] <= right.shape[2]:
+            left = left * by_row
+        else:
+            right = right * by_row
+        left, right, experts = left.flatten(0, 1), right.flatten(0, 1), self.experts.flatten()
+        order = experts.argsort()
+        counts = torch.bincount(experts, minlength=self.count).tolist()
+        pairs = zip(left[order].split(counts), right[order].split(counts), strict=True)
+        return torch.stack([a.T @ b for a, b in pairs])
+
+    @override
+    def select(self, index: torch.Tensor) -> Routed:
+        return Routed(self.left[index], self.right[index], self.experts[index], self.count)
+
+    @override
+    def folded(self, views: int) -> Use:
+        """More positions."""
+        left, right, experts = (
+            part.unflatten(0, (-1, views)).flatten(1, 2)
+            for part in (self.left, self.right, self.experts)
+        )
+        return Routed(left, right, experts, self.count)
+
+    @override
+    def merged(self, other: Use) -> Use | None:
+        """More positions."""
+        if not isinstance(other, Routed):
+            return None
+        left, right, experts = (
+            torch.cat(pair, dim=1)
+            for pair in (
+                (self.left, other.left),
+                (self.right, other.right),
+                (self.experts, other.experts),
+            )
+        )
+        return Routed(left, right, experts, self.count)
