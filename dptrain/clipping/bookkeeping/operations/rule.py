@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.operations.plan import RowPlan
 from dptrain.clipping.bookkeeping.operations.session import LayerSession
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, not_called
+from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, not_called, uncached
 from dptrain.clipping.bookkeeping.uses.uses import Use
 
 
@@ -66,7 +66,8 @@ class OperationsRule(LayerRule):
                 for full in [f"{prefix}.{name}" if prefix else name]
             }
         try:
-            return forward(*inputs)
+            with uncached():
+                return forward(*inputs)
         finally:
             for attributes, parameters in before:
                 attributes["_parameters"] = parameters

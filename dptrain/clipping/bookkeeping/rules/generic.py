@@ -15,12 +15,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, joined, not_called, owned
+from dptrain.clipping.bookkeeping.rules.rules import (
+    LayerRule,
+    Observe,
+    joined,
+    not_called,
+    owned,
+    uncached,
+)
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 from dptrain.clipping.probe import eagerly, untouched
@@ -494,7 +500,7 @@ class _Run:
             if self.call.state is not None:
                 restore_global_state(self.call.state)
             with (
-                _uncached(),
+                uncached(),
                 untouched(self.layer),
                 eagerly(list(self.layer.modules())),
                 torch.autocast(device, dtype=dtype, enabled=on, cache_enabled=False),
@@ -574,18 +580,6 @@ class _Given:
     def __exit__(self, *_: object) -> None:
         for attributes, before, __ in self._kept:
             attributes["_parameters"] = before
-
-
-@contextlib.contextmanager
-def _uncached() -> Iterator[None]:
-    """Past ``parametrize.cached()``: weights that were computed before are no function of ours."""
-    module: Any = parametrize
-    kept = module._cache_enabled, module._cache
-    try:
-        module._cache_enabled, module._cache = 0, {}
-        yield
-    finally:
-        module._cache_enabled, module._cache = kept
 
 
 class _Memory(TorchDispatchMode):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from opacus.layers.dp_rnn import DPRNNBase
 from torch import nn
+from torch.nn.utils import parametrize
 from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.rules.inherited import differs
@@ -299,6 +301,18 @@ def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]
             yield from child.named_modules(prefix=joined(prefix, name))
         elif never_called(child):
             yield from not_called(joined(prefix, name), child)
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Past ``parametrize.cached()``: weights that were computed before a call are not followed."""
+    module: Any = parametrize
+    kept = module._cache_enabled, module._cache
+    try:
+        module._cache_enabled, module._cache = 0, {}
+        yield
+    finally:
+        module._cache_enabled, module._cache = kept
 
 
 def joined(prefix: str, name: str) -> str:
