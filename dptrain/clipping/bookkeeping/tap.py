@@ -137,20 +137,23 @@ class LayerTap(StandIn):
         rule.others[name] = holder
         self._changed()
 
-    def watch(self) -> None:
-        """From now on, in passes over few rows, note what follows them."""
-        for notes in (self.sharing, self._plan, self._shared.plan, *self._own_plan()):
-            if notes is not None:
-                notes.watch()
+    def watch(self, *, anew: bool) -> None:
+        """From now on, in passes over few rows, note what follows them; see ``RowPlan.watch``."""
+        if self.sharing is not None:
+            self.sharing.watch()
+        for plan in self._plans():
+            plan.watch(anew=anew)
 
     def settle(self) -> None:
         """Tell from what was noted how the layer is used."""
-        for notes in (self.sharing, self._plan, self._shared.plan, *self._own_plan()):
-            if notes is not None:
-                notes.settle()
+        if self.sharing is not None:
+            self.sharing.settle()
+        for plan in self._plans():
+            plan.settle()
 
-    def _own_plan(self) -> tuple[RowPlan, ...]:
-        return (self.rule.plan,) if isinstance(self.rule, OperationsRule) else ()
+    def _plans(self) -> list[RowPlan]:
+        own = [self.rule.plan] if isinstance(self.rule, OperationsRule) else []
+        return [self._plan, self._shared.plan, *own]
 
     def _is_shared(self, args: tuple[Any, ...]) -> bool:
         """Whether all examples share what the layer is called on, as passes over few rows showed.
@@ -161,7 +164,10 @@ class LayerTap(StandIn):
         tensors = [(k, a) for k, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim()]
         if rows is None or not tensors:
             return False
-        factors = [self._plan.factor(("input", k), a.shape, rows) for k, a in tensors]
+        factors = [
+            0 if isinstance(a, Tracked) else self._plan.factor(("input", k), a.shape, rows)
+            for k, a in tensors
+        ]
         if any(factor != 0 for factor in factors):
             return False
         if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):

@@ -170,10 +170,10 @@ class Taps(Generic[B]):
             tap.book = book
 
     @contextlib.contextmanager
-    def settling(self) -> Iterator[None]:
+    def settling(self, anew: bool) -> Iterator[None]:
         """Have layers note meanwhile, in passes over few rows, what all examples share."""
         for tap in self._taps:
-            tap.watch()
+            tap.watch(anew=anew)
         try:
             yield
         finally:

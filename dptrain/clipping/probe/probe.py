@@ -115,8 +115,8 @@ class RowProbe:
         when: ``"shapes"``: whenever the arguments are of a structure (types, shapes but for the
             rows, switches, numbers that are 0) that was not probed, or layers have other switches
             (training mode is one); ``"first"``: once; ``"off"``: never.
-        settle: called before the runs with a function that runs the module on a number of examples
-            under the given context, for what has to know how a layer is used.
+        settle: a context for runs on several numbers of examples, for what has to know how a layer
+            is used; whether they are the first ones on such inputs.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -130,7 +130,7 @@ class RowProbe:
         at_hand: Callable[[], AtHand | None],
         *,
         when: str = "shapes",
-        settle: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+        settle: Callable[[bool], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         follow: Callable[[], bool] = lambda: False,
     ) -> None:
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
@@ -265,8 +265,8 @@ class RowProbe:
 
     def _settled(self, smaller: Rows, larger: Rows, start: Callable[[], None]) -> None:
         """Have it seen what follows the number of rows."""
-        for _ in range(2):  # what the first round tells may lead to other operations
-            with self.settle():
+        for anew in (True, False):  # what the first round tells may lead to other operations
+            with self.settle(anew):
                 self._forward(smaller, start)
                 self._forward(larger, start)
 

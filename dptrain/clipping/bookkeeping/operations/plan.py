@@ -18,6 +18,7 @@ class RowPlan:
     """
 
     def __init__(self) -> None:
+        self._before: dict[Hashable, frozenset[int]] = {}  # what earlier probes showed
         self._found: dict[Hashable, frozenset[int]] = {}
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
 
@@ -26,8 +27,16 @@ class RowPlan:
         """Whether sizes are noted."""
         return self._noted is not None
 
-    def watch(self) -> None:
-        """From now on, note sizes."""
+    def watch(self, *, anew: bool = True) -> None:
+        """From now on, note sizes.
+
+        Args:
+            anew: whether this is for other inputs; otherwise what is found replaces what was found
+                by the last such passes, which may have gone another way for want of it.
+        """
+        if anew:
+            self._before = {place: self._known(place) for place in {*self._before, *self._found}}
+            self._found = {}
         self._noted = {}
 
     def settle(self) -> None:
@@ -36,6 +45,9 @@ class RowPlan:
         for place, sizes in noted.items():
             if len({rows for rows, _ in sizes}) > 1:
                 self._found[place] = _factors(sizes)
+
+    def _known(self, place: Hashable) -> frozenset[int]:
+        return self._before.get(place, frozenset()) | self._found.get(place, frozenset())
 
     def factor(self, place: Hashable, shape: Shape, rows: int) -> int | None:
         """How many entries of the first dimension each row of the batch has.
@@ -51,8 +63,8 @@ class RowPlan:
         """
         if self._noted is not None:
             self._noted.setdefault(place, set()).add((rows, tuple(shape)))
-        known = self._found.get(place)
-        if known is None:
+        known = self._known(place) if self._noted is None else self._found.get(place)
+        if not known:
             return None
         by_rows = [factor for factor in known if factor > 0 and factor * rows == shape[0]]
         if 0 in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,7 +42,6 @@ class LayerSession:
     ) -> None:
         self.name = name
         self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
-        self._count = itertools.count()
         self.replays: set[str] = set()  # operations without a direct way
 
     def parameter(self, p: nn.Parameter) -> torch.Tensor:
@@ -62,16 +60,15 @@ class LayerSession:
                 leaves[k] = leaves[k].detach()
             args, kwargs = tree_unflatten(leaves, spec)
             return func(*args, **kwargs)
-        number = next(self._count)
         factors: dict[int, int] = {}
         name = getattr(func, "__name__", "")
         looked_at = places[0] == 0 and others_only_looked_at(func)
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and k not in places and not looked_at:
-                factors[k] = self._factor((number, name, k), leaf)
+                factors[k] = self._factor((name, k), leaf)
         op = Operation(self, func, leaves, spec, places, factors)
         if not any(factors.values()):
-            return self._without_rows(op, number)
+            return self._without_rows(op, name)
         if NEITHER in factors.values():
             raise self.refusal(
                 func, "meets a tensor that has no row for each example in its first dimension"
@@ -95,7 +92,7 @@ class LayerSession:
         # What was computed from the batch and has no rows mixes the examples.
         return NEITHER if not factor and leaf.requires_grad else factor
 
-    def _without_rows(self, op: Operation, number: int) -> Any:
+    def _without_rows(self, op: Operation, name: str) -> Any:
         """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
         used = [op.leaves[k] for k in op.places if op.leaves[k].used]
         versions = [tracked._version for tracked in used]
@@ -112,9 +109,7 @@ class LayerSession:
             tracked = track(value, self, roots, constants=constants)
             factor: int | None = 0
             if value.dim():
-                factor = self.plan.factor(
-                    (number, "result", k, value.dim()), value.shape, self.rows
-                )
+                factor = self.plan.factor((name, "result", k, value.dim()), value.shape, self.rows)
             if factor is None:
                 factor = int(op.func in SAME_ROWS and len(value) == self.rows)
             if not factor:
