@@ -25,8 +25,8 @@ from dptrain.clipping.probe.inputs import (
     padding_id,
     structure,
 )
+from dptrain.clipping.probe.restoring import eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
-from dptrain.clipping.probe.untouched import eagerly, replay, untouched
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 
 PROBES = ("first", "shapes", "off")

@@ -15,7 +15,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from dptrain import Gradients
 from dptrain.clipping.probe.inputs import structure
-from dptrain.clipping.probe.untouched import replay, untouched
+from dptrain.clipping.probe.restoring import replay, untouched
 from tests.helpers.engine import MODES, everything_every_step, make, wire
 
 R = 0.05  # below most norms here, so that mixing shows in the sum

@@ -18,6 +18,8 @@ from dptrain.clipping.bookkeeping.uses.uses import Use
 class OperationsRule(LayerRule):
     """Any layer: what its parameters do is seen operation by operation (``Tracked``).
 
+    docs/theory/clipping.md#thm-followed; ``test_equals_the_loop``.
+
     The layer's forward runs once, as it is. A broadcast sum or product, a matrix product, a
     convolution, a look-up or a normalization has its gradients for the price that the layers of
     that name pay; the vector-Jacobian product of any other operation is run again for each example.

@@ -293,7 +293,7 @@ class GenericRule(LayerRule):
         gradients: list[torch.Tensor],
     ) -> Mapping[str, Use]:
         """The uses of a call, by the parameters' names."""
-        run = _Run(self, layer, call, inputs, gradients)
+        run = _Rerun(self, layer, call, inputs, gradients)
         self.before = self.seconds
         shapes = {name: p.shape for name, p in run.parameters.items()}
         rows = len(gradients[0])
@@ -313,13 +313,13 @@ class GenericRule(LayerRule):
             found = {name: Materialized(g) for name, g in whole.items()}
         return found
 
-    def _timed(self, run: _Run, plan: _Plan, first: int, last: int) -> Parts:
+    def _timed(self, run: _Rerun, plan: _Plan, first: int, last: int) -> Parts:
         """The parts of a run, adding to ``seconds``."""
         start = self._now(run.gradients[0])
         yield from run.parts(plan, first, last)
         self.seconds += self._now(run.gradients[0]) - start
 
-    def _plan(self, run: _Run) -> _Plan:
+    def _plan(self, run: _Rerun) -> _Plan:
         key = (
             *[(x.shape[by:], x.dtype) for x, by in run.pairs()],
             run.call.random,
@@ -337,7 +337,7 @@ class GenericRule(LayerRule):
         return time.perf_counter()
 
 
-class _Run:
+class _Rerun:
     """The replay of one call.
 
     Args:
