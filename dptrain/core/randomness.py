@@ -84,6 +84,17 @@ def global_state() -> dict[str, Any]:
     return remember_globals()()
 
 
+def same_global_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether no generator was used between two calls of ``global_state``."""
+    return (
+        torch.equal(ours["torch"], theirs["torch"])
+        and all(torch.equal(a, b) for a, b in zip(ours["cuda"], theirs["cuda"], strict=False))
+        and ours["numpy"]["pos"] == theirs["numpy"]["pos"]
+        and torch.equal(ours["numpy"]["key"], theirs["numpy"]["key"])
+        and bool(ours["python"] == theirs["python"])
+    )
+
+
 def restore_global_state(state: dict[str, Any]) -> None:
     """Put back what ``global_state`` returned."""
     torch.set_rng_state(state["torch"])

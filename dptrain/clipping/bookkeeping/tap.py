@@ -14,9 +14,10 @@ from typing_extensions import override
 
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
+from dptrain.clipping.base.untapped import is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
 from dptrain.clipping.bookkeeping.replay_costs import Replays
-from dptrain.clipping.bookkeeping.rules.generic import GenericRule, replaying
+from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned, rule_of
 from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
@@ -90,7 +91,7 @@ class LayerTap(StandIn):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, as its rule forms it where gradients are wanted."""
-        if not torch.is_grad_enabled() or replaying():
+        if not torch.is_grad_enabled() or is_untapped():
             return self.own(*args, **kwargs)
         forward, rule = self.own, self.rule
         if isinstance(rule, OperationsRule):

@@ -94,6 +94,7 @@ class Taps(Generic[B]):
                 when=when,
                 settle=self.settling,
                 follow=self.follow_escaped,
+                confirms=True,
             )
         self.book = open_book(self.probe)
         self._reports_to: Book = self.book

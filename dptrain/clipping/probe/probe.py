@@ -14,6 +14,7 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from dptrain.clipping.probe.confirmation import Confirmation, Disagreement
 from dptrain.clipping.probe.inputs import (
     Change,
     Rows,
@@ -28,6 +29,7 @@ from dptrain.clipping.probe.inputs import (
 from dptrain.clipping.probe.restoring import eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
+from dptrain.core import global_state, same_global_state
 
 PROBES = ("first", "shapes", "off")
 """When the probe looks: at the first batch, at every new shape of inputs, or never."""
@@ -43,6 +45,14 @@ _UNSEEN = (
     "a gradient reached layer {layer!r}, which the outputs of the module do not depend on as far "
     "as a probe of it can see, so that nothing shows whether the examples stay apart: have the "
     "module's forward return what the loss is made of, as tensors; " + _SWITCH
+)
+_UNCONFIRMED = (
+    "parameter {name!r} of layer {layer!r}, a {kind}: the gradients that bookkeeping forms of it "
+    "for the examples do not add up to the gradient that autograd finds on the same few rows: they "
+    "{found}. Either its layer's rule is wrong (dptrain.testing.check_layer_rule tests it), or it "
+    "is used where no rule sees it, outside the call of the layer that owns it, as through "
+    "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or use "
+    "Gradients(mode='hooks'). " + _SWITCH
 )
 _FAILED = (
     "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
@@ -117,6 +127,8 @@ class RowProbe:
             (training mode is one); ``"first"``: once; ``"off"``: never.
         settle: a context for runs on several numbers of examples, for what has to know how a layer
             is used; whether they are the first ones on such inputs.
+        confirms: whether what layers report adds up to gradients, which then have to be those that
+            autograd finds for the same rows and loss (``Confirmation``).
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -132,10 +144,11 @@ class RowProbe:
         when: str = "shapes",
         settle: Callable[[bool], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         follow: Callable[[], bool] = lambda: False,
+        confirms: bool = False,
     ) -> None:
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
-        self.when = when
+        self.when, self.confirms = when, confirms
         self._layers = list(module.modules())
         self._names = {layer: name for name, layer in module.named_modules()}
         self._known: set[Any] = set()
@@ -248,7 +261,8 @@ class RowProbe:
                     continue
                 self._check_rows(smaller.seen, few * batch.views)
                 self._check_rows(larger.seen, more * batch.views)
-                return self._vary(base, smaller, batch.views, start)
+                known = self._vary(base, smaller, batch.views, start)
+                return self._unconfirmed(base, start) or known
             # Of a module that takes batches of one size only, that size is all there is to see.
             if whole.rows == batch.views:
                 self._any = True
@@ -259,6 +273,8 @@ class RowProbe:
                 return _FAILED.format(error=first_error or error)
             self._check_rows(run.seen, whole.rows)
             known = self._vary(whole, run, batch.views, start)
+            if (why := self._unconfirmed(whole, start)) is not None:
+                return why
             return None if known is None else False
         finally:
             start()
@@ -269,6 +285,38 @@ class RowProbe:
             with self.settle(anew):
                 self._forward(smaller, start)
                 self._forward(larger, start)
+
+    def _unconfirmed(self, base: Rows, start: Callable[[], None]) -> str | None:
+        """Which parameter's gradients are not those of autograd, and what may be done about it."""
+        if not self.confirms:
+            return None
+        check = Confirmation(self.module, self.witnessed, _floats)
+        try:
+            off = check.disagreement(base, start)
+            if off is None:
+                return None
+            if not _is_random(base, start, self._forward):
+                return self._say(off)
+            # A rule may draw other random numbers than the layer, of the same distribution.
+            before = [(m, m.training) for m in self._layers]
+            try:
+                for m in self._layers:
+                    m.training = False
+                off = check.disagreement(base, start)
+            finally:
+                for m, training in before:
+                    m.training = training
+        except Exception:  # which the run itself is left to raise
+            return None
+        return None if off is None else self._say(off)
+
+    def _say(self, off: Disagreement) -> str:
+        layer, _, own = off.name.rpartition(".")
+        kind = type(self.module.get_submodule(layer)).__name__
+        found = f"are off by {off.off:.2g} of their length" if not off.unseen else "are missing"
+        return _UNCONFIRMED.format(
+            name=own, layer=layer or "(the module itself)", kind=kind, found=found
+        )
 
     def _attempts(self, whole: Rows, batch: AtHand) -> Iterator[tuple[Rows, int, int]]:
         """Which leaves may follow the batch, and two numbers of examples to run.
@@ -457,10 +505,15 @@ def _loss(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, bool]:
     return total, reduced
 
 
-def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in what a module returned that a gradient can be taken by."""
+    return (y for y in _floats(value) if y.requires_grad)
+
+
+def _floats(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """The floating-point tensors in what a module returned."""
     if isinstance(value, torch.Tensor):
-        if value.requires_grad and value.is_floating_point():
+        if value.is_floating_point():
             yield value
         return
     items: Any = ()
@@ -473,4 +526,14 @@ def _tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
     elif depth and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
         items = vars(value).values()
     for item in items:
-        yield from _tensors(item, depth - 1)
+        yield from _floats(item, depth - 1)
+
+
+def _is_random(
+    rows: Rows, start: Callable[[], None], forward: Callable[[Rows, Callable[[], None]], None]
+) -> bool:
+    """Whether a run of the module draws random numbers."""
+    start()
+    before = global_state()
+    forward(rows, start)
+    return not same_global_state(before, global_state())

@@ -315,7 +315,7 @@ def test_dropout_within(first, monkeypatch):
     torch.testing.assert_close(
         private.optimizer.clipper.norms, torch.stack(norms), rtol=1e-9, atol=0
     )
-    assert [plan.way for plan in rules_of(a.module)["f"]._plans.values()] == [first]
+    assert [plan.way for plan in rules_of(a.module)["f"]._plans.values()][-1] == first
 
 
 @pytest.mark.parametrize("name", ["rms norm", "autograd function", "class token and positions"])

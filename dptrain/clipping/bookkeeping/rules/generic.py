@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import copy
 import dataclasses
 import functools
@@ -19,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
+from dptrain.clipping.base.untapped import untapped
 from dptrain.clipping.bookkeeping.rules.rules import (
     LayerRule,
     Observe,
@@ -30,7 +30,7 @@ from dptrain.clipping.bookkeeping.rules.rules import (
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 from dptrain.clipping.probe import eagerly, untouched
-from dptrain.core import global_state, restore_global_state
+from dptrain.core import global_state, restore_global_state, same_global_state
 
 _MEMORY = {"cpu": 2**26}  # bytes that the rows of one replay may take
 _DEVICE_MEMORY = 2**28
@@ -43,13 +43,6 @@ _TOLERANCE_HALF = 0.1
 _TOLERANCE_RANDOM = 1e-4  # to believe that vmap drew the very numbers of the forward pass
 
 _REMEDY = "dptrain.register_layer() takes a rule for it, or freeze it with requires_grad_(False)"
-
-_replaying = contextvars.ContextVar("dptrain_replaying", default=False)
-
-
-def replaying() -> bool:
-    """Whether a layer is being run again, so that nothing within it is to report."""
-    return _replaying.get()
 
 
 @dataclasses.dataclass
@@ -186,7 +179,7 @@ class GenericRule(LayerRule):
                 rebuild=functools.partial(_rebuilt, _structure((args, kwargs))),
                 outputs=functools.partial(_chosen, places=places),
                 by_rows=by_rows,
-                state=None if _same_state(state, global_state()) else state,
+                state=None if same_global_state(state, global_state()) else state,
                 autocast=_autocast(found[places[0]].device.type),
                 marks=[self._mark(found[k].detach()) for k in places],
                 writes=bool(self._writes),
@@ -322,6 +315,7 @@ class GenericRule(LayerRule):
     def _plan(self, run: _Rerun) -> _Plan:
         key = (
             *[(x.shape[by:], x.dtype) for x, by in run.pairs()],
+            run.rows if run.call.random else 0,  # which numbers are whose
             run.call.random,
             run.call.autocast,
             run.layer.training,
@@ -493,7 +487,6 @@ class _Rerun:
     @contextlib.contextmanager
     def _again(self) -> Iterator[None]:
         """All as in the forward pass: random generators, autocast; and as now after it."""
-        token = _replaying.set(True)
         device, dtype, on = self.call.autocast
         state = None if self.call.state is None else global_state()
         try:
@@ -501,6 +494,7 @@ class _Rerun:
                 restore_global_state(self.call.state)
             with (
                 uncached(),
+                untapped(),
                 untouched(self.layer),
                 eagerly(list(self.layer.modules())),
                 torch.autocast(device, dtype=dtype, enabled=on, cache_enabled=False),
@@ -509,7 +503,6 @@ class _Rerun:
         finally:
             if state is not None:
                 restore_global_state(state)
-            _replaying.reset(token)
 
     # -- whether it is the same --------------------------------------------------------------------
 
@@ -690,13 +683,3 @@ def _holds_tensors(value: Any, depth: int = 3) -> bool:
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-
-
-def _same_state(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    return (
-        torch.equal(ours["torch"], theirs["torch"])
-        and all(torch.equal(a, b) for a, b in zip(ours["cuda"], theirs["cuda"], strict=False))
-        and ours["numpy"]["pos"] == theirs["numpy"]["pos"]
-        and torch.equal(ours["numpy"]["key"], theirs["numpy"]["key"])
-        and ours["python"] == theirs["python"]
-    )

@@ -1,0 +1,264 @@
+"""Whether bookkeeping's gradients add up to those that autograd finds without it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.rows import HALF, summing_dtype
+from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.probe.inputs import Rows
+from dptrain.clipping.probe.restoring import eagerly, untouched
+from dptrain.clipping.probe.witness import Witness
+
+_SMALL = 2**16  # numbers of a parameter that is moved by a rounding error
+_MEASURED = 32  # rounding errors that were measured may be so many times as large elsewhere
+_UNITS = 256  # of the examples' lengths: what sums in other orders may be off by
+_HALF = (8, 8)  # the same where numbers are rounded to half precision
+
+
+@dataclasses.dataclass(frozen=True)
+class Disagreement:
+    """A parameter whose gradients are not those of the loss.
+
+    Attributes:
+        name: of the parameter in the module.
+        off: by so much of autograd's gradient's length.
+        unseen: whether bookkeeping knows of no use of it.
+    """
+
+    name: str
+    off: float
+    unseen: bool
+
+
+class Sums(Witness):
+    """Adds up the examples' gradients that layers report, each example's with a factor.
+
+    Args:
+        rows: that the module is fed.
+        factors: shape (rows,).
+
+    Attributes:
+        sums: Σ_i f_i g_i by the parameters.
+        lengths: Σ_i f_i ‖g_i‖ by the parameters, over all uses.
+    """
+
+    def __init__(self, rows: int, factors: torch.Tensor) -> None:
+        super().__init__(rows)
+        self._factors = factors
+        self.sums: dict[nn.Parameter, torch.Tensor] = {}
+        self.lengths: dict[nn.Parameter, float] = {}
+
+    def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
+        """Uses are made of every call."""
+        return False
+
+    def record(
+        self, uses: Mapping[nn.Parameter, Any], since: Any, doubt: str | None = None
+    ) -> None:
+        """Add up the uses."""
+        for p, use in uses.items():
+            use = use.compact()
+            factors = self._factors.to(p.device, summing_dtype(p))
+            length = float((use.norms() * factors).sum())
+            total = use.weighted_sum(factors).view_as(p)
+            self.lengths[p] = self.lengths.get(p, 0.0) + length
+            self.sums[p] = total if p not in self.sums else self.sums[p] + total
+
+
+class Confirmation:
+    """Compares the two on a few rows, for a loss that treats every number of the output by itself.
+
+    Every second example counts twice, so that it shows if gradients are another example's. What
+    both may differ by is measured: roundings come out otherwise when parameters and loss are moved
+    by units in the last place, and so do gradients of which rounding errors are all that is left
+    (docs/theory/limits.md#thm-confirmed).
+
+    Args:
+        module: the user's.
+        witnessed: a context in which the layers report to the given witness.
+        floats: the tensors in what the module returns, in an order of its own.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        witnessed: Callable[[Witness], contextlib.AbstractContextManager[Any]],
+        floats: Callable[[Any], Iterator[torch.Tensor]],
+    ) -> None:
+        self.module, self.witnessed, self.floats = module, witnessed, floats
+        self._by_rows = True  # whether every output has a row for each
+
+    def disagreement(self, rows: Rows, start: Callable[[], None]) -> Disagreement | None:
+        """The parameter that is off by most, beyond rounding.
+
+        Args:
+            rows: to run the module on.
+            start: brings the random generators into the state that each run begins with.
+
+        Raises:
+            Exception: what the module raises.
+        """
+        parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        with _exact_products():
+            wanted = self._by_autograd(rows, start, parameters)
+            again = self._by_autograd(rows, start, parameters, moved=True)
+            noise = {n: _length(wanted[n], again[n]) for n in parameters}
+            again.clear()
+            found = Sums(rows.rows, self._factors(rows.rows))
+            start()
+            with self._as_it_was(), self.witnessed(found):
+                self._backward(rows)  # every example once: the factors are those of the sums
+        off: dict[str, tuple[float, float, bool]] = {}
+        whole = sum(_length(a) ** 2 for a in wanted.values()) ** 0.5
+        for n, p in parameters.items():
+            difference, length = _length(found.sums.get(p), wanted[n]), _length(wanted[n])
+            limit = self._limit(p, noise[n], max(length, found.lengths.get(p, 0.0)), whole)
+            # What is not a number is compared nowhere: the run itself leaves such examples out.
+            if difference > limit:
+                off[n] = (difference / limit, difference / max(length, 1e-30), p not in found.sums)
+        if not off:
+            return None
+        name, (_, relative, unseen) = max(off.items(), key=lambda item: item[1][0])
+        return Disagreement(name, relative, unseen)
+
+    def _by_autograd(
+        self,
+        rows: Rows,
+        start: Callable[[], None],
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        moved: bool = False,
+    ) -> dict[str, torch.Tensor | None]:
+        """Gradients as of training without privacy; ``moved``: by a few roundings."""
+        start()
+        all_of_them = list(self.module.parameters())  # frozen ones are computed with as well
+        context = _moved(all_of_them, self._unit) if moved else contextlib.nullcontext()
+        with (
+            self._as_it_was(),
+            self.witnessed(Witness(rows.rows)),
+            untapped(),
+            _without_hooks(parameters.values()),
+            context,
+        ):
+            self._backward(rows, by_factors=True, moved=moved)
+            return {n: p.grad for n, p in parameters.items()}
+
+    @contextlib.contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        with untouched(self.module), eagerly(list(self.module.modules())), torch.enable_grad():
+            yield
+
+    def _backward(self, rows: Rows, *, by_factors: bool = False, moved: bool = False) -> None:
+        """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, and backwards."""
+        outputs = list(self.floats(rows.call(self.module)))
+        factors: torch.Tensor | None = None
+        if by_factors:
+            self._by_rows = all(y.dim() > 0 and len(y) == rows.rows for y in outputs)
+            factors = self._factors(rows.rows) if self._by_rows else None
+        generator = torch.Generator().manual_seed(0)
+        total: torch.Tensor | None = None
+        for y in outputs:
+            whole = torch.where(y.isfinite(), y, torch.zeros_like(y))
+            whole = whole.to(torch.promote_types(y.dtype, torch.float32))
+            w = torch.randn(y.shape, generator=generator)
+            w = w.to(whole)
+            if moved:
+                w = w * (1 + self._unit(y) * _steps(y.shape, generator).to(w))
+            parts = whole if y.numel() == 1 else w * whole - whole.cos()
+            if factors is not None:
+                parts = parts * factors.to(parts).view(-1, *[1] * (y.dim() - 1))
+            part = parts.sum()
+            total = part if total is None else total + part.to(total)
+        if total is not None and total.requires_grad:
+            total.backward()
+
+    def _factors(self, rows: int) -> torch.Tensor:
+        """Of the rows; powers of two, which change no digit."""
+        if not self._by_rows:  # the module made one loss of all rows
+            return torch.ones(rows)
+        return 1.0 + torch.arange(rows) % 2
+
+    def _limit(self, p: torch.Tensor, noise: float, length: float, whole: float) -> float:
+        half = p.dtype in HALF or torch.is_autocast_enabled(p.device.type)
+        measured, units = _HALF if half else (_MEASURED, _UNITS)
+        return measured * noise + self._unit(p) * (units * length + whole)
+
+    def _unit(self, tensor: torch.Tensor) -> float:
+        """One unit in the last place of a number near one, as it is computed with."""
+        device = tensor.device.type
+        kind = tensor.dtype
+        if torch.is_autocast_enabled(device) and kind == torch.float32:
+            kind = torch.get_autocast_dtype(device)
+        return float(torch.finfo(kind).eps)
+
+
+def _length(a: torch.Tensor | None, b: torch.Tensor | None = None) -> float:
+    """‖a - b‖₂, where nothing is zero."""
+    if a is None or b is None:
+        a, b = (b if a is None else a), None
+    if a is None:
+        return 0.0
+    a = a.to_dense() if a.is_sparse else a
+    if b is not None:
+        b = b.to_dense() if b.is_sparse else b
+        a = a.to(torch.promote_types(a.dtype, summing_dtype(b))) - b
+    return float(torch.linalg.vector_norm(a.to(summing_dtype(a))))
+
+
+@contextlib.contextmanager
+def _moved(parameters: Any, unit: Callable[[torch.Tensor], float]) -> Iterator[None]:
+    """Small parameters off by a few units in the last place, up or down at random."""
+    generator = torch.Generator().manual_seed(1)
+    before = [(p, p.data) for p in parameters if p.is_floating_point() and p.numel() <= _SMALL]
+    try:
+        for p, data in before:
+            p.data = data * (1 + unit(p) * _steps(p.shape, generator).to(data))
+        yield
+    finally:
+        for p, data in before:
+            p.data = data
+
+
+def _steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """±1 to ±4."""
+    up = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return up * torch.randint(1, 5, shape, generator=generator)
+
+
+@contextlib.contextmanager
+def _without_hooks(parameters: Any) -> Iterator[None]:
+    """What is done with a gradient when it is there is not done meanwhile."""
+    kept = []
+    for p in parameters:
+        hooks = getattr(p, "_post_accumulate_grad_hooks", None)
+        if hooks:
+            kept.append((hooks, dict(hooks)))
+            hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
+
+
+@contextlib.contextmanager
+def _exact_products() -> Iterator[None]:
+    """Of float32 numbers: rounded further, both ways would be off by other errors."""
+    kinds: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
+    kept = [(kind, kind.fp32_precision) for kind in kinds if hasattr(kind, "fp32_precision")]
+    with full_float32():
+        try:
+            for kind, _ in kept:
+                kind.fp32_precision = "ieee"
+            yield
+        finally:
+            for kind, value in kept:
+                kind.fp32_precision = value
