@@ -38,7 +38,9 @@ def test_importing_dptrain_alone_needs_none_of_its_dependencies() -> None:
     "statement",
     [
         "from dptrain import *",
-        "import dptrain.individual, dptrain.planning, dptrain.noise",
+        pytest.param(
+            "import dptrain.individual, dptrain.planning, dptrain.noise", marks=pytest.mark.slow
+        ),
         "from dptrain.commands import main",
     ],
 )

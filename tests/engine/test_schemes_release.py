@@ -54,6 +54,7 @@ def assert_released(private, model, data, rows):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_the_release_is_the_sum_over_the_batch(mode, name, micro):
@@ -112,6 +113,7 @@ def test_padding_rows_that_are_nan_change_nothing(mode):
     assert private.nonfinite_examples == 0  # padding is nobody's gradient
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_resume_in_the_middle_of_an_epoch_is_exact(name, workers):

@@ -105,6 +105,7 @@ class Classifier(nn.Module):
         return self.private.loader
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("options", [{}, {"microbatches": 3}])
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("inner", [True, False])

@@ -87,6 +87,7 @@ class Reference:
         return total
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("micro", [None, 3])
 @pytest.mark.parametrize("personal", [None, 1.05])
@@ -113,6 +114,7 @@ def test_release_and_charges_are_those_of_a_plain_loop(mode, micro, personal):
     assert (reference.cut > 0) == (personal is not None)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.0])
 def test_gradients_that_stay_at_the_clip_never_exceed_the_budget(mode, personal):
@@ -164,6 +166,7 @@ def test_empty_batches_charge_everybody(mode, personal):
     assert record.steps == STEPS
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.3])
 def test_a_resumed_run_is_bit_identical(mode, personal):

@@ -35,6 +35,7 @@ def achieved(
     return error(steps, workload) * brute.vector_sensitivity(matrix, m, b)
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 5])
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize(("steps", "bands"), [(2, 2), (6, 2), (7, 3), (8, 8)])
@@ -45,6 +46,7 @@ def test_banded_toeplitz(kind: int, objective: str, steps: int, bands: int) -> N
     assert achieved(strategy, workload, objective, steps, 1, 1) <= best * MARGIN
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("kind", [0, 1, 2])
 @pytest.mark.parametrize("objective", ["mean", "max"])
 @pytest.mark.parametrize("schedule", [(1, 8), (2, 4), (3, 3)])
@@ -70,6 +72,7 @@ def test_banded_inverse(kind: int, objective: str, schedule: tuple[int, int], ba
 BUFFERS = list(itertools.product((1, 2), ((1, 8), (2, 4), (3, 2)), ("mean", "max"), (0, 1, 2)))
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("buffers", "schedule", "objective", "kind"), BUFFERS)
 def test_buffers(buffers: int, schedule: tuple[int, int], objective: str, kind: int) -> None:
     steps, (m, b) = 8, schedule

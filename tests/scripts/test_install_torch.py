@@ -170,6 +170,7 @@ def test_with_a_driver_the_cuda_build_for_it_is_taken(machine: Machine) -> None:
     assert all("--torch-backend=auto" in call for call in machine.uv_calls)
 
 
+@pytest.mark.slow
 def test_with_a_driver_but_no_uv_the_index_serves_its_build(machine: Machine) -> None:
     machine.serves("cuda")
     machine.driver()
@@ -179,6 +180,7 @@ def test_with_a_driver_but_no_uv_the_index_serves_its_build(machine: Machine) ->
     assert "1 CUDA packages: 3." in done.stderr  # torch's 3 MB of padding are not compressed
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_not_answer_is_none(machine: Machine) -> None:
     machine.serves("cuda")
     machine.driver(works=False)
@@ -187,6 +189,7 @@ def test_a_driver_that_does_not_answer_is_none(machine: Machine) -> None:
     assert machine.torch == "2.13.0+cpu"
 
 
+@pytest.mark.slow
 def test_where_uv_reaches_nothing_the_index_decides_and_the_size_is_said(machine: Machine) -> None:
     machine.serves("cuda")
     machine.uv("echo unreachable >&2; exit 2")
@@ -198,6 +201,7 @@ def test_where_uv_reaches_nothing_the_index_decides_and_the_size_is_said(machine
     assert "unreachable" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_uv_that_hangs_does_not_hold_up_the_setup(machine: Machine) -> None:
     machine.serves("cuda")
     machine.uv("exec sleep 600")

@@ -39,6 +39,7 @@ def test_gradient_descent_figures(script, tmp_path, capsys):
     assert "495" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_filtered_runs(tmp_path, capsys):
     few = ["individual.start=10", "epochs=20", "groups.size=20", "groups.test_size=10"]
     chosen = ["--factors", "1", "5", "--seeds", "2", "--output", str(tmp_path)]

@@ -292,6 +292,7 @@ def test_more_costs_and_less_pays():
         assert (np.diff(falling, axis=0) < 0).all()
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("bins", "epochs", "sigma"),
     [(3, 1, 0.01), (12, 10, 0.1), (3, 1, 0.5), (12, 10, 5.0), (3, 1, 1e3), (12, 10, 1e6)],

@@ -122,6 +122,7 @@ PROVEN = [
 ]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("accountant", PROVEN)
 def test_every_profile_falls_and_is_convex(accountant: DeterministicAccountant) -> None:
     covered = [each for each in mechanisms() if accountant.obstacle(each) is None]
@@ -256,6 +257,7 @@ def test_far_tails_lie_between_brackets(q: float, sigma: float, remove: bool) ->
         assert found <= upper * 1.01 + lost + 1e-37
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize(("q", "steps", "sigma"), PLAIN)
 def test_epsilon_is_where_the_curve_meets_delta(q, steps, sigma, remove) -> None:

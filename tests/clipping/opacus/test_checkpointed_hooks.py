@@ -75,6 +75,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sample(every=5)
 @hooked
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])

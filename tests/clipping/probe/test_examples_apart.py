@@ -190,6 +190,7 @@ def built(name, rows):
     return module.double(), inputs
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize(
     ("name", "mode"),

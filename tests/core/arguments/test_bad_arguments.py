@@ -593,6 +593,7 @@ def test_bad_values_are_refused_in_one_line_that_names_them(
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("call", "right", "argument", "kind"),
     [case for case in cases() if case.values[3].respell and case.values[2] in case.values[1]],
