@@ -33,7 +33,7 @@ def _cancelling(dimension: int) -> Change:
 def _alternating(d: torch.Tensor) -> torch.Tensor:
     """Equal numbers with signs that change from position to position."""
     signs = 1 - 2 * (torch.arange(d[0].numel()) % 2).view(d.shape[1:])
-    return (_ODD * signs).expand_as(d).to(d.dtype)
+    return (_ODD * signs).expand_as(d).to(d)
 
 
 INPUTS: dict[str, Change] = {
@@ -98,7 +98,7 @@ def check_norms_of_releases(
                 raise
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                random = [torch.randn(output.shape) for output in outputs]
+                random = [torch.randn(output.shape).to(output.device) for output in outputs]
             for how, change in list(DIRECTIONS.items())[: 2 if dtype in HALF else None]:
                 directions = [change(d).to(o.dtype) for d, o in zip(random, outputs, strict=True)]
                 _, uses = reported_uses(same, rule, values, directions)
@@ -131,7 +131,8 @@ def check_uses(where: str, uses: list[Use]) -> None:
     """
     generator = torch.Generator().manual_seed(0)
     rows, shape = uses[0].rows, uses[0].shape
-    scale = 10 ** (4 * torch.rand(shape, generator=generator) - 2)
+    device = norms_of_sum(list(uses)).device
+    scale = 10 ** (4 * torch.rand(shape, generator=generator) - 2).to(device)
     for s in (None, scale):
         norms = norms_of_sum(list(uses)) if s is None else chunked_norms(uses, s)
         finite = torch.isfinite(norms).nonzero()[:, 0]

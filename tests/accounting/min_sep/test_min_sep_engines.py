@@ -72,19 +72,21 @@ def replayed_numba(law: MinSepLaw, seed: int, size: int) -> tuple[np.ndarray, np
     return x[:, :size], z[:, :size]
 
 
-def replayed_tensors(law: MinSepLaw, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    generator = torch.Generator().manual_seed(int(source(seed).integers(0, 1 << 63)))
-    words = min_sep_device._Words(generator, torch.device("cpu"))
-    spoiled = torch.zeros(size, dtype=torch.bool)
+def replayed_tensors(
+    law: MinSepLaw, seed: int, size: int, device: str = "cpu"
+) -> tuple[np.ndarray, np.ndarray]:
+    generator = torch.Generator(device).manual_seed(int(source(seed).integers(0, 1 << 63)))
+    words = min_sep_device._Words(generator, torch.device(device))
+    spoiled = torch.zeros(size, dtype=torch.bool, device=device)
     n, rows = law.steps, law.block_rows
     x, z = np.zeros((n, size)), np.zeros((n, size))
     times, lane = min_sep_device._participations(law, words, size, spoiled)
-    x[times.numpy(), lane.numpy()] = 1.0
+    x[times.cpu().numpy(), lane.cpu().numpy()] = 1.0
     even = rows + rows % 2
     for start in range(n - rows, -rows, -rows):
-        pairs = torch.empty((even // 2, 2, size), dtype=torch.float64)
+        pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=device)
         words.normals(pairs, spoiled)
-        block, first = pairs.view(even, size)[:rows].numpy(), max(0, -start)
+        block, first = pairs.view(even, size)[:rows].cpu().numpy(), max(0, -start)
         z[start + first : start + rows] = block[first:]
     assert not spoiled.any()
     return x, z

@@ -158,10 +158,3 @@ def test_refuses_other_devices_and_slices_that_leave_the_row():
         draw(3, start=8, size=10)
     with pytest.raises(ValueError, match="start=-1"):
         draw(3, start=-1)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_gets_the_numbers_of_the_cpu():
-    out = torch.empty(2 * BLOCK + 3, device="cuda")
-    SecureNormals(SEED).fill(out, group=0, step=0)
-    assert torch.equal(out.cpu(), draw(2 * BLOCK + 3))

@@ -1,8 +1,5 @@
 """The noise of banded strategies under the contract."""
 
-import pytest
-import torch
-
 from dptrain.strategies import BSR, BandMF, Identity
 from dptrain.testing import NoiseStreamContract
 
@@ -66,18 +63,3 @@ class TestScaledIdentityNoise(NoiseStreamContract):
 
     def foreign_strategy(self):
         return BandMF(bands=1, coefficients=(2.0,))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-class TestCudaNoise(NoiseStreamContract):
-    device = "cuda:0"
-
-    def make_strategy(self):
-        return BandMF(bands=5)
-
-    def foreign_strategy(self):
-        return BandMF(bands=4)
-
-    def test_refuses_the_state_of_a_cpu_run(self):
-        like = [tensor.cpu() for tensor in self.like()]
-        self.assert_refuses(self.open(like=like).state_dict(), "devices")

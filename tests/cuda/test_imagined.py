@@ -1,0 +1,72 @@
+"""Rules on a device that is not the CPU, on machines that have no other: nothing is left behind."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dptrain.testing import check_layer_rule, check_norms_of_releases
+from tests.clipping.bookkeeping.test_norms_of_releases import CASES
+from tests.cuda.imagined import PLACE, Elsewhere, Imagined, moved, on_the_imagined_device
+
+
+def case(name):
+    build, inputs = CASES[name]
+    torch.manual_seed(0)
+    given = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    return build(), given
+
+
+def there(given):
+    return [Elsewhere(v) if isinstance(v, torch.Tensor) else v for v in given]
+
+
+# torch's fused recurrences look at the kind of device, and know this one as none of theirs.
+NAMES = [name for name, (build, _) in CASES.items() if not isinstance(build(), nn.RNNBase)]
+
+
+@pytest.mark.sample(every=31)
+@pytest.mark.parametrize("check", [check_layer_rule, check_norms_of_releases])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rule_stays_on_its_device(name, check, monkeypatch):
+    layer, given = case(name)
+    layer, given = moved(layer), there(given)
+    with on_the_imagined_device(monkeypatch):
+        check(layer, given)
+
+
+class Left(nn.Module):
+    """A layer whose constant is on the CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.weight + torch.ones(3)
+
+
+def test_what_is_on_another_device_is_noticed(monkeypatch):
+    layer = Left()
+    x = torch.randn(4, 3)
+    layer(x)
+    layer = moved(copy.deepcopy(layer))
+    with (
+        on_the_imagined_device(monkeypatch),
+        pytest.raises(RuntimeError, match="on the same device"),
+    ):
+        layer(Elsewhere(x))
+
+
+def test_numbers_and_gradients_are_those_of_the_cpu():
+    layer, x = nn.Linear(4, 2), torch.randn(3, 4)
+    layer(x).square().sum().backward()
+    expected = layer.weight.grad
+    layer = moved(copy.deepcopy(layer).requires_grad_())
+    with Imagined():
+        out = layer(Elsewhere(x))
+        assert out.device == PLACE
+        out.square().sum().backward()
+    assert torch.equal(layer.weight.grad.inner, expected)
+    assert torch.zeros(2).device.type == "cpu"
