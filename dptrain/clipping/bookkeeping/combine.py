@@ -7,7 +7,7 @@ import torch
 from dptrain.clipping.base.linear_norms import gram_squares, pad
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms, chunks
+from dptrain.clipping.bookkeeping.uses.uses import Use, chunked_norms, chunks
 
 
 def merge(uses: list[Use]) -> list[Use]:
@@ -16,6 +16,8 @@ def merge(uses: list[Use]) -> list[Use]:
     for use in uses:
         for k, other in enumerate(merged):
             together = other.merged(use)
+            if together is None:
+                together = use.merged(other)
             if together is not None:
                 merged[k] = together
                 break
@@ -35,36 +37,28 @@ def norms_of_sum(uses: list[Use]) -> torch.Tensor:
         return uses[0].norms()
     table = next((use for use in uses if isinstance(use, Gathered)), None)
     others = [use for use in uses if use is not table]
-    if table is None or len(others) > 1 or not isinstance(others[0], OuterProducts | Materialized):
+    if table is None or len(others) > 1 or not isinstance(others[0], OuterProducts):
         return chunked_norms(uses)
     return _with_table(table, others[0])
 
 
-def _with_table(table: Gathered, other: OuterProducts | Materialized) -> torch.Tensor:
+def _with_table(table: Gathered, other: OuterProducts) -> torch.Tensor:
     """Norms for weights tied between an embedding and an output layer.
 
     ‖E + H‖² = ‖E‖² + ‖H‖² + 2⟨E, H⟩, and the inner product only needs the rows of H that E has.
     Where E and H cancel, that is a difference of large numbers: it is computed in float64 and
     rounded up, as ``outer_norms`` is.
     """
-    many = other.positions if isinstance(other, OuterProducts) else 0
-    each = other.shape.numel() if isinstance(other, Materialized) else many**2
+    many = other.positions
     terms = sum(table.shape) + 2 * (table.ids.shape[1] + many)
     found = [torch.empty(0, dtype=torch.float64, device=table.ids.device)]
-    for start, stop in chunks(table.rows, 2 * max(each, table.ids.shape[1] * max(many, 1))):
+    for start, stop in chunks(table.rows, 2 * many * max(many, table.ids.shape[1])):
         ids, b = table.ids[start:stop], table.gradients[start:stop].double()
         squares = Gathered(ids, b, table.shape[0]).squares()
         lengths = b.square().sum(2).sqrt().sum(1)
-        if isinstance(other, OuterProducts):
-            left, right = other.left[start:stop].double(), other.right[start:stop].double()
-            own, own_lengths = gram_squares(left, right)
-            inner = _inner_outer(ids, b, left, right)
-        else:
-            gradients = other.gradients[start:stop].double()
-            own = gradients.flatten(1).square().sum(1)
-            own_lengths = own.sqrt()
-            rows = torch.arange(len(ids), device=ids.device)[:, None]
-            inner = (gradients[rows, ids] * b).sum(2).sum(1)
+        left, right = other.left[start:stop].double(), other.right[start:stop].double()
+        own, own_lengths = gram_squares(left, right)
+        inner = _inner_outer(ids, b, left, right)
         whole = (squares + own + 2 * inner).clamp(min=0)
         found.append(whole + pad(table.gradients.dtype, terms) * (lengths + own_lengths).square())
     return torch.cat(found).sqrt().to(table.gradients.dtype)

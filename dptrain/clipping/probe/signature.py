@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -11,6 +11,7 @@ _BATCHES = 16  # that are looked at until one can tell
 _SINGLE = 3  # batches in a row that have to look so, where examples have one label each
 _TOLERANCE = 1e-5
 _RESIDUAL = 1e-3
+_AT_ONCE = 2**19  # numbers that stay in a processor's cache
 
 
 class LossSignature:
@@ -69,16 +70,43 @@ class LossSignature:
 
 def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
     """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits."""
-    residuals = y.softmax(classes)
-    target = gradient.argmin(classes, keepdim=True)
-    residuals.scatter_add_(classes, target, residuals.new_full((), -1.0).expand(target.shape))
-    squares = residuals.square().sum(classes)
-    if bool((squares < 1e-8).any()):  # of a certain prediction nothing can be told
-        return None
-    c = (gradient * residuals).sum(classes) / squares
-    off = (gradient - c.unsqueeze(classes) * residuals).norm()
-    if not bool(off <= _RESIDUAL * gradient.norm()) or bool((c < -_TOLERANCE).any()):
-        return None
+    limit = (_RESIDUAL * float(gradient.norm())) ** 2
+    found, off = [], 0.0
+    for logits, part in zip(_lines(y, classes), _lines(gradient, classes), strict=True):
+        shares, beside = _shares_of_lines(logits, part)
+        off += float(beside)
+        # Of a certain prediction nothing can be told.
+        if shares is None or not off <= limit:
+            return None
+        found.append(shares)
+    return torch.cat(found).view(len(y), -1).sum(1)
+
+
+def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
+    """Logits of one target after the other, shape (targets, classes), a part at a time.
+
+    Logits of a decoder may be what takes the most memory of all, and as many numbers again as each
+    step below makes of them would be the peak.
+    """
+    most = _AT_ONCE if x.device.type == "cpu" else 2**7 * _AT_ONCE
+    x = x.movedim(classes, -1)
+    rows = max(1, most // max(1, x[:1].numel()))
+    for some in x.split(rows):
+        lines = some.reshape(-1, x.shape[-1])
+        yield from lines.split(max(1, most // max(1, x.shape[-1])))
+
+
+def _shares_of_lines(
+    y: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """c_t of targets, and the square of what of the gradient it does not explain."""
+    residuals = y.softmax(1)
+    target = gradient.argmin(1, keepdim=True)
+    residuals.scatter_add_(1, target, residuals.new_full((), -1.0).expand(target.shape))
+    squares = residuals.square().sum(1)
+    c = (gradient * residuals).sum(1) / squares
+    off = (gradient - residuals.mul_(c[:, None])).square().sum()
+    if bool((squares < 1e-8).any()) or bool((c < -_TOLERANCE).any()):
+        return None, off
     # What is ignored has no gradient at all.
-    counted = gradient.ne(0).any(classes)
-    return torch.where(counted, c, 0.0).flatten(1).sum(1) if c.dim() > 1 else c * counted
+    return torch.where(gradient.ne(0).any(1), c, 0.0), off

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from dptrain import Gradients
+from dptrain.clipping.probe import signature
 from dptrain.losses import causal_cross_entropy, reduce_examples, token_cross_entropy
 from tests.helpers.engine import MODES, everything_every_step, wire
 
@@ -241,3 +242,21 @@ def test_a_plain_mean_is_taken_where_all_have_the_same_length(padded):
         private.optimizer.step()
     assert private.steps_executed == 1
     assert any("probe='off'" in note for note in private.state_dict()["notes"]) == padded
+
+
+@pytest.mark.parametrize("at_once", [2**19, 7])
+@pytest.mark.parametrize(("shape", "classes"), [((6, 5), 1), ((6, 7, 5), 2), ((4, 5, 3, 2), 1)])
+def test_shares_of_a_cross_entropy_are_found_part_by_part(shape, classes, at_once, monkeypatch):
+    monkeypatch.setattr(signature, "_AT_ONCE", at_once)
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(shape, generator=generator, requires_grad=True)
+    targets = torch.randint(0, 5, (shape[0], *shape[1:classes], *shape[classes + 1 :]))
+    targets[0] = -100
+    losses = F.cross_entropy(y.movedim(classes, 1), targets, reduction="none")
+    shares = torch.arange(1.0, shape[0] + 1) / 7  # of each row
+    (losses.flatten(1).sum(1) if losses.dim() > 1 else losses).mul(shares).sum().backward()
+    counted = (targets != -100).reshape(shape[0], -1).sum(1)
+    found = signature._shares(y.detach(), y.grad, classes)
+    torch.testing.assert_close(found, shares * counted, rtol=1e-4, atol=1e-6)
+    other = torch.randn(shape, generator=generator)
+    assert signature._shares(y.detach(), other, classes) is None

@@ -76,7 +76,9 @@ class Gathered(Use):
         return Gathered(ids, gradients, self.shape[0])
 
     def merged(self, other: Use) -> Use | None:
-        """More positions."""
+        """More positions; the sum, where the other is materialised, of a tied output layer say."""
+        if isinstance(other, Materialized):
+            return Materialized(self._added_to(other.gradients))
         if not isinstance(other, Gathered):
             return None
         return Gathered(
@@ -84,6 +86,14 @@ class Gathered(Use):
             torch.cat([self.gradients, other.gradients], dim=1),
             self.shape[0],
         )
+
+    def _added_to(self, gradients: torch.Tensor) -> torch.Tensor:
+        """Tables of all rows with this use's gradients added, in memory of their own."""
+        total = gradients.clone(memory_format=torch.contiguous_format)
+        rows = torch.arange(self.rows, device=self.ids.device)[:, None]
+        lines = (rows * self.shape[0] + self.ids).flatten()
+        total.view(-1, self.shape[1]).index_add_(0, lines, self.gradients.flatten(0, 1).to(total))
+        return total
 
     def compact(self) -> Use:
         """The gradients, for a table that is smaller than what is looked up in it.
