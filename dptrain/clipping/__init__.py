@@ -6,11 +6,13 @@ from dptrain.clipping.modes import Attached, attach, check_mode_name, choose_mod
 from dptrain.clipping.norms import per_example_norms
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
 from dptrain.clipping.repair import fix
+from dptrain.clipping.unreached import Unreached
 
 __all__ = [
     "Attached",
     "HookedModule",
     "PerExampleClipper",
+    "Unreached",
     "attach",
     "check_mode_name",
     "choose_mode",

@@ -11,6 +11,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.clipping import Unreached
 from dptrain.clipping.base import GradientClipper
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import scales_of
@@ -62,6 +63,7 @@ class PrivateOptimizer(DPOptimizer):
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of ``step`` completed a logical step.
         individual: what every example has spent, where an individual filter runs; private data.
+        unreached: warns of parameters that no call reaches, on one of the ranks.
         watch: what refuses steps that leave something behind in the module.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and all add the same noise (``Ranks``).
@@ -87,6 +89,7 @@ class PrivateOptimizer(DPOptimizer):
         watch: StateWatch,
         at_boundary: Callable[[int], None],
         individual: IndividualRecord | None = None,
+        unreached: Unreached | None = None,
     ) -> None:
         super().__init__(
             optimizer,
@@ -101,6 +104,7 @@ class PrivateOptimizer(DPOptimizer):
         self.ledger = ledger
         self.individual = individual
         self.watch = watch
+        self.unreached = unreached
         self.shared = SharedStep(ranks)
         self.steps_executed = 0
         self.at_step_boundary = True
@@ -296,7 +300,10 @@ class PrivateOptimizer(DPOptimizer):
         self.watch.settle()
         self.at_step_boundary = batch.last
         if batch.last:
+            missing = self._missing()
             self.shared.add_up(self, parts=batch.parts, bound=self._bound)
+            if self.unreached is not None and len(missing) < len(self.params):
+                self.unreached.tell([p for p in missing if not _any(p.summed_grad)])
             self.interrupted = True  # until all of the following has happened
             self._release()
             if self.individual is not None:
@@ -384,6 +391,12 @@ class PrivateOptimizer(DPOptimizer):
         """On the wrapped optimiser, whose state it is."""
         return self.original_optimizer.register_load_state_dict_post_hook(hook, prepend)
 
+    def _missing(self) -> list[Any]:
+        """Parameters that no gradient came of, as long as that was not told."""
+        if self.unreached is None:
+            return []
+        return self.unreached.look(self.params, [p.summed_grad for p in self.params])
+
     def add_noise(self) -> None:
         """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""
         deviation = self.noise_multiplier * self._bound
@@ -434,3 +447,8 @@ class PrivateOptimizer(DPOptimizer):
         # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
         self.param_groups = self.original_optimizer.param_groups
         self.state = self.original_optimizer.state
+
+
+def _any(total: torch.Tensor | None) -> bool:
+    """Whether another process found a gradient."""
+    return total is not None and bool(total.any())

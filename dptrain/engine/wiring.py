@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
-from dptrain.clipping import Attached, attach, own_attributes
+from dptrain.clipping import Attached, Unreached, attach, own_attributes
 from dptrain.clipping.base import summing_dtype
 from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import Guarantee
@@ -128,6 +128,8 @@ def wired(
         probe=gradients.probe,
     )
     undo.callback(attached.detach)
+    named = uncompiled(request.module).named_parameters()
+    names: dict[torch.Tensor, str] = {p: name for name, p in named}
     optimizer = PrivateOptimizer(
         request.optimizer,
         mechanism=mechanism,
@@ -141,6 +143,7 @@ def wired(
         watch=watch,
         at_boundary=boundary.passed,
         individual=record,
+        unreached=Unreached(names) if ranks.rank == 0 else None,
     )
     undo.callback(optimizer.detach)
     return Parts(attached, optimizer, boundary)
