@@ -92,6 +92,15 @@ def lora(**options):
     return lambda: peft.LoraConfig(r=2, lora_alpha=4, **options)
 
 
+def p_tuning(kind):
+    return peft.PromptEncoderConfig(
+        task_type="SEQ_CLS",
+        num_virtual_tokens=3,
+        encoder_hidden_size=5,
+        encoder_reparameterization_type=kind,
+    )
+
+
 BERT, GPT2 = "BERT, classes", "GPT-2, classes"
 # What is trained lies in dictionaries, in layers of peft's own, or in what computes a prefix.
 ADAPTERS = {
@@ -115,6 +124,17 @@ ADAPTERS = {
         lora(target_modules=["c_attn"], use_dora=True, fan_in_fan_out=True),
         "lora_magnitude_vector",
     ),
+    "prompt": (
+        GPT2,
+        lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
+        "prompt_encoder.default.embedding",
+    ),
+    "prompt of as many tokens as rows": (
+        BERT,
+        lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
+        "prompt_encoder.default.embedding",
+    ),
+    "p-tuning": (BERT, lambda: p_tuning("MLP"), "prompt_encoder.default.mlp_head"),
     "prefix": (
         GPT2,
         lambda: peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
@@ -139,11 +159,6 @@ ADAPTERS = {
     "LoHa": (BERT, lambda: peft.LoHaConfig(target_modules=["query"], r=3), "hada_w1_a"),
     "LoKr": (BERT, lambda: peft.LoKrConfig(target_modules=["query"], r=3), "lokr_w1"),
     "OFT": (BERT, lambda: peft.OFTConfig(target_modules=["key"], r=0, oft_block_size=2), "oft_R"),
-    "FourierFT": (
-        BERT,
-        lambda: peft.FourierFTConfig(target_modules=["query"], n_frequency=5),
-        "fourierft_spectrum",
-    ),
     "HRA": (BERT, lambda: peft.HRAConfig(target_modules=["query"], r=2), "hra_u"),
     "norms": (BERT, lambda: peft.LNTuningConfig(target_modules=["LayerNorm"]), "ln_tuning_layers"),
 }
@@ -155,6 +170,18 @@ def test_adapters(adapter):
     model = adapted(name, config())
     assert any(trained in n for n, p in model.named_parameters() if p.requires_grad)
     assert_equals_loop(model, texts())
+
+
+def test_fourier_transforms_in_single_precision():
+    """As peft forms them, whatever the model's own precision."""
+    config = peft.FourierFTConfig(target_modules=["query"], n_frequency=5)
+    ids, mask, _ = texts()
+    check_like_loop(case(adapted(BERT, config), ids, mask, dtype=torch.float32))
+
+
+def test_prompts_by_recurrent_layers_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"layer 'model.prompt_encoder.default'.*'MLP'"):
+        make(adapted(BERT, p_tuning("LSTM")), texts())
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=str)
@@ -182,7 +209,5 @@ def test_lora_on_torchs_attention_is_refused():
     config = peft.LoraConfig(r=2, target_modules=["attention"])
     model = peft.get_peft_model(Model(), config)
     x = torch.randn(4, 3, 4)
-    private = make(model, (x, x))
-    x, _ = next(iter(private.loader))
-    with pytest.raises(RuntimeError, match="used outside the layer that owns it"):
-        private.module(x).sum().backward()
+    with pytest.raises(ValueError, match=r"attention'.*LoRA on nn.MultiheadAttention"):
+        make(model, (x, x))
