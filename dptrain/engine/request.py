@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -284,6 +285,13 @@ def _dataset_of(data: Any) -> Any:
         )
     if isinstance(data, DataLoader):
         return data.dataset
+    if isinstance(data, torch.Tensor | np.ndarray):
+        raise TypeError(
+            f"data= is a {type(data).__name__} of shape {tuple(data.shape)}, whose rows are no "
+            "examples as a data loader batches them: pass "
+            "torch.utils.data.TensorDataset(inputs, targets), or TensorDataset(inputs) if there "
+            "are no targets"
+        )
     if not isinstance(data, Dataset) and not hasattr(type(data), "__getitem__"):
         raise TypeError(
             f"{checks.named('data', data)} must be a map-style data set with a length, or a "

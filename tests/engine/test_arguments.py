@@ -122,6 +122,13 @@ def test_a_class_is_told_from_its_instance():
         make(small_net(), images(), scheme=ONE, strategy=BandMF)
 
 
+@pytest.mark.parametrize("data", [torch.zeros(24, 3), torch.zeros(24, 3).numpy()])
+def test_bare_arrays_are_no_data_set(data):
+    """A tensor has a length and rows, and a loader would batch them without a tuple."""
+    with pytest.raises(TypeError, match=r"shape \(24, 3\).*TensorDataset"):
+        make(small_net(), data, scheme=ONE)
+
+
 def test_unknown_pair_of_scheme_and_strategy_lists_what_is_supported():
     scheme = Poisson(probability=0.2, dataset_size=24, steps=9, max_batch_size=9)
     refused("accountant='gaussian' covers", scheme=scheme, strategy=BandMF(bands=4))

@@ -92,8 +92,14 @@ class PoissonPLD(DeterministicAccountant):
         return varying_noise(mechanism)
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve; a diagonal C only scales the sensitivity."""
+        """The curve; a diagonal C only scales the sensitivity.
+
+        Raises:
+            ValueError: if the mechanism is refused: of cut batches, say, it is no bound.
+        """
         scheme = mechanism.scheme
+        if (reason := self.refusal(mechanism)) is not None:
+            raise ValueError(f"{self.name}: {reason}")
         assert tosses_coins(scheme)
         found = poisson_curve(
             self.adjacency,

@@ -175,6 +175,14 @@ def test_refuses_other_pairs_by_reason():
     assert "Poisson" in (PoissonPLD().refusal(refused) or "")
 
 
+def test_a_curve_of_cut_batches_is_refused_by_itself_too():
+    """Nothing but the accountant stands between the theorem and a scheme that it is not about."""
+    scheme = Poisson(probability=0.1, dataset_size=100, steps=10, max_batch_size=12)
+    cut = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
+    with pytest.raises(ValueError, match=r"poisson-pld: .*max_batch_size"):
+        PoissonPLD().curve(cut)
+
+
 def test_refuses_noise_that_varies_from_step_to_step():
     # Its own composition would be tighter; calling the largest column's "exact" would be wrong.
     poisson = Poisson(probability=0.1, dataset_size=100, steps=2)
