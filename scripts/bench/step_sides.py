@@ -31,6 +31,7 @@ from scripts.bench.step_models import (
 ORDINARY = "ordinary"
 MAX_STEPS = 100_000
 BANDS = 16
+SETTLED = 17  # steps after which no run looks at what its loss divides by any more
 SIDES: dict[str, tuple[str, str]] = {
     ORDINARY: ("plain", ""),
     "opacus-hooks": ("opacus", "hooks"),
@@ -201,7 +202,7 @@ def _sgd(module: nn.Module) -> torch.optim.Optimizer:
 
 
 def open_side(name: str, model: str, device: str) -> Side:
-    """The side, after one step that shows that it works.
+    """The side, after one step that shows that it works, and in bookkeeping ``SETTLED``.
 
     Raises:
         ValueError: if there is no such side or model.
@@ -213,8 +214,9 @@ def open_side(name: str, model: str, device: str) -> Side:
         raise ValueError(f"model {model!r}: choose from {', '.join(CASES)}")
     side = Side(name, CASES[model], device)
     side.wrap()
-    side.prepare()
-    side.step()
+    for _ in range(SETTLED if SIDES[name][1] == "bookkeeping" else 1):
+        side.prepare()
+        side.step()
     return side
 
 

@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.bench import step_load, step_measure, step_memory, step_models, step_plot, step_time
+from scripts.bench import (
+    step_load,
+    step_measure,
+    step_memory,
+    step_models,
+    step_plot,
+    step_sides,
+    step_time,
+)
 from scripts.bench.step_sides import DEFAULT_SIDES, ORDINARY, open_side
 
 SMALL = ["ordinary", "opacus-hooks", "opacus-ghost", "hooks", "bookkeeping"]
@@ -26,6 +34,7 @@ def small_mlp(monkeypatch):
         inputs=lambda rows, generator: {"x": torch.randn(rows, 6, generator=generator)},
     )
     monkeypatch.setitem(step_models.CASES, "mlp", case)
+    monkeypatch.setattr(step_sides, "SETTLED", 1)
 
 
 def test_every_side_measures_the_same_training(small_mlp):
