@@ -20,7 +20,7 @@ from dptrain.clipping.probe.witness import Witness
 _SMALL = 2**16  # numbers of a parameter that is moved by a rounding error
 _MEASURED = 32  # rounding errors that were measured may be so many times as large elsewhere
 _UNITS = 256  # of the examples' lengths: what sums in other orders may be off by
-_HALF = (8, 8)  # the same where numbers are rounded to half precision
+_HALF_FACTORS = (8, 8)  # the same where numbers are rounded to half precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Sums(Witness):
         factors: shape (rows,).
 
     Attributes:
+        half: a half precision that some of them were computed in.
         sums: Σ_i f_i g_i by the parameters.
         lengths: Σ_i f_i ‖g_i‖ by the parameters, over all uses.
     """
@@ -53,11 +54,14 @@ class Sums(Witness):
     def __init__(self, rows: int, factors: torch.Tensor) -> None:
         super().__init__(rows)
         self._factors = factors
+        self.half: torch.dtype | None = None
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
         self.lengths: dict[nn.Parameter, float] = {}
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Uses are made of every call."""
+        """Uses are made of every call; how precise it is is noted."""
+        kinds = {x.dtype for x in (gradient, *inputs) if isinstance(x, torch.Tensor)}
+        self.half = self.half or next((kind for kind in kinds if kind in HALF), None)
         return False
 
     def record(
@@ -94,6 +98,7 @@ class Confirmation:
         floats: Callable[[Any], Iterator[torch.Tensor]],
     ) -> None:
         self.module, self.witnessed, self.floats = module, witnessed, floats
+        self._half: torch.dtype | None = None  # that it computes in
         self._by_rows = True  # whether every output has a row for each
 
     def disagreement(self, rows: Rows, start: Callable[[], None]) -> Disagreement | None:
@@ -109,13 +114,14 @@ class Confirmation:
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         with _exact_products():
             wanted = self._by_autograd(rows, start, parameters)
-            again = self._by_autograd(rows, start, parameters, moved=True)
-            noise = {n: _length(wanted[n], again[n]) for n in parameters}
-            again.clear()
             found = Sums(rows.rows, self._factors(rows.rows))
             start()
             with self._as_it_was(), self.witnessed(found):
                 self._backward(rows)  # every example once: the factors are those of the sums
+            self._half = found.half
+            again = self._by_autograd(rows, start, parameters, moved=True)
+            noise = {n: _length(wanted[n], again[n]) for n in parameters}
+            again.clear()
         off: dict[str, tuple[float, float, bool]] = {}
         whole = sum(_length(a) ** 2 for a in wanted.values()) ** 0.5
         for n, p in parameters.items():
@@ -187,17 +193,17 @@ class Confirmation:
         return 1.0 + torch.arange(rows) % 2
 
     def _limit(self, p: torch.Tensor, noise: float, length: float, whole: float) -> float:
-        half = p.dtype in HALF or torch.is_autocast_enabled(p.device.type)
-        measured, units = _HALF if half else (_MEASURED, _UNITS)
+        half = p.dtype in HALF or self._half is not None
+        measured, units = _HALF_FACTORS if half else (_MEASURED, _UNITS)
         return measured * noise + self._unit(p) * (units * length + whole)
 
     def _unit(self, tensor: torch.Tensor) -> float:
-        """One unit in the last place of a number near one, as it is computed with."""
-        device = tensor.device.type
-        kind = tensor.dtype
-        if torch.is_autocast_enabled(device) and kind == torch.float32:
-            kind = torch.get_autocast_dtype(device)
-        return float(torch.finfo(kind).eps)
+        """One unit in the last place of a number near one, as it is computed with.
+
+        That a module of float64 numbers rounds nothing to float32 on the way cannot be seen.
+        """
+        kind = self._half or tensor.dtype
+        return float(torch.finfo(torch.float32 if kind == torch.float64 else kind).eps)
 
 
 def _length(a: torch.Tensor | None, b: torch.Tensor | None = None) -> float:

@@ -186,6 +186,27 @@ def test_rounding_errors_alone_are_no_disagreement():
         private.detach()
 
 
+class Inside(nn.Module):
+    """Rounds to half precision, or to float32, within its own forward."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.net, self.how = model(), how
+
+    def forward(self, x):
+        if self.how == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.net(x).to(x.dtype)
+        return self.net(x).float().sin().to(x.dtype)
+
+
+@pytest.mark.parametrize(("how", "dtype"), [("autocast", "float32"), ("float32", "float64")])
+def test_what_a_module_rounds_inside(how, dtype):
+    register_layer(Scale, right)
+    a = case(Inside(how), torch.randn(ROWS, 5, 4), dtype=getattr(torch, dtype))
+    backward(run_of(a))
+
+
 def test_a_small_gradient_is_compared_too():
     """Behind a factor of 1e-6, as of layer scale, a wrong rule shows in float32 all the same."""
 
