@@ -9,6 +9,7 @@ from torch import nn
 from dptrain.testing import check_layer_rule, check_norms_of_releases
 from tests.clipping.bookkeeping.test_norms_of_releases import CASES
 from tests.cuda.imagined import PLACE, Elsewhere, Imagined, moved, on_the_imagined_device
+from tests.cuda.test_rules import ROWS_FIRST
 
 
 def case(name):
@@ -22,13 +23,14 @@ def there(given):
     return [Elsewhere(v) if isinstance(v, torch.Tensor) else v for v in given]
 
 
-# torch's fused recurrences look at the kind of device, and know this one as none of theirs.
-NAMES = [name for name, (build, _) in CASES.items() if not isinstance(build(), nn.RNNBase)]
-
-
 @pytest.mark.sample(every=31)
-@pytest.mark.parametrize("check", [check_layer_rule, check_norms_of_releases])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        *((name, check_layer_rule) for name in ROWS_FIRST),
+        *((name, check_norms_of_releases) for name in CASES),
+    ],
+)
 def test_a_rule_stays_on_its_device(name, check, monkeypatch):
     layer, given = case(name)
     layer, given = moved(layer), there(given)

@@ -28,7 +28,11 @@ def layer_on(name, device):
     return layer.to(device), moved(inputs, device)
 
 
-@pytest.mark.parametrize("name", CASES)
+# Of GRUs and RNNs the second output has its rows in the second dimension.
+ROWS_FIRST = [n for n, (build, _) in CASES.items() if not isinstance(build(), nn.GRU | nn.RNN)]
+
+
+@pytest.mark.parametrize("name", ROWS_FIRST)
 def test_a_rule_is_the_loop_over_the_examples(name, device):
     """In float64, as on the CPU."""
     layer, inputs = layer_on(name, device)
