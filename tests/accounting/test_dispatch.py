@@ -90,6 +90,7 @@ def test_no_noise(scheme):
     np.testing.assert_array_equal(profile(silent).delta, 1.0)
 
 
+@pytest.mark.slow
 def test_default_profile_covers_the_interesting_range():
     found = profile(mechanism(BINS, BSR(bands=2), 2.0))
     assert isinstance(found, Profile)

@@ -56,6 +56,7 @@ def quiet_run(mode, micro, interrupted=False):
     return dense @ noise
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("micro", [None, 2])
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_c_times_noise_is_white(mode, micro, interrupted):

@@ -88,6 +88,7 @@ def test_the_release_is_that_of_the_active_examples_alone(mode):
         torch.testing.assert_close(found, dropped[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("micro", [None, 1])
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_full_consumption_scales_the_last_gradient_down(mode, micro):

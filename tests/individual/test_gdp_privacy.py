@@ -181,6 +181,7 @@ def mixture(name, kind=GDPRecord, full_consumption=False, steps=2, count=320):
     return np.array(excess), most
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("steps", "count", "error"), [(2, 320, 1e-4), (3, 72, 2e-3)])
 @pytest.mark.parametrize("full_consumption", [False, True])
 @pytest.mark.parametrize("name", HIDDEN)

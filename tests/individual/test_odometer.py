@@ -97,6 +97,7 @@ def test_one_round_is_a_filter():
     np.testing.assert_array_equal(one.spent, other.spent)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 @pytest.mark.parametrize("micro", [None, 1])
 def test_a_run_is_algorithm_1_with_a_growing_budget(mode, micro):

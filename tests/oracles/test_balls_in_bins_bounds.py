@@ -87,6 +87,7 @@ def test_two_bins_against_quadrature(c: tuple[float, ...], sigma: float) -> None
             assert truth(epsilon, remove=remove) <= delta * (1 + 1e-7)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("c", "bins", "epochs"),
     [((0.4, 1.1, 0.5), 4, 2), ((1.0, 0.5, 0.4, 0.3), 4, 2), ((1.0, 0.5, 0.4, 0.3), 8, 1)],

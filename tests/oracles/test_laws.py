@@ -54,11 +54,13 @@ def compare(taken: npt.NDArray[np.bool_], law: oracle.Law) -> None:
     assert total == size, "a pattern of probability zero was drawn"
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("scheme", "law"), CASES, ids=IDS)
 def test_participation_vectors(scheme: Scheme, law: oracle.Law) -> None:
     compare(scheme.sample_participation(np.random.default_rng(20_261_120), SIZE), law)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("scheme", "law"), CASES, ids=IDS)
 def test_batches_of_a_run(scheme: Scheme, law: oracle.Law) -> None:
     """The rows of one stream are independent examples."""

@@ -141,6 +141,7 @@ LONGER: dict[str, Callable[[int], Scheme]] = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", LONGER)
 @pytest.mark.parametrize("bands", [1, 2])
 def test_more_steps_are_less_private(kind: str, bands: int) -> None:

@@ -29,6 +29,7 @@ def worst(p: float, sigma: float, steps: int, epsilon: float) -> float:
     )
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize(("p", "sigma"), CASES)
 @pytest.mark.parametrize("delta", [1e-2, pytest.param(1e-5, marks=pytest.mark.slow), 1e-12])

@@ -73,6 +73,7 @@ class TestBallsInBins(AccountantContract):
 
 
 # The published brackets of Feldman & Shenfeld at δ = 1e-5, and the cell of the bound from below.
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("sigma", "bracket", "spacing"),
     [(1.0, (0.6176, 0.6239), 0.01), (2.0, (0.1712, 0.1750), 0.005), (0.6, (3.4303, 3.4320), 0.02)],
@@ -85,6 +86,7 @@ def test_is_within_the_published_brackets_and_within_our_own(sigma, bracket, spa
         assert lower <= upper <= lower * (1 + 1.5e-3)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     "groups", [[(0.7, 3)], [(1.3, 7)], [(0.5, 2), (1.0, 3)], [(0.1, 4), (1.5, 1)], [(0.2, 33)]]
 )
@@ -368,6 +370,7 @@ def deltas_under_q(ratio, epsilon):
     return found
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("steps", "picks", "epochs", "sigma"),
     [

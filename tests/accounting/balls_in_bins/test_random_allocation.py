@@ -47,6 +47,7 @@ class TestRandomAllocation(AccountantContract):
         return made(bins=20, epochs=3, sigma=1.5, participations=2)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("bins", "sigma"), [(2, 0.7), (10, 1.0), (100, 2.0), (30, 0.4)])
 def test_one_epoch_is_balls_in_bins(bins, sigma):
     here = made(bins=bins, epochs=1, sigma=sigma)

@@ -143,6 +143,7 @@ def test_participations_have_the_law_of_the_sampler(b: int, n: int, p: float, wa
         assert abs(deviation) <= 6 * math.sqrt(size * probability * (1 - probability)) + 3
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", ["bump", "four"])
 @pytest.mark.parametrize("sigmas", [[1.2], [2.0, 1.2]])

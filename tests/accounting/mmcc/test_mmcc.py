@@ -206,6 +206,7 @@ def test_every_part_of_a_cycle_is_covered(seed):
             assert found.mean - 6 * found.error <= 1e-2
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("strategy", "steps"), [(BSR(bands=4), 40), (SquareRoot(), 30)])
 @pytest.mark.parametrize("cycle", [None, 2, 3])
 def test_toeplitz_shortcuts_cost_little(strategy, steps, cycle):

@@ -185,6 +185,7 @@ def test_between_the_brackets_of_dp_accounting(q, steps, sigma) -> None:
     assert (found <= deltas[1] * (1 + 1e-3) + 1e-13).all()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("remove", [True, False])
 def test_many_rare_participations_are_resolved(remove: bool) -> None:
     # Single losses reach 14 with a chance of 1e-41, the bulk of the total has a deviation of .04:
@@ -269,6 +270,7 @@ def test_epsilon_is_where_the_curve_meets_delta(q, steps, sigma, remove) -> None
             assert float(composed.delta(epsilon * (1 - 1e-6))) >= delta * (1 - 1e-3)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("largest", [None, 110])
 def test_far_below_the_cut_tails_the_bound_without_sampling_holds(adjacency, largest) -> None:

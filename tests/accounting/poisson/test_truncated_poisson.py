@@ -163,6 +163,7 @@ def test_branches_survive_underflow():
 CASES = [(30, 0.2, 8, 1.0), (30, 0.2, 8, 3.0), (20, 0.5, 5, 0.5), (200, 0.01, 4, 0.8)]
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize(("size", "p", "largest", "sigma"), CASES)
 @pytest.mark.parametrize("remove", [True, False])
@@ -355,6 +356,7 @@ def test_losses_are_inverted(q, sigma, shifts):
     np.testing.assert_allclose(law.loss(x), losses, rtol=1e-12, atol=1e-14 * (1 + top))
 
 
+@pytest.mark.sample(every=7)
 @pytest.mark.parametrize("sigma", [1e-3, 0.05, 21.4, 21.47736842105263, 21.89, 1e3, 1e5, 1e9])
 @pytest.mark.parametrize("q", [1e-9, 0.006092959353453884, 0.01, 0.7, 1.0])
 @pytest.mark.parametrize("shifts", [(2.0, 1.0), (2.0, 0.0), (1.0, -1.0), (1.0, 0.0)])

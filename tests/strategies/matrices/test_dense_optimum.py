@@ -50,6 +50,7 @@ def generic_optimum(factor, free):
     return loss(best)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 1), (4, 2), (4, 4), (5, 1), (6, 3), (6, 2)])
 @pytest.mark.parametrize("workload", [PREFIX_SUMS, MomentumSGD(momentum=0.6)])
 def test_against_a_generic_optimizer(n, epochs, workload):
@@ -176,6 +177,7 @@ def test_many_steps():
     assert found.gap <= 1e-5
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("n", "epochs"), [(2, 1), (4, 2), (4, 4), (6, 3), (6, 2)])
 def test_free_norms_against_a_generic_optimizer(n, epochs):
     """X with its free entries and the shares of each block's norms as unknowns."""
