@@ -32,7 +32,7 @@ class TwoHeads(nn.Module):
 step = {"now": 0}
 
 
-def train(model, caplog, *, steps=2, mode=None, most=None, probe="shapes"):
+def train(model, caplog, *, steps=2, mode=None, most=None):
     """The warnings of this kind in each step, and the run."""
     private = wire(
         module=model,
@@ -42,7 +42,7 @@ def train(model, caplog, *, steps=2, mode=None, most=None, probe="shapes"):
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         seed=1,
-        gradients=Gradients(mode=mode, probe=probe),
+        gradients=Gradients(mode=mode),
         loading=Loading(max_physical_batch_size=most),
     )
     said: list[list[str]] = [[]]
@@ -84,7 +84,7 @@ def test_nothing_is_said_where_all_is_reached_or_frozen(caplog):
 def test_layers_that_take_part_in_some_steps_only(caplog):
     """It is said once, with the remark that there may be nothing wrong."""
     caplog.set_level(logging.WARNING)
-    (said,), *later = train(TwoHeads(other_from=1), caplog, steps=3, probe="off")
+    (said,), *later = train(TwoHeads(other_from=1), caplog, steps=3)
     assert "layer drop" in said
     assert later == [[], []]
 

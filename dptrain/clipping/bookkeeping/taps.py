@@ -137,23 +137,32 @@ class Taps(Generic[B]):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's forward is about to be called: probe it, if need be."""
         assert self.probe is not None
-        # The arguments are what hooks, and what accelerate put over the forward, have made of them:
-        # neither is to run twice, one within the other.
-        attributes = vars(self.module)
-        before = {name: attributes[name] for name in ("_forward_pre_hooks", "forward")}
-        try:
-            attributes.update(_forward_pre_hooks=OrderedDict(), forward=self._root)
+        with self._innermost():
             self.probe.begin(args, kwargs)
             self._called = True
-        finally:
-            attributes.update(before)
 
     @torch.compiler.disable
     def end(self, output: Any) -> None:
         """The call has come to its end."""
         assert self.probe is not None
         self._called = False
-        self.probe.end(output)
+        with self._innermost():
+            self.probe.end(output)
+
+    @contextlib.contextmanager
+    def _innermost(self) -> Iterator[None]:
+        """Without what is around the module's forward.
+
+        The arguments are what hooks, and what accelerate put over the forward, have made of them:
+        neither is to run twice, one within the other.
+        """
+        attributes = vars(self.module)
+        before = {name: attributes[name] for name in ("_forward_pre_hooks", "forward")}
+        try:
+            attributes.update(_forward_pre_hooks=OrderedDict(), forward=self._root)
+            yield
+        finally:
+            attributes.update(before)
 
     @contextlib.contextmanager
     def reporting_to(self, book: Book) -> Iterator[None]:

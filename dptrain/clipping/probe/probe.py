@@ -29,7 +29,12 @@ from dptrain.clipping.probe.inputs import (
 from dptrain.clipping.probe.restoring import eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
-from dptrain.core import global_state, same_global_state
+from dptrain.core import (
+    global_state,
+    remember_globals,
+    restore_global_state,
+    same_global_state,
+)
 
 PROBES = ("first", "shapes", "off")
 """When the probe looks: at the first batch, at every new shape of inputs, or never."""
@@ -154,6 +159,11 @@ class RowProbe:
         self._known: set[Any] = set()
         self._shown: set[nn.Module] = set()  # layers that a probe's gradient reached
         self._busy = False
+        self._probed = False  # for the call that is being made
+        self._call: tuple[Any, ...] | None = None
+        self._unseen: set[nn.Module] = set()  # layers called in it that no probe has reached
+        self._in_vain: set[nn.Module] = set()  # those that a further probe did not reach either
+        self._answers: dict[str, str | None] = {}  # what became of their doubts
         self._inside = False
         self._signature = LossSignature()
         self.outside = False
@@ -169,8 +179,10 @@ class RowProbe:
         if self._busy or self.when == "off":
             return
         self._inside = False
-        self._any = False
+        self._any = self._probed = False
+        self._unseen.clear()
         self._why = self._look(args, kwargs)
+        self._call = args, kwargs, remember_globals()
         self._inside = True
 
     def end(self, output: Any = None) -> None:
@@ -178,9 +190,35 @@ class RowProbe:
         if self._busy or self.when == "off":
             return
         self._inside = False
+        call, self._call = self._call, None
+        if call is not None and output is not None and not self._probed:
+            self._look_again(*call)
         batch = self.at_hand()
         if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
             self._signature.look_at(_tensors(output), batch.rows)
+
+    def _look_again(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Callable[[], dict[str, Any]]
+    ) -> None:
+        """Probe once more where layers were called that no probe has seen, as layer drop has it.
+
+        From the same state of the random generators, the same layers are called.
+        """
+        fresh = self._unseen - self._in_vain
+        if not fresh:
+            return
+        now = replay()
+        try:
+            restore_global_state(state())
+            why = self._look(args, kwargs, again=True)
+        finally:
+            now()
+        self._in_vain |= fresh - self._shown
+        for layer in fresh & self._shown:
+            self._answers[self._unseen_text(layer)] = why
+
+    def _unseen_text(self, layer: nn.Module) -> str:
+        return _UNSEEN.format(layer=self._names.get(layer))
 
     def doubt(self, layer: nn.Module) -> str | None:
         """What ``resolve`` is to be given when a gradient of this call of a layer comes."""
@@ -191,7 +229,8 @@ class RowProbe:
         # In a backward pass: a layer within a checkpoint is called again.
         if self._why is not None or self._any or layer in self._shown:
             return self._why
-        return _UNSEEN.format(layer=self._names.get(layer))
+        self._unseen.add(layer)
+        return self._unseen_text(layer)
 
     def resolve(self, doubt: str | None) -> None:
         """A gradient of a call came, with the doubt that there was when it was made.
@@ -202,12 +241,15 @@ class RowProbe:
         Raises:
             RuntimeError: for another doubt.
         """
+        doubt = self._answers.get(doubt, doubt) if doubt is not None else None
         if doubt == _OUTSIDE:
             self.outside = True
         elif doubt is not None:
             raise RuntimeError(doubt)
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def _look(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False
+    ) -> str | None:
         """Why these examples are not kept apart, or ``None``; looks only as often as was asked."""
         batch = self.at_hand()
         if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
@@ -222,8 +264,9 @@ class RowProbe:
             # Whether they are training, and switches of the user's own.
             tuple([v for m in self._layers for v in vars(m).values() if v is True or v is False]),
         )
-        if key in self._known or (key, batch.rows) in self._known:
+        if not again and (key in self._known or (key, batch.rows) in self._known):
             return None
+        self._probed = True
         self._signature = LossSignature()  # other shapes may have another loss
         whole = Rows.of(arguments, kwargs, batch.rows)
         if not whole.following:
