@@ -28,6 +28,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("dimensions", KINDS)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(dimensions, name):
