@@ -78,7 +78,9 @@ class StepLedger:
     Resuming from a checkpoint that is older than the last released step runs steps again. With
     the same noise and a bit-identical gradient nothing new is learned; with the same noise and
     anything else the difference of the two releases cancels the noise. So a repeated step must
-    come out bit for bit, and is refused before the model is updated otherwise.
+    come out bit for bit, and is refused before the model is updated otherwise
+    (docs/theory/run.md#thm-repeat, #thm-ledger;
+    ``test_ledger_allows_an_equal_repeat_and_refuses_a_different_one``).
 
     The file is only ever added to, one line a step, which is on the disk before the step is
     released. What a crash left of a line that it cut off was not released.

@@ -26,6 +26,9 @@ PUBLIC_NOTE = (
 class StateWatch:
     """Refuses a step in which anything of the module changed before the step was released.
 
+    (docs/theory/run.md#thm-released-state;
+    ``test_what_a_forward_pass_leaves_is_refused_and_named``.)
+
     A running mean, a cache, a counter that a forward pass leaves behind goes into ``model.pt``
     without noise, and into the gradients that other examples have in later steps. From the moment
     the private loader hands out a batch until ``optimizer.step()`` has its gradients, all state of
