@@ -165,10 +165,19 @@ class LayerTap(StandIn):
         tensors = [(k, a) for k, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim()]
         if rows is None or not tensors:
             return False
-        factors = [
-            0 if isinstance(a, Tracked) else self._plan.factor(("input", k), a.shape, rows)
-            for k, a in tensors
-        ]
+        factors: list[int | None] = []
+        for k, a in tensors:
+            place = ("input", k, a.dim())
+            factors.append(0 if isinstance(a, Tracked) else self._plan.factor(place, a.shape, rows))
+            # What was computed with parameters, and is not tracked, is the examples'.
+            if not a.requires_grad and self._plan.ambiguous(place, a.shape, rows):
+                raise RuntimeError(
+                    f"layer {self.rule.name or type(self.layer).__name__!r} is called on a tensor "
+                    f"of shape {tuple(a.shape)} in a batch of {rows} rows, and was called on rows "
+                    "of the batch as well as on what all examples share before: this may be "
+                    "either. Give what they share a row for each of them (x.expand(rows, ...)), "
+                    "or have the batch another size"
+                )
         if any(factor != 0 for factor in factors):
             return False
         if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):

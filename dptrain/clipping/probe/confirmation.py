@@ -47,14 +47,17 @@ class Sums(Witness):
 
     Attributes:
         half: a half precision that some of them were computed in.
-        sums: Σ_i f_i g_i by the parameters.
+        sums: Σ_i f_i g_i by the parameters, of examples whose factor is not 0.
         lengths: Σ_i f_i ‖g_i‖ by the parameters, over all uses.
+        replayed: whether a layer was run again for its gradients.
     """
 
     def __init__(self, rows: int, factors: torch.Tensor) -> None:
         super().__init__(rows)
         self._factors = factors
         self.half: torch.dtype | None = None
+        self._counted = factors.nonzero()[:, 0]
+        self.replayed = False
         self.sums: dict[nn.Parameter, torch.Tensor] = {}
         self.lengths: dict[nn.Parameter, float] = {}
 
@@ -64,6 +67,10 @@ class Sums(Witness):
         self.half = self.half or next((kind for kind in kinds if kind in HALF), None)
         return False
 
+    def replays(self, rule: Any) -> None:
+        """Take note."""
+        self.replayed = True
+
     def record(
         self, uses: Mapping[nn.Parameter, Any], since: Any, doubt: str | None = None
     ) -> None:
@@ -71,6 +78,9 @@ class Sums(Witness):
         for p, use in uses.items():
             use = use.compact()
             factors = self._factors.to(p.device, summing_dtype(p))
+            if len(self._counted) < len(factors):  # 0 · NaN is NaN
+                index = self._counted.to(p.device)
+                use, factors = use.select(index), factors[index]
             length = float((use.norms() * factors).sum())
             total = use.weighted_sum(factors).view_as(p)
             self.lengths[p] = self.lengths.get(p, 0.0) + length
@@ -89,6 +99,9 @@ class Confirmation:
         module: the user's.
         witnessed: a context in which the layers report to the given witness.
         floats: the tensors in what the module returns, in an order of its own.
+
+    Attributes:
+        replayed: whether layers were run again for the gradients that were compared.
     """
 
     def __init__(
@@ -100,6 +113,7 @@ class Confirmation:
         self.module, self.witnessed, self.floats = module, witnessed, floats
         self._half: torch.dtype | None = None  # that it computes in
         self._by_rows = True  # whether every output has a row for each
+        self.replayed = False
 
     def disagreement(self, rows: Rows, start: Callable[[], None]) -> Disagreement | None:
         """The parameter that is off by most, beyond rounding.
@@ -112,13 +126,11 @@ class Confirmation:
             Exception: what the module raises.
         """
         parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self.replayed = False
         with _exact_products():
             wanted = self._by_autograd(rows, start, parameters)
-            found = Sums(rows.rows, self._factors(rows.rows))
-            start()
-            with self._as_it_was(), self.witnessed(found):
-                self._backward(rows)  # every example once: the factors are those of the sums
-            self._half = found.half
+            found = self._reported(rows, self._factors(rows.rows), start)
+            self._half, self.replayed = found.half, found.replayed
             again = self._by_autograd(rows, start, parameters, moved=True)
             noise = {n: _length(wanted[n], again[n]) for n in parameters}
             again.clear()
@@ -134,6 +146,38 @@ class Confirmation:
             return None
         name, (_, relative, unseen) = max(off.items(), key=lambda item: item[1][0])
         return Disagreement(name, relative, unseen)
+
+    def moved_others(
+        self, base: Rows, changed: Rows, own: range, start: Callable[[], None]
+    ) -> str | None:
+        """The parameter of which the others' gradients moved when one example was changed.
+
+        What a layer that is run again takes from elsewhere (a number, an attribute) moves its
+        gradients, and maybe nothing that the layers are given.
+
+        Args:
+            base, changed: what to run the module on.
+            own: rows of the example that is changed.
+            start: as in ``disagreement``.
+        """
+        factors = 1.0 + torch.arange(base.rows) % 2
+        factors[own.start : own.stop] = 0
+        with _exact_products():
+            before = self._reported(base, factors, start)
+            after = self._reported(changed, factors, start)
+        worst: tuple[float, str | None] = (1.0, None)
+        for n, p in self.module.named_parameters():
+            off = _length(after.sums.get(p), before.sums.get(p))
+            length = max(before.lengths.get(p, 0.0), after.lengths.get(p, 0.0))
+            worst = max(worst, (off / max(1e-30, self._unit(p) ** 0.5 * length), n), key=_first)
+        return worst[1]
+
+    def _reported(self, rows: Rows, factors: torch.Tensor, start: Callable[[], None]) -> Sums:
+        found = Sums(rows.rows, factors)
+        start()
+        with self._as_it_was(), self.witnessed(found):
+            self._backward(rows)  # every example once: the factors are those of the sums
+        return found
 
     def _by_autograd(
         self,
@@ -204,6 +248,10 @@ class Confirmation:
         """
         kind = self._half or tensor.dtype
         return float(torch.finfo(torch.float32 if kind == torch.float64 else kind).eps)
+
+
+def _first(pair: tuple[float, str | None]) -> float:
+    return pair[0]
 
 
 def _length(a: torch.Tensor | None, b: torch.Tensor | None = None) -> float:

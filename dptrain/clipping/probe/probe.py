@@ -59,6 +59,13 @@ _UNCONFIRMED = (
     "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or use "
     "Gradients(mode='hooks'). " + _SWITCH
 )
+_MIXED = (
+    "parameter {name!r} of layer {layer!r}, a {kind}: the gradient of one example moved when "
+    "another example of the batch was changed, though the layer's inputs and the gradient by its "
+    "output did not: the layer takes something else from the whole batch (a number such as "
+    "x.max().item(), or an attribute or global that is set before the call). Compute it from each "
+    "example alone, as a tensor with a row for each. " + _SWITCH
+)
 _FAILED = (
     "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
     "shows whether the examples stay apart ({error}); let every argument with a row for each "
@@ -94,11 +101,13 @@ class _Run:
         seen: calls of layers, from the last to the first.
         finite: whether all numbers there are.
         reduced: whether the module returned a loss, a single number.
+        rows: that the module was run on.
     """
 
     seen: list[Sighting]
     finite: bool
     reduced: bool
+    rows: Rows
 
 
 class RowProbe:
@@ -167,6 +176,7 @@ class RowProbe:
         self._inside = False
         self._signature = LossSignature()
         self.outside = False
+        self._varied: list[tuple[_Run, range]] = []  # runs with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
 
@@ -336,6 +346,12 @@ class RowProbe:
         check = Confirmation(self.module, self.witnessed, _floats)
         try:
             off = check.disagreement(base, start)
+            # What other layers' gradients are made of was compared itself.
+            varied, self._varied = self._varied, []
+            for run, own in varied if check.replayed else []:
+                moved_too = check.moved_others(base, run.rows, own, start)
+                if moved_too is not None:
+                    return self._say_of(moved_too, _MIXED)
             if off is None:
                 return None
             if not _is_random(base, start, self._forward):
@@ -354,12 +370,13 @@ class RowProbe:
         return None if off is None else self._say(off)
 
     def _say(self, off: Disagreement) -> str:
-        layer, _, own = off.name.rpartition(".")
-        kind = type(self.module.get_submodule(layer)).__name__
         found = f"are off by {off.off:.2g} of their length" if not off.unseen else "are missing"
-        return _UNCONFIRMED.format(
-            name=own, layer=layer or "(the module itself)", kind=kind, found=found
-        )
+        return self._say_of(off.name, _UNCONFIRMED, found=found)
+
+    def _say_of(self, parameter: str, text: str, **more: str) -> str:
+        layer, _, own = parameter.rpartition(".")
+        kind = type(self.module.get_submodule(layer)).__name__
+        return text.format(name=own, layer=layer or "(the module itself)", kind=kind, **more)
 
     def _attempts(self, whole: Rows, batch: AtHand) -> Iterator[tuple[Rows, int, int]]:
         """Which leaves may follow the batch, and two numbers of examples to run.
@@ -402,7 +419,7 @@ class RowProbe:
             loss, reduced = _loss(outputs)
             if loss is not None:
                 loss.backward()
-        return _Run(witness.sightings, witness.finite, reduced)
+        return _Run(witness.sightings, witness.finite, reduced, rows)
 
     def _check_rows(self, seen: Sequence[Sighting], rows: int) -> None:
         """Refuse a call of which the first dimension does not follow the examples."""
@@ -425,6 +442,7 @@ class RowProbe:
         examples = base.rows // views
         early = functools.partial(ends_early, padding=padding_id(self.module), labels=run.reduced)
         shown = run.finite and bool(run.seen)
+        self._varied = []
         for example in sorted({0, examples // 2, examples - 1}):
             own = range(example * views, (example + 1) * views)
             following = (example + 1) % examples
@@ -435,6 +453,7 @@ class RowProbe:
                 shown = False
             else:
                 self._compare(base, run, found, own, start)
+                self._varied.append((found, own))
             found = self._first_that_runs(base, run, own, other, [early], start)
             if found is not None:
                 self._compare(base, run, found, own, start)
@@ -460,7 +479,30 @@ class RowProbe:
                 continue
             if same_calls(run.seen, found.seen):
                 return found
+            self._check_calls(run.seen, found.seen, base.rows)
         return None
+
+    def _check_calls(self, ours: Sequence[Sighting], theirs: Sequence[Sighting], rows: int) -> None:
+        """Refuse other layers, and layers on other numbers of rows, where one example changed."""
+        called = [{s.layer: s for s in seen} for seen in (ours, theirs)]
+        for s in [*called[0].values(), *called[1].values()]:
+            if s.layer not in called[0] or s.layer not in called[1]:
+                raise RuntimeError(
+                    f"whether layer {self._name(s)!r} takes part depends on one example of the "
+                    "batch: it did for some numbers of that example, and not for others, so that "
+                    "the example decides what gradients all the others have. Call the layer for "
+                    "every example, and choose between results row by row (torch.where); "
+                    f"{_SWITCH}"
+                )
+        for s in theirs:
+            if not isinstance(s.layer, RNNLinear) and len(s.gradient) != rows:
+                raise RuntimeError(
+                    f"layer {self._name(s)!r} is called on as many rows as the numbers in the "
+                    f"batch say ({len(s.gradient)}, of {rows} examples, where one of them was "
+                    "changed), so that nothing says which rows are whose: call it on all "
+                    "positions of every example, and mask what does not count afterwards; "
+                    f"{_SWITCH}"
+                )
 
     def _compare(
         self, base: Rows, run: _Run, found: _Run, own: range, start: Callable[[], None]

@@ -64,7 +64,12 @@ class Witness:
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
         """Keep a call of a layer; whether gradients are not to be formed of it."""
-        tensors = tuple(x.detach() for x in inputs if isinstance(x, torch.Tensor))
+        # A single number is what all rows share.
+        tensors = tuple(
+            x.detach() if x.dim() else x.detach()[None]
+            for x in inputs
+            if isinstance(x, torch.Tensor)
+        )
         self.sightings.append(Sighting(layer, tensors, gradient.detach()))
         return True
 

@@ -52,8 +52,16 @@ class Operation:
 
     @property
     def constants(self) -> list[torch.Tensor]:
-        """Tensors that all examples share without being made of parameters, each once."""
+        """What all examples share without being made of parameters, each once.
+
+        Numbers, too: ``x.max().item()``, or the place of a row that the first example decides, may
+        move gradients where it moves no output.
+        """
         found = [self.leaves[k].detach() for k, factor in self.factors.items() if not factor]
+        for leaf in self.leaves:
+            parts = (leaf.start, leaf.stop, leaf.step) if isinstance(leaf, slice) else (leaf,)
+            numbers = [part for part in parts if isinstance(part, int | float)]
+            found += [torch.tensor(number, dtype=torch.float64) for number in numbers]
         for k in self.places:
             found += self.leaves[k].constants
         return list({id(c): c for c in found}.values())

@@ -20,6 +20,7 @@ class RowPlan:
     def __init__(self) -> None:
         self._before: dict[Hashable, frozenset[int]] = {}  # what earlier probes showed
         self._found: dict[Hashable, frozenset[int]] = {}
+        self._shared: dict[Hashable, set[Shape]] = {}  # shapes that stayed
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
 
     @property
@@ -45,6 +46,7 @@ class RowPlan:
         for place, sizes in noted.items():
             if len({rows for rows, _ in sizes}) > 1:
                 self._found[place] = _factors(sizes)
+                self._shared.setdefault(place, set()).update(_stayed(sizes))
 
     def _known(self, place: Hashable) -> frozenset[int]:
         return self._before.get(place, frozenset()) | self._found.get(place, frozenset())
@@ -70,6 +72,24 @@ class RowPlan:
         if 0 in known:
             return NEITHER if by_rows else 0
         return by_rows[0] if by_rows else NEITHER
+
+    def ambiguous(self, place: Hashable, shape: Shape, rows: int) -> bool:
+        """Whether a tensor of this shape may be the examples', or one that all share.
+
+        Both were seen in this place, what they share in this very shape, or in shapes of several
+        lengths, of which this may be another.
+        """
+        known = self._known(place)
+        if self._noted is not None or not any(k > 0 and k * rows == shape[0] for k in known):
+            return False
+        lengths = {s[0] for s in self._shared.get(place, ()) if s[1:] == tuple(shape[1:])}
+        return shape[0] in lengths or len(lengths) > 1
+
+
+def _stayed(shapes: set[tuple[int, Shape]]) -> set[Shape]:
+    """Those that were there for every number of rows."""
+    counts = {rows for rows, _ in shapes}
+    return {s for _, s in shapes if all((rows, s) in shapes for rows in counts)}
 
 
 def _factors(shapes: set[tuple[int, Shape]]) -> frozenset[int]:

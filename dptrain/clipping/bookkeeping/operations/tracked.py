@@ -49,7 +49,8 @@ class Tracked(torch.Tensor):
         session: of the layer that the parameters belong to.
         roots: the parameters that it was made of.
         whole: whether it is the one root itself.
-        constants: other tensors that it was made of, which must be the same for all batches.
+        constants: other tensors and numbers that it was made of, which must be the same for
+            all batches.
         used: whether rows of the batch have met it.
     """
 
