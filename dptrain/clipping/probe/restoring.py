@@ -17,6 +17,7 @@ from dptrain.core import remember_globals, restore_global_state
 
 # What makes a module one: layers, parameters, hooks.
 _STRUCTURE = frozenset(vars(nn.Module())) - {"_buffers"}
+_HOOKS = [name for name, value in vars(nn.Module()).items() if "hooks" in name and value == {}]
 _CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.deque)
 _COPIED = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
 
@@ -33,19 +34,21 @@ def untouched(module: nn.Module) -> Iterator[None]:
 
     Buffers and plain attributes: tensors, arrays, generators, and lists, dictionaries, sets and
     queues of them. The originals are put back as the very objects that they were, so that not even
-    their versions tell; so is what parameters carry, ``p.grad`` among it. Objects of other kinds,
-    and values that are written into parameters, are not copied.
+    their versions tell; so is what parameters carry, ``p.grad`` among it, and hooks. Objects of
+    other kinds, and values that are written into parameters, are not copied.
 
     Args:
         module: the one to be run; its parameters are used as they are.
     """
     seen: dict[int, Any] = {}
     kept = []
+    hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
     parameters = list(module.parameters())
     carried = [(p, p.grad, dict(vars(p))) for p in parameters]
     for layer in module.modules():
         own = vars(layer)
         kept.append((own, dict(own)))
+        hooks += [(own[name], dict(own[name])) for name in _HOOKS]
     try:
         for own, before in kept:
             own.update({n: _copied(v, seen) for n, v in before.items() if n not in _STRUCTURE})
@@ -56,6 +59,10 @@ def untouched(module: nn.Module) -> Iterator[None]:
         for own, before in kept:
             own.clear()
             own.update(before)
+        for held, those in hooks:  # in place: handles know the very object
+            if held != those:
+                held.clear()
+                held.update(those)
         for p, gradient, own in carried:
             vars(p).clear()
             vars(p).update(own)

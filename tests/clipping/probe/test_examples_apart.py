@@ -511,6 +511,31 @@ def test_the_guarantee_says_that_parts_were_called_by_themselves(mode):
         assert any("without its own forward" in note for note in notes) == bool(step)
 
 
+class Records(nn.Module):
+    """Hooks its layer when it first runs, as transformers does to read hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.hooked, self.seen = nn.Linear(2, 2), False, None
+
+    def forward(self, x):
+        if not self.hooked:
+            self.layer.register_forward_hook(lambda *call: self.seen.append(call[-1]))
+            self.hooked = True
+        self.seen = []
+        self.layer(x)
+        return torch.cat(self.seen, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_module_that_hooks_its_layers_when_it_runs_returns_what_it_did(mode):
+    module, x = Records(), torch.randn(3, 2)
+    wanted = copy.deepcopy(module)(x)
+    private = run_of(module, [x], torch.zeros(3), mode)
+    rows, _ = next(iter(private.loader))
+    torch.testing.assert_close(private.module(rows), wanted)
+
+
 def test_nothing_shows_in_the_module_that_was_run_untouched():
     class Leaves(nn.Module):
         def __init__(self):
