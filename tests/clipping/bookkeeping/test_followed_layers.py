@@ -79,6 +79,10 @@ FOLLOWED = {
     "class token": bare(lambda m, x: torch.cat([m.a.expand(len(x), -1, -1), x], 1) + m.b,
                         (1, 2, WIDTH), (1, 6, WIDTH)),
     "repeated": bare(lambda m, x: x + m.a.repeat(len(x), 1).view_as(x), (4, WIDTH)),
+    "repeated and folded into rows": bare(
+        lambda m, x: x + m.a[None].repeat(len(x), 1, 1).view(-1, 2, WIDTH).view_as(x), (4, WIDTH)),
+    "in another precision": bare(
+        lambda m, x: (x.double() * (1 + m.a.double()) * m.b).to(x.dtype), (WIDTH,), (WIDTH,)),
     "queries": bare(
         lambda m, x: F.scaled_dot_product_attention(m.a.expand(len(x), -1, -1), x, x, m.b),
         (1, 3, WIDTH), (1, 3, 4)),

@@ -116,7 +116,9 @@ class LayerSession:
                 found[k] = tracked
             elif factor > 0 and op.func in SAME_ROWS and op.repeats_one_row(value):
                 first = track(value[:1], self, roots, constants=constants)
-                found[k] = self.each_row(first, factor, value.dim())
+                copies = self.each_row(first, factor, value.dim())
+                # What torch has written out may be viewed in ways that one row cannot.
+                found[k] = copies.contiguous() if value.is_contiguous() else copies
             elif factor > 1 and op.tiles(value, factor):
                 first = track(value[:factor][None], self, roots, constants=constants)
                 found[k] = self.each_row(first, 1, value.dim() + 1).flatten(0, 1)
