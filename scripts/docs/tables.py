@@ -535,6 +535,46 @@ def _individual_step(tree: Mapping[str, Any]) -> Table:
     return Table(head, rows)
 
 
+_MODEL_GROUPS = {
+    "encoders": "encoders",
+    "decoders": "decoders",
+    "both": "encoder–decoders",
+    "state_space": "state space",
+    "experts": "mixtures of experts",
+    "vision": "vision",
+    "audio": "audio",
+    "several": "several kinds of data",
+    "adapters": "adapters",
+    "own": "written by oneself",
+    "timm": "timm",
+    "torchvision": "torchvision",
+}
+
+
+def _model_coverage(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for group in _MODEL_GROUPS.values():
+        works = [each["works"] for each in tree["models"] if each["group"] == group]
+        rows.append([group, str(len(works)), str(sum(works)), str(len(works) - sum(works))])
+    return Table(["group", "models", "work", "refused"], rows)
+
+
+def _models(group: str, tree: Mapping[str, Any]) -> Table:
+    """A model a row: kinds of layers by the way to their gradients, or why it is refused."""
+    models = [each for each in tree["models"] if each["group"] == group]
+    ways = ["rule", "operations", "replayed", "frozen"]
+    ways = ["rule", *(w for w in ways[1:] if any(w in each["modes"] for each in models))]
+    rows = []
+    for each in models:
+        cells = [", ".join(f"`{kind}`" for kind in each["modes"].get(way, ())) for way in ways]
+        if not each["works"]:
+            why = each["refusal"].removeprefix("Gradients(mode='bookkeeping'): ")
+            why = re.split(r"[;.] |: it mixes", why)[0].replace("|", "\\|")
+            cells = [f"**refused**: {why}", *cells[1:]]
+        rows.append([each["name"], *cells])
+    return Table(["model", *ways], rows)
+
+
 _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     function.__name__[1:]: function
     for function in (
@@ -553,11 +593,17 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _accounting,
         _individual,
         _individual_step,
+        _model_coverage,
     )
+}
+_BENCHMARKS |= {
+    f"model_coverage_{name}": functools.partial(_models, group)
+    for name, group in _MODEL_GROUPS.items()
 }
 
 # Tables that take another part of a file.
 _FILES = {"utility_digits_sigma": "utility_digits"}
+_FILES |= {f"model_coverage_{name}": "model_coverage" for name in _MODEL_GROUPS}
 
 
 def _as_it_is(columns: Mapping[str, str], rows: list[dict[str, str]]) -> Table:

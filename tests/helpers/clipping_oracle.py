@@ -109,9 +109,17 @@ class Reference:
 
 
 def reference(
-    module: nn.Module, inputs: tuple[Tensor, ...], targets: Tensor, views: int = 1
+    module: nn.Module,
+    inputs: tuple[Tensor, ...],
+    targets: Tensor,
+    views: int = 1,
+    *,
+    doubles: bool = True,
 ) -> Reference:
-    """The loop over the examples of a batch; the module is left as it is."""
+    """The loop over the examples of a batch; the module is left as it is.
+
+    Without ``doubles``, for a module that does not run in float64, its rounding is not measured.
+    """
     own = copy.deepcopy(module)
     parts, steep = gradients(own, inputs, targets, views)
     trained = [p.requires_grad for p in own.parameters()]
@@ -122,7 +130,7 @@ def reference(
     # of a key's bias) is a sum of numbers as large as the others are.
     least = 1e-14 if targets.dtype == torch.float64 else 1e-7
     rounding = least * (torch.cat(whole, dim=1).norm(dim=1) + steep)
-    if targets.dtype == torch.float32:
+    if targets.dtype == torch.float32 and doubles:
         for p, train in zip(own.parameters(), trained, strict=True):
             p.requires_grad_(train)
         doubles = tuple(x.double() if x.is_floating_point() else x for x in inputs)

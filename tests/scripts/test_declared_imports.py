@@ -27,7 +27,7 @@ USED_OTHERWISE = {
     *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
     *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
 }
-EXTRAS = ("recipes", "vision", "text", "dev", "docs", "peer", "fast")
+EXTRAS = ("recipes", "vision", "text", "dev", "docs", "peer", "fast", "coverage")
 OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
 
 
