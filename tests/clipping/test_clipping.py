@@ -152,18 +152,34 @@ def test_two_backward_passes_are_refused(mode):
         break
 
 
-def test_rows_that_are_not_examples_are_refused(mode):
-    class Folded(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
+class Folded(nn.Module):
+    """Four positions of an example as rows: one after the other, or those of all examples first."""
 
-        def forward(self, x):
+    def __init__(self, *, together):
+        super().__init__()
+        self.layer, self.together = nn.Linear(4, 3), together
+
+    def forward(self, x):
+        x = x[:, 0]
+        if self.together:
             return self.layer(x.reshape(-1, 4)).reshape(len(x), -1, 3).mean(1)
+        return self.layer(x.transpose(0, 1).reshape(-1, 4)).reshape(-1, len(x), 3).mean(0)
 
+
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_that_are_not_examples_are_refused(mode, together):
+    """Of several rows an example, one after the other, bookkeeping takes the sum."""
     data = images()
-    private = make(Folded(), data, mode, scheme=everything_every_step(len(data), 1))
-    with pytest.raises(RuntimeError, match="one row per example"):
+    module = Folded(together=together)
+    expected = reference_sum(copy.deepcopy(module), data, range(len(data)), 0.5)
+    scheme = everything_every_step(len(data), 1)
+    options = {"noise_multiplier": 0.0, "max_grad_norm": 0.5}
+    private = make(module, data, mode, scheme=scheme, **options)
+    if mode == "bookkeeping" and together:
+        train(private)
+        torch.testing.assert_close(released(private, len(data)), expected, rtol=1e-5, atol=2e-6)
+        return
+    with pytest.raises(RuntimeError, match=r"one row per example|Keep one row|in each row"):
         train(private)
 
 

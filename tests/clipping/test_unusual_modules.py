@@ -28,7 +28,7 @@ class TiedByFunction(nn.Module):
         self.embed = nn.Embedding(5, 4)
 
     def forward(self, ids):
-        return nn.functional.linear(20 * self.embed(ids).mean(1), self.embed.weight)
+        return nn.functional.linear(3 * self.embed(ids).mean(1), self.embed.weight)
 
 
 class Unembed(nn.Module):
@@ -80,8 +80,23 @@ class HalfUsedTwice(nn.Module):
         return self.last(30 * self.norm(h))
 
 
+class SharedRow(nn.Module):
+    """Calls one layer on the batch and on a single row that all examples share."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.norm, self.last = nn.LayerNorm(4), nn.Linear(4, 5)
+
+    def forward(self, ids):
+        x = self.embed(ids).mean(1)
+        return self.last(self.norm(x) + self.norm(torch.arange(4.0)[None]))
+
+
 @pytest.mark.parametrize("micro", [None, 1, 4])
-@pytest.mark.parametrize("kind", [UncalledLayer, LayerInEvalMode, HalfUsedTwice])
+@pytest.mark.parametrize(
+    "kind", [UncalledLayer, LayerInEvalMode, HalfUsedTwice, TiedByFunction, SharedRow]
+)
 def test_bookkeeping_is_right_about_unusual_uses_of_a_parameter(kind, micro):
     torch.manual_seed(0)
     data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
@@ -98,15 +113,6 @@ def test_bookkeeping_is_right_about_unusual_uses_of_a_parameter(kind, micro):
     )
     train(private)
     torch.testing.assert_close(released(private, 6), expected, rtol=1e-5, atol=2e-6)
-
-
-def test_bookkeeping_refuses_a_use_outside_the_layer_that_owns_the_parameter():
-    data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
-    scheme = everything_every_step(6, 1)
-    private = make(TiedByFunction(), data, "bookkeeping", scheme=scheme)
-    with pytest.raises(RuntimeError, match=r"'embed\.weight' is used outside the layer"):
-        train(private)
-    assert private.module.embed.weight.grad is None  # and nothing of it is left
 
 
 def test_bookkeeping_refuses_a_penalty_on_weights():
@@ -167,20 +173,10 @@ def test_unusual_modules_are_clipped_to_the_reference(mode, micro):
     torch.testing.assert_close(torch.cat(rest) * 8, expected, rtol=1e-5, atol=2e-6)
 
 
-class SharedRow(nn.Module):
-    """Calls one layer on the batch and on a single row that all examples share."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.last = nn.LayerNorm(4), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.last(self.norm(x) + self.norm(torch.arange(4.0)[None]))
-
-
+@pytest.mark.parametrize("mode", WITHOUT_RULES)
 def test_a_layer_called_on_a_row_that_all_examples_share_is_refused(mode):
     """Row 0 would hold the gradients of all examples, clipped as if it were one."""
-    data = TensorDataset(torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    data = TensorDataset(torch.randint(0, 5, (6, 3)), torch.randint(0, 5, (6,)))
     private = make(SharedRow(), data, mode, scheme=everything_every_step(6, 1))
     with pytest.raises(RuntimeError, match="'norm' has 1 per-example gradients for a batch of"):
         train(private)

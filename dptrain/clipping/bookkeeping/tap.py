@@ -169,8 +169,10 @@ class LayerTap(StandIn):
         for k, a in tensors:
             place = ("input", k, a.dim())
             factors.append(0 if isinstance(a, Tracked) else self._plan.factor(place, a.shape, rows))
-            # What was computed with parameters, and is not tracked, is the examples'.
-            if not a.requires_grad and self._plan.ambiguous(place, a.shape, rows):
+            # What was computed with parameters, and is not tracked, is the examples'. Of a single
+            # row both would be that one's.
+            unclear = rows > 1 and self._plan.ambiguous(place, a.shape, rows)
+            if unclear and not a.requires_grad:
                 raise RuntimeError(
                     f"layer {self.rule.name or type(self.layer).__name__!r} is called on a tensor "
                     f"of shape {tuple(a.shape)} in a batch of {rows} rows, and was called on rows "
