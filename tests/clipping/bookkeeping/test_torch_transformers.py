@@ -100,7 +100,7 @@ def test_the_encoder(norm_first, mask):
 @pytest.mark.parametrize(
     "options",
     [{"activation": "gelu"}, {"bias": False}, {"activation": torch.tanh}, {"nested": False}],
-    ids=str,
+    ids=["gelu", "no bias", "a function", "not nested"],
 )
 def test_options_of_the_encoder(options):
     checked(Encoder, **options)
