@@ -100,6 +100,9 @@ class LayerTap(StandIn):
             except Unhandled as error:
                 if error.layer is not self.layer:
                     raise
+            if rule.plan.tentative:
+                with Detached(self._holders):
+                    return forward(*args, **kwargs)
             self.run_again()
             rule = self.rule
         if isinstance(rule, GenericRule):

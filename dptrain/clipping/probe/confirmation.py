@@ -97,6 +97,7 @@ class Confirmation:
 
     Args:
         module: the user's.
+        trained: its parameters that the run trains, by name.
         witnessed: a context in which the layers report to the given witness.
         floats: the tensors in what the module returns, in an order of its own.
 
@@ -107,10 +108,12 @@ class Confirmation:
     def __init__(
         self,
         module: nn.Module,
+        trained: Mapping[str, nn.Parameter],
         witnessed: Callable[[Witness], contextlib.AbstractContextManager[Any]],
         floats: Callable[[Any], Iterator[torch.Tensor]],
     ) -> None:
         self.module, self.witnessed, self.floats = module, witnessed, floats
+        self._trained = trained
         self._half: torch.dtype | None = None  # that it computes in
         self._by_rows = True  # whether every output has a row for each
         self.replayed = False
@@ -125,7 +128,7 @@ class Confirmation:
         Raises:
             Exception: what the module raises.
         """
-        parameters = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        parameters = {n: p for n, p in self._trained.items() if p.requires_grad}
         self.replayed = False
         with _exact_products():
             wanted = self._by_autograd(rows, start, parameters)

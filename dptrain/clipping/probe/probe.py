@@ -164,6 +164,7 @@ class RowProbe:
         self.follow = follow
         self.when, self.confirms = when, confirms
         self._layers = list(module.modules())
+        self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._names = {layer: name for name, layer in module.named_modules()}
         self._known: set[Any] = set()
         self._shown: set[nn.Module] = set()  # layers that a probe's gradient reached
@@ -343,7 +344,7 @@ class RowProbe:
         """Which parameter's gradients are not those of autograd, and what may be done about it."""
         if not self.confirms:
             return None
-        check = Confirmation(self.module, self.witnessed, _floats)
+        check = Confirmation(self.module, self._trained, self.witnessed, _floats)
         try:
             off = check.disagreement(base, start)
             # What other layers' gradients are made of was compared itself.

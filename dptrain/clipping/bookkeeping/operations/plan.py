@@ -15,6 +15,9 @@ class RowPlan:
     (positions, windows, heads) which has as many entries by chance. So its size is noted for two
     numbers of rows (``watch``, ``settle``): what follows them is by examples, k rows each, and what
     stays is shared. Without such passes only the size at hand tells.
+
+    Attributes:
+        tentative: whether these are the first such passes, which can only guess.
     """
 
     def __init__(self) -> None:
@@ -22,6 +25,7 @@ class RowPlan:
         self._found: dict[Hashable, frozenset[int]] = {}
         self._shared: dict[Hashable, set[Shape]] = {}  # shapes that stayed
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
+        self.tentative = False
 
     @property
     def watching(self) -> bool:
@@ -38,11 +42,13 @@ class RowPlan:
         if anew:
             self._before = {place: self._known(place) for place in {*self._before, *self._found}}
             self._found = {}
+        self.tentative = anew
         self._noted = {}
 
     def settle(self) -> None:
         """Tell what follows the rows from what was noted for several numbers of them."""
         noted, self._noted = self._noted or {}, None
+        self.tentative = False
         for place, sizes in noted.items():
             if len({rows for rows, _ in sizes}) > 1:
                 self._found[place] = _factors(sizes)
