@@ -66,9 +66,17 @@ class LayerTap(StandIn):
         rule: its rule.
         book: where gradients are reported to.
         anchor: a leaf that requires gradients and stands for the parameters in the graph.
+        name: of the layer in the module, for messages.
     """
 
-    def __init__(self, layer: nn.Module, rule: LayerRule, book: Book, anchor: torch.Tensor) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        rule: LayerRule,
+        book: Book,
+        anchor: torch.Tensor,
+        name: str = "",
+    ) -> None:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
@@ -76,7 +84,7 @@ class LayerTap(StandIn):
         embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
         self.sharing = SharedRows() if embeds else None
         self._plan = RowPlan()
-        self._shared = OperationsRule(layer)  # for calls on what all examples share
+        self._shared = OperationsRule(layer, name)  # for calls on what all examples share
         self._observer = _Observer(self)
         super().__init__(layer, "forward")
         self._signature = inspect.signature(self.own)

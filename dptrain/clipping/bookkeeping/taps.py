@@ -113,8 +113,8 @@ class Taps(Generic[B]):
         # Not a parameter, so that no state dict and no optimiser sees it.
         device = next(iter(trained.values())).device
         self._anchor = torch.zeros((), device=device, requires_grad=True)
-        for layer, rule in layers_with_rules(self.bare, _otherwise).values():
-            tap = LayerTap(layer, rule, self.book, self._anchor)
+        for name, (layer, rule) in layers_with_rules(self.bare, _otherwise).items():
+            tap = LayerTap(layer, rule, self.book, self._anchor, name)
             undo.callback(tap.remove)
             self._taps.append(tap)
         for name, p in trained.items():

@@ -229,6 +229,16 @@ def contents_of_floats(rows: torch.Tensor, other: torch.Tensor, name: str) -> to
     return contents(rows, other, name) if rows.is_floating_point() else rows
 
 
+def huge(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
+    """Numbers that pass thresholds which others stay below."""
+    return 1e4 * rows if rows.is_floating_point() else rows
+
+
+def blank(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
+    """Nothing but zeros."""
+    return torch.zeros_like(rows) if rows.is_floating_point() else rows
+
+
 def ends_early(
     rows: torch.Tensor, _: torch.Tensor, name: str, *, padding: int = 0, labels: bool = True
 ) -> torch.Tensor:

@@ -18,10 +18,12 @@ from dptrain.clipping.probe.confirmation import Confirmation, Disagreement
 from dptrain.clipping.probe.inputs import (
     Change,
     Rows,
+    blank,
     contents,
     contents_of_floats,
     contents_of_sequences,
     ends_early,
+    huge,
     named,
     padding_id,
     structure,
@@ -455,9 +457,10 @@ class RowProbe:
             else:
                 self._compare(base, run, found, own, start)
                 self._varied.append((found, own))
-            found = self._first_that_runs(base, run, own, other, [early], start)
-            if found is not None:
-                self._compare(base, run, found, own, start)
+            for change in (early, *((huge, blank) if example == examples // 2 else ())):
+                found = self._first_that_runs(base, run, own, other, [change], start)
+                if found is not None:
+                    self._compare(base, run, found, own, start)
         return True if shown else None
 
     def _first_that_runs(

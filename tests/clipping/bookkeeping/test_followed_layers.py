@@ -71,6 +71,7 @@ FOLLOWED = {
         lambda m, x: F.group_norm(F.layer_norm(x, (WIDTH,), m.a, m.b), 2, m.c, m.d),
         (WIDTH,), (WIDTH,), (4,), (4,)),
     "rms norm": bare(lambda m, x: F.rms_norm(x, (WIDTH,), m.a), (WIDTH,)),
+    "filled in": bare(lambda m, x: x.masked_fill(x > 0.5, m.a), ()),
     "prelu": bare(lambda m, x: F.prelu(x, m.a), (4,)),
     "look-up": bare(lambda m, x: x + m.a[x[:, :, 0].abs().long() % 3], (3, WIDTH)),
     "embedding": bare(

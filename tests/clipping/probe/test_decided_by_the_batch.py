@@ -41,6 +41,12 @@ def straight_through(m, x):
     return x * (scaled + (m.a - scaled).detach())
 
 
+def clamped(m, x):
+    """Of no effect as long as all numbers are small."""
+    scaled = m.a * max(20.0, float(x.detach().abs().max()))
+    return x * (scaled + (m.a - scaled).detach())
+
+
 SCALE = [0.0]
 
 
@@ -64,6 +70,12 @@ def unpadded(m, x, mask):
 ONES = torch.ones(3, dtype=torch.float64)
 MASK = (torch.arange(5) < 3).long().expand(6, -1)
 DECIDED = {
+    "a threshold that no example passes as it is": (
+        Net(lambda m, x: m.a(x) if float(x.abs().max()) > 50 else m.b(x),
+            a=nn.Linear(3, 2), b=nn.Linear(3, 2)).double(),
+        [numbers(6, 3)], "depends on one example of the batch"),
+    "a number that is cut off": (
+        Bare(clamped, a=ONES), [numbers(6, 3)], "moved when another example"),
     "a number": (
         Bare(straight_through, a=ONES), [numbers(6, 3)], "moved when another example"),
     "a row of equal ones": (

@@ -179,6 +179,15 @@ def prelu(op: Operation) -> Any:
         return torch.where(x >= 0, x, x * weight)
 
 
+def masked_fill(op: Operation) -> Any:
+    """The value where the mask is, else x; torch wants the value without dimensions."""
+    x, mask, value = _arguments(op, ("input", "mask", "value"))
+    if not op.by_row(x) or op.place(value) is None:
+        return NotImplemented
+    with torch._C._EnableTorchFunction():
+        return torch.where(mask, value.to(x.dtype), x)
+
+
 def embedding(op: Operation) -> Any:
     """Rows of a table, looked up by the examples."""
     ids, weight, padding, max_norm, _, by_frequency = _arguments(
@@ -269,13 +278,14 @@ DIRECT: dict[Callable[..., Any], Handler] = {
             "add", "add_", "sub", "sub_", "subtract", "rsub", "mul", "mul_", "multiply", "div",
             "div_", "divide", "true_divide", "pow", "float_power", "where", "maximum", "minimum",
             "fmax", "fmin", "lerp", "lerp_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "atan2",
-            "logaddexp", "logaddexp2", "clamp", "clip", "hypot", "masked_fill", "copy_",
+            "logaddexp", "logaddexp2", "clamp", "clip", "hypot", "copy_",
             "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
             "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__",
             "__rdiv__", "__idiv__", "__pow__", "__rpow__", "scaled_dot_product_attention",
         ),
         broadcast,
     ),
+    **dict.fromkeys(_functions("masked_fill"), masked_fill),
     **dict.fromkeys(_functions("__setitem__"), assign),
     **dict.fromkeys(_functions("linear"), linear),
     **dict.fromkeys(_functions("matmul", "__matmul__", "mm"), matmul),
