@@ -1,4 +1,4 @@
-"""Sums of float32 gradients in float32, whatever the user lets torch round products to."""
+"""Sums of float32 gradients in float32, whatever torch rounds products to elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+_DEVICES = ("cpu", "cuda")
 _AS_SUCH = ("ieee", "none")  # what is inherited from wider switches is read, not "none"
 
 
@@ -17,10 +18,22 @@ def full_float32() -> Iterator[None]:
     """Products of float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
 
     ``torch.set_float32_matmul_precision("medium")`` and what is like it allow torch to round what
-    it multiplies to 8 or 11 bits. A clipped sum would then be another than the one that norms were
-    taken of, by up to 4·10⁻³ of what its terms add up to, and one of terms that cancel by far more
-    than itself. So norms and sums are both formed within.
+    it multiplies to 8 or 11 bits, and ``torch.autocast`` has it do so where a step is taken within.
+    A clipped sum would then be another than the one that norms were taken of, by up to 4·10⁻³ of
+    what its terms add up to, and one of terms that cancel by far more than itself. So norms and
+    sums are both formed within.
     """
+    with contextlib.ExitStack() as entered:
+        for device in _DEVICES:
+            if torch.is_autocast_enabled(device):
+                entered.enter_context(torch.autocast(device, enabled=False))
+        with full_products():
+            yield
+
+
+@contextlib.contextmanager
+def full_products() -> Iterator[None]:
+    """The same where autocast is to be left alone."""
     new = _switches()
     if not new:  # torch before 2.9
         kept = torch.get_float32_matmul_precision()

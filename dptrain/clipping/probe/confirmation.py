@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.precision import full_float32, full_products
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
-from dptrain.clipping.probe.inputs import Rows
+from dptrain.clipping.probe.inputs import Rows, steps
 from dptrain.clipping.probe.restoring import eagerly, untouched
 from dptrain.clipping.probe.witness import Witness
 
@@ -71,6 +71,7 @@ class Sums(Witness):
         """Take note."""
         self.replayed = True
 
+    @full_float32()
     def record(
         self, uses: Mapping[nn.Parameter, Any], since: Any, doubt: str | None = None
     ) -> None:
@@ -201,6 +202,8 @@ class Confirmation:
             _without_hooks(parameters.values()),
             context,
         ):
+            if moved:
+                rows = rows.moved(self._unit)
             self._backward(rows, by_factors=True, moved=moved)
             return {n: p.grad for n, p in parameters.items()}
 
@@ -224,7 +227,7 @@ class Confirmation:
             w = torch.randn(y.shape, generator=generator)
             w = w.to(whole)
             if moved:
-                w = w * (1 + self._unit(y) * _steps(y.shape, generator).to(w))
+                w = w * (1 + self._unit(y) * steps(y.shape, generator).to(w))
             parts = whole if y.numel() == 1 else w * whole - whole.cos()
             if factors is not None:
                 parts = parts * factors.to(parts).view(-1, *[1] * (y.dim() - 1))
@@ -277,17 +280,11 @@ def _moved(parameters: Any, unit: Callable[[torch.Tensor], float]) -> Iterator[N
     before = [(p, p.data) for p in parameters if p.is_floating_point() and p.numel() <= _SMALL]
     try:
         for p, data in before:
-            p.data = data * (1 + unit(p) * _steps(p.shape, generator).to(data))
+            p.data = data * (1 + unit(p) * steps(p.shape, generator).to(data))
         yield
     finally:
         for p, data in before:
             p.data = data
-
-
-def _steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """±1 to ±4."""
-    up = torch.randint(0, 2, shape, generator=generator) * 2 - 1
-    return up * torch.randint(1, 5, shape, generator=generator)
 
 
 @contextlib.contextmanager
@@ -311,7 +308,7 @@ def _exact_products() -> Iterator[None]:
     """Of float32 numbers: rounded further, both ways would be off by other errors."""
     kinds: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
     kept = [(kind, kind.fp32_precision) for kind in kinds if hasattr(kind, "fp32_precision")]
-    with full_float32():
+    with full_products():
         try:
             for kind, _ in kept:
                 kind.fp32_precision = "ieee"

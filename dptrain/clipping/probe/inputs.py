@@ -18,6 +18,13 @@ NO_TARGET = -100  # torch's and Hugging Face's mark of a token without a label
 _LABELS = ("label", "target")
 _LENGTHS = ("length", "lens")
 
+
+def steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+    """±1 to ±4."""
+    up = torch.randint(0, 2, shape, generator=generator) * 2 - 1
+    return up * torch.randint(1, 5, shape, generator=generator)
+
+
 # What becomes of a leaf's rows of one example: (rows, other rows, name) -> rows.
 Change = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
@@ -111,6 +118,18 @@ class Rows:
     def call(self, module: Callable[..., Any]) -> Any:
         """The module's output of them."""
         return module(*self.args.values(), **self.kwargs)
+
+    def moved(self, unit: Callable[[torch.Tensor], float]) -> Rows:
+        """Floating-point numbers off by a few units in the last place, up or down at random."""
+        generator = torch.Generator().manual_seed(2)
+
+        def move(leaf: Any, _: str) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+                return leaf
+            return leaf * (1 + unit(leaf) * steps(leaf.shape, generator).to(leaf))
+
+        args, kwargs = map_leaves([self.args, self.kwargs], move)
+        return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def supposing(self, following: frozenset[int]) -> Rows:
         """The same, with only these leaves following."""
