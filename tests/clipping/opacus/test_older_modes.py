@@ -130,7 +130,13 @@ def test_one_id_an_example_stays_right(mode):
 
 
 # Refused by all of them; see test_older_modes_refused.
-REFUSED = {"torch attention", "shared row of positions", "flat positions", "inplace"}
+REFUSED = {
+    "torch attention",
+    "torch recurrent",
+    "shared row of positions",
+    "flat positions",
+    "inplace",
+}
 
 
 def random_architectures(mode, number):
