@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.helpers.architectures import Architecture, architectures
+from tests.helpers.architectures_runs import UNKNOWN
 from tests.helpers.clipping_oracle import assert_norms, assert_sums, flat_factors, reference
 from tests.helpers.older_modes import (
     ROWS,
@@ -130,13 +131,7 @@ def test_one_id_an_example_stays_right(mode):
 
 
 # Refused by all of them; see test_older_modes_refused.
-REFUSED = {
-    "torch attention",
-    "torch recurrent",
-    "shared row of positions",
-    "flat positions",
-    "inplace",
-}
+REFUSED = UNKNOWN["hooks"] - {"padding_mode"}
 
 
 def random_architectures(mode, number):
