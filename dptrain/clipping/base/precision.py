@@ -13,6 +13,13 @@ _DEVICES = ("cpu", "cuda")
 _AS_SUCH = ("ieee", "none")  # what is inherited from wider switches is read, not "none"
 
 
+def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Outside ``torch.autocast``, also where what is done is done within it."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
     """Products of float32 matrices as such: not of numbers rounded to TensorFloat32 or bfloat16.
@@ -25,8 +32,7 @@ def full_float32() -> Iterator[None]:
     """
     with contextlib.ExitStack() as entered:
         for device in _DEVICES:
-            if torch.is_autocast_enabled(device):
-                entered.enter_context(torch.autocast(device, enabled=False))
+            entered.enter_context(without_autocast(device))
         with full_products():
             yield
 

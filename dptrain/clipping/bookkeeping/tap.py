@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.precision import without_autocast
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.base.untapped import is_untapped
@@ -281,7 +281,7 @@ class LayerTap(StandIn):
             if len(kept) == 1 != len(gradient):  # one row for all, see SharedRows
                 kept = kept.expand(len(gradient), *kept.shape[1:])
             inputs[k] = kept
-        with _full_precision(gradient.device.type):
+        with without_autocast(gradient.device.type):
             found = dict(uses(self.layer, tuple(inputs), gradient))
             # A rule that observes several outputs has uses of some of the parameters in each, and
             # what has been frozen since the run was made takes no part.
@@ -292,13 +292,6 @@ class LayerTap(StandIn):
                 if several > 1 and use.rows == len(gradient):
                     here[p] = use.folded(several)
             self.book.record(here, since, doubt)
-
-
-def _full_precision(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Outside ``torch.autocast``, also where backward() is called within it."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 class _Observer:

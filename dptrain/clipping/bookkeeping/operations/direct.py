@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.operations.operation import Operation, Unhandled
+from dptrain.clipping.bookkeeping.rules.layers import positions
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -92,11 +93,6 @@ def assign(op: Operation) -> Any:
     except Unhandled:
         return NotImplemented
     return op.run(copies)
-
-
-def positions(tensor: torch.Tensor) -> torch.Tensor:
-    """(rows, ..., features) as (rows, positions, features)."""
-    return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
 
 def linear(op: Operation) -> Any:

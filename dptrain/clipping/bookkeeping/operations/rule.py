@@ -36,7 +36,6 @@ class OperationsRule(LayerRule):
     def __init__(self, layer: nn.Module, name: str = "") -> None:
         self.layer, self.name = layer, name
         self.plan = RowPlan()
-        self.replays: set[str] = set()
         self.others: dict[str, nn.Module] = {}
 
     @override
@@ -73,7 +72,6 @@ class OperationsRule(LayerRule):
         finally:
             for attributes, parameters in before:
                 attributes["_parameters"] = parameters
-            self.replays = session.replays
 
     @override
     def uses(

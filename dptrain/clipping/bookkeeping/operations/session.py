@@ -42,7 +42,6 @@ class LayerSession:
     ) -> None:
         self.name = name
         self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
-        self.replays: set[str] = set()  # operations without a direct way
 
     def parameter(self, p: nn.Parameter) -> torch.Tensor:
         """A parameter of the layer as its forward is to see it."""
@@ -76,7 +75,6 @@ class LayerSession:
         handler = DIRECT.get(func)
         found = NotImplemented if handler is None else handler(op)
         if found is NotImplemented:
-            self.replays.add(name)
             found = replayed(op)
         return found
 

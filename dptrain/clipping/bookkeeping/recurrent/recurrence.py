@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from dptrain.clipping.base.precision import without_autocast
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.recurrent.cells import Cell, Trace, Weights
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps
@@ -43,7 +43,7 @@ def recurrence(
     """
     dtype = torch.promote_types(summing_dtype(x), summing_dtype(weights.ih))
     weights = Weights.of(None if w is None else w.to(dtype) for w in weights.all())
-    with torch.no_grad(), _no_autocast(x.device.type):
+    with torch.no_grad(), without_autocast(x.device.type):
         flat = x.detach().to(dtype)
         if not initial:
             initial = [flat.new_zeros(steps.rows, width) for width in cell.states(weights)]
@@ -95,7 +95,7 @@ class _Recurrence(torch.autograd.Function):
         saved = ctx.saved_tensors
         weights, trace = Weights.of(saved[: Weights.COUNT]), Trace.of(saved[Weights.COUNT :])
         steps: Steps = ctx.steps
-        with _no_autocast(trace.hidden.device.type):
+        with without_autocast(trace.hidden.device.type):
             if by_states is None:
                 gradient = trace.hidden.new_zeros(steps.total, trace.hidden.shape[1])
             else:
@@ -112,9 +112,3 @@ class _Recurrence(torch.autograd.Function):
             x = ctx.cell.by_inputs(found.gates, weights) if ctx.needs_input_grad[1] else None
         others = [None] * (2 + len(saved))
         return steps.by_rows(found.gates), x, found.hidden, found.cell, *others
-
-
-def _no_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
