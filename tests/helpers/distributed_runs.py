@@ -119,9 +119,12 @@ def halves():
 
 
 def branches(mode):
-    """The sum that is released without noise."""
-    scheme = everything_every_step(24, 1)
-    private = make(Branches(), halves(), mode, scheme=scheme, noise_multiplier=0.0, lr=0.0)
+    """The sum that is released without noise, of a model that the probe would refuse.
+
+    The batch chooses its layers: what is asked here is only what ranks do whose layers differ.
+    """
+    options = {"scheme": everything_every_step(24, 1), "noise_multiplier": 0.0, "probe": "off"}
+    private = make(Branches(), halves(), mode, lr=0.0, **options)
     train(private)
     return torch.cat([p.grad.flatten() for p in private.optimizer.params]) * 24
 
