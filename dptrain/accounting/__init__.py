@@ -1,6 +1,8 @@
 """Accountants: what a mechanism guarantees, and how much noise a guarantee takes."""
 
 from dptrain.accounting.balls_in_bins import (
+    AllocationImportance,
+    AllocationMonteCarlo,
     AllocationPLD,
     BallsInBinsImportance,
     BallsInBinsMonteCarlo,
@@ -88,6 +90,8 @@ for _accountant in (
     MinSepMonteCarlo(),
     AnyMatrixMonteCarlo(),
     BallsInBinsMonteCarlo(),
+    AllocationImportance(),
+    AllocationMonteCarlo(),
     TruncatedMinSepMonteCarlo(),
     UserMinSepMonteCarlo(),
     ExposedSteps(),

@@ -12,8 +12,12 @@ from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
 from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
 from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
+from dptrain.accounting.balls_in_bins.several_picks import AllocationMonteCarlo, SubsetLosses
+from dptrain.accounting.balls_in_bins.several_picks_importance import AllocationImportance
 
 __all__ = [
+    "AllocationImportance",
+    "AllocationMonteCarlo",
     "AllocationPLD",
     "BallsInBinsImportance",
     "BallsInBinsLosses",
@@ -22,6 +26,7 @@ __all__ = [
     "ConditionalComposition",
     "RandomAllocationRenyi",
     "Step",
+    "SubsetLosses",
     "bin_means",
     "compose_steps",
     "hazard_log_odds",

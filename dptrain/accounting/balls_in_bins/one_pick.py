@@ -125,6 +125,13 @@ def _equal_noise(mechanism: MatrixMechanism) -> str | None:
     return None
 
 
+def picks_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for random allocation with C = c·I, else why not."""
+    if not isinstance(mechanism.scheme, RandomAllocation):
+        return "it needs RandomAllocation"
+    return _equal_noise(mechanism) or varying_noise(mechanism)
+
+
 class AllocationPLD(DeterministicAccountant):
     """PLD of random picks of an epoch's steps with independent noise, remove and add.
 
@@ -152,7 +159,7 @@ class AllocationPLD(DeterministicAccountant):
         """Refuses other schemes, correlated noise, and noise that varies too much."""
         scheme = mechanism.scheme
         if isinstance(scheme, RandomAllocation):
-            return _equal_noise(mechanism) or varying_noise(mechanism)
+            return picks_refusal(mechanism)
         if not is_periodic(scheme):
             return truncation_refusal(scheme) or (
                 "it needs RandomAllocation, BallsInBins, or MinSep with probability=1 and a warm "
