@@ -121,6 +121,13 @@ class SubsetLosses(Simulation):
         return losses if direction == "both" else losses[0]
 
 
+def cost_of_samples(mechanism: MatrixMechanism) -> Cost:
+    """Minutes, or hours where a loss takes many steps."""
+    law = SubsetLosses.of(mechanism)
+    work = law.work * min(law.picks, law.bins - law.picks + 1)
+    return Cost.MINUTES if work <= _MINUTES else Cost.HOURS
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllocationMonteCarlo(MonteCarloAccountant):
     """Simulates the privacy loss of ``RandomAllocation`` with independent noise, any k.
@@ -141,9 +148,7 @@ class AllocationMonteCarlo(MonteCarloAccountant):
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Minutes to hours: 60/δ samples and more, each of t·k·E steps."""
-        law = SubsetLosses.of(mechanism)
-        work = law.work * min(law.picks, law.bins - law.picks + 1)
-        return Cost.MINUTES if work <= _MINUTES else Cost.HOURS
+        return cost_of_samples(mechanism)
 
     def simulation(self, mechanism: MatrixMechanism) -> SubsetLosses:
         """The pair (P, Q) of the mechanism, without its σ."""

@@ -7,7 +7,7 @@ import functools
 from typing import Any
 
 from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD, picks_refusal
-from dptrain.accounting.balls_in_bins.several_picks import SubsetLosses
+from dptrain.accounting.balls_in_bins.several_picks import SubsetLosses, cost_of_samples
 from dptrain.accounting.balls_in_bins.several_picks_terms import TiltedSubsets
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.simulation.weighted.accountant import (
@@ -65,12 +65,15 @@ class AllocationImportance(WeightedAccountant):
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
-        """By name only: the bound by blocks is about as tight, and needs no samples."""
-        return "'allocation-pld' is about as tight without samples; ask for it by name"
+        """By name only: the bound by blocks needs no samples, and is mostly as tight."""
+        return (
+            "'allocation-pld' needs no samples and is as tight where an example takes part in few "
+            "of the steps; ask for it by name"
+        )
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
-        """Seconds to minutes."""
-        return Cost.MINUTES
+        """Seconds to minutes, hours where a loss takes many steps."""
+        return cost_of_samples(mechanism)
 
     def bounds(self, mechanism: MatrixMechanism) -> Bounds:
         """Those of 'allocation-pld'."""

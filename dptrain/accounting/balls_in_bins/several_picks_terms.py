@@ -98,10 +98,10 @@ class TiltedSubsets:
     """Terms in [0, M] whose mean is δ(ε) of ``SubsetLosses``, or a bound on it; M decays in ε.
 
     *Remove.* By Maclaurin's inequality dP/dQ = A > e^ε only where the sum of all E·t numbers w_i is
-    at least X (A e^{-ε})^{1/(kE)}, X = tE e^{ε/(kE)}. Put g = e^{-λX} Π_i h(w_i) + #{w_i > τ}/c with
-    h ≥ e^{λ min(w, τ)}, s = λX/(kE) and c = s^s/(1+s)^{1+s}. Then (1 - e^ε/A)_+ ≤ c g. So under R of
-    density g/N against P, N = E_P[g], δ(ε) is the mean of N (1 - e^ε/A)_+/g ∈ [0, cN]
-    (docs/theory/random-allocation.md#thm-allocation-terms;
+    at least X (A e^{-ε})^{1/(kE)}, X = tE e^{ε/(kE)}. Put s = λX/(kE), c = s^s/(1+s)^{1+s} and
+    g = e^{-λX} Π_i h(w_i) + #{w_i > τ}/c with h ≥ e^{λ min(w, τ)}. Then (1 - e^ε/A)_+ ≤ c g. So
+    under R of density g/N against P, N = E_P[g], δ(ε) is the mean of
+    N (1 - e^ε/A)_+/g ∈ [0, cN] (docs/theory/random-allocation.md#thm-allocation-terms;
     ``test_terms_stay_below_their_ceiling_and_have_the_true_mean``). With a step function h, R is a
     mixture of normals and their tails. λ and τ are those of the least cN on a grid; where none is
     below 1, terms in [0, 1] are drawn from P itself.

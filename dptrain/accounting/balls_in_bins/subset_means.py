@@ -83,7 +83,9 @@ def means_by_numpy(numbers: Array, picks: int) -> Array:
         for i in range(count):
             top = min(picks, i + 1)
             share = (np.arange(1.0, top + 1.0) / (i + 1.0))[:, None]
-            means[1 : top + 1] = (1.0 - share) * means[1 : top + 1] + share * (part[i] * means[:top])
+            means[1 : top + 1] = (1.0 - share) * means[1 : top + 1] + share * (
+                part[i] * means[:top]
+            )
         found[start : start + _PIECE] = means[picks]
     return found
 
