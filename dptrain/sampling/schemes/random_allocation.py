@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -93,6 +93,15 @@ class RandomAllocation(ExchangeableScheme):
             dataset_size=run.dataset_size,
         )
         return {"": one, "participations > 1": dataclasses.replace(one, participations=2)}
+
+    @classmethod
+    def proposals(cls, run: SampledRun) -> Iterable[Mapping[str, Any]]:
+        """For independent noise: one pick an epoch, and as many picks of all n steps."""
+        picks = round(run.steps / run.epoch_length)
+        if run.separation != 1:
+            return []
+        whole = picks > 1 and round(picks * run.epoch_length) == run.steps
+        return [{}, *([{"participations": picks}] if whole else [])]
 
     @property
     def steps(self) -> int:
