@@ -26,7 +26,7 @@ _MISPLACED, _RELATIVE = 1e-9, 1e-12
 _LEAST_SLACK = 1e-9
 
 
-class Steps(NamedTuple):
+class RoundedTilt(NamedTuple):
     """h(y) = e^{λ min(w, τ)}, w = e^{κy - κ²/2}, rounded up to a step function.
 
     Attributes:
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
     levels: Array
 
     @classmethod
-    def of(cls, ratio: float, log_cap: float, rate: float) -> Steps:
+    def of(cls, ratio: float, log_cap: float, rate: float) -> RoundedTilt:
         """For κ, log τ and λ."""
         count = math.ceil((log_cap - _BOTTOM) / _WIDTH)
         logs = log_cap - _WIDTH * np.arange(count, -1.0, -1.0)
@@ -61,7 +61,7 @@ class Steps(NamedTuple):
         return self.levels[place.astype(np.int32)]
 
 
-def _log_share(steps: Steps, log_tails: Array) -> tuple[Array, float]:
+def _log_share(steps: RoundedTilt, log_tails: Array) -> tuple[Array, float]:
     """log of the weight of every tail, and log E[h], from those of the normal's tails."""
     logs = steps.log_rises() + log_tails
     return logs, float(np.logaddexp(steps.levels[0], logsumexp(logs)))
@@ -75,7 +75,7 @@ class TailMixture:
         log_top: log Pr[y > top].
     """
 
-    def __init__(self, steps: Steps, shift: float) -> None:
+    def __init__(self, steps: RoundedTilt, shift: float) -> None:
         self._log_tails = log_ndtr(shift - steps.edges)
         logs, self.log_total = _log_share(steps, self._log_tails)
         self._cumulative = np.cumsum(np.exp(logs - self.log_total))
@@ -111,7 +111,8 @@ class TiltedSubsets:
 
     *Rounding.* As in ``SubsetLosses``. Besides, normals drawn by inversion may be off by 1e-9: g is
     evaluated that much lower, and losses are taken kEκ times as much higher. That makes terms
-    larger, as does a pad for the rounding of N and of the tails' probabilities.
+    larger, as does a pad for the rounding of N and of the tails' probabilities, and so much of the
+    ceiling as a mixture drawn through rounded partial sums is off in total variation.
     """
 
     def __init__(self, losses: SubsetLosses, curve: AllocationCurve) -> None:
@@ -162,7 +163,7 @@ class TiltedSubsetsAtSigma:
     def _candidates(self) -> _Candidates:
         rows = []
         for log_cap in _LOG_CAPS:
-            steps = Steps.of(self._ratio, log_cap, 1.0)
+            steps = RoundedTilt.of(self._ratio, log_cap, 1.0)
             tails = [log_ndtr(shift - steps.edges) for shift in (0.0, self._ratio)]
             tops = [float(log_ndtr(shift - steps.top)) for shift in (0.0, self._ratio)]
             for rate in np.exp(_LOG_RATES):
@@ -187,7 +188,7 @@ class TiltedSubsetsAtSigma:
     def of(self, epsilon: float, log_cap: float, rate: float) -> WeightedTerms:
         """Terms of the remove direction for given τ and λ."""
         law, ratio = self._tilted.losses, self._ratio
-        steps = Steps.of(ratio, log_cap, rate)
+        steps = RoundedTilt.of(ratio, log_cap, rate)
         mixtures = (TailMixture(steps, 0.0), TailMixture(steps, ratio))
         return _Tilt(law, ratio, epsilon, rate, steps, mixtures).terms()
 
@@ -223,7 +224,7 @@ class _Tilt:
         ratio: float,
         epsilon: float,
         rate: float,
-        steps: Steps,
+        steps: RoundedTilt,
         mixtures: tuple[TailMixture, TailMixture],
     ) -> None:
         self._law, self._ratio, self._epsilon = law, ratio, epsilon
@@ -239,8 +240,9 @@ class _Tilt:
         pad += (1.0 + self._reach / picked) * self._slack
         self._log_mean = float(np.logaddexp(first, second)) + pad
         self._plain_share = math.exp(first - float(np.logaddexp(first, second)))
-        # Of this many coordinates, in total variation.
-        self._drawn = coordinates * 2.0**-50
+        # In total variation: a partial sum of m weights adds an error of u of the total to its own
+        # weight, a uniform number as much, and so does the choice of a part.
+        self._drawn = coordinates * (steps.edges.size + 4.0) * 4.0 * UNIT
         self._ceiling = math.exp(log_ceiling + 2.0 * pad)
         log_picked = math.log(law.picks) + self._picked.log_top
         rest = law.bins - law.picks

@@ -13,7 +13,7 @@ from dptrain.accounting import account, accountants_for, calibrate
 from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
 from dptrain.accounting.balls_in_bins.several_picks import AllocationMonteCarlo, SubsetLosses
 from dptrain.accounting.balls_in_bins.several_picks_importance import AllocationImportance
-from dptrain.accounting.balls_in_bins.several_picks_terms import Steps, TailMixture
+from dptrain.accounting.balls_in_bins.several_picks_terms import RoundedTilt, TailMixture
 from dptrain.accounting.balls_in_bins.subset_means import (
     _logarithmic,
     _plain,
@@ -219,7 +219,7 @@ def test_terms_agree_with_plain_losses(bins, picks, epochs, sigma, epsilon) -> N
 @pytest.mark.parametrize("shift", [0.0, 1.2])
 def test_the_mixture_is_the_tilted_normal(shift) -> None:
     """Shares of cells and the total weight against a sum over a fine grid."""
-    steps = Steps.of(1.2, 1.5, 0.4)
+    steps = RoundedTilt.of(1.2, 1.5, 0.4)
     mixture = TailMixture(steps, shift)
     y = np.linspace(-12.0, 14.0, 2_000_001)
     weight = np.exp(steps.log_h(y) - (y - shift) ** 2 / 2) * (y[1] - y[0]) / math.sqrt(2 * math.pi)
@@ -239,7 +239,7 @@ def test_steps_lie_above_the_exponential_and_near_it() -> None:
     ratio, log_cap, rate = 0.8, 2.0, 0.5
     y = np.linspace(-6.0, 8.0, 5001)
     capped = rate * np.minimum(np.exp(ratio * y - ratio**2 / 2), math.exp(log_cap))
-    found = Steps.of(ratio, log_cap, rate).log_h(y)
+    found = RoundedTilt.of(ratio, log_cap, rate).log_h(y)
     # A step is .4 % of w; below the first one h is constant.
     assert (found >= capped * (1 - 2e-9)).all()
     assert (found <= capped * 1.00401 + rate * math.exp(-4.0)).all()
