@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -125,7 +125,7 @@ class LayerTap(StandIn):
                 forward = functools.partial(forward, **bound.kwargs)
         if self._is_shared(args):
             return self._run_by(self._shared, forward, args)
-        return self._run_by(rule, forward, _one_row_each(args))
+        return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with Detached(self._holders):
@@ -397,11 +397,24 @@ class Detached:
             attributes["_parameters"] = parameters
 
 
-def _one_row_each(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments in which what all examples share has a row for each of them."""
-    if not any(isinstance(a, Tracked) for a in args):
-        return args
-    return tuple(a.session.each_row(a, 1, a.dim()) if isinstance(a, Tracked) else a for a in args)
+def _one_row_each(args: tuple[Any, ...], second: Container[int] = ()) -> tuple[Any, ...]:
+    """Arguments in which what all examples share has a row for each of them.
+
+    Args:
+        args: of a call.
+        second: places of those that have the rows in their second dimension.
+    """
+
+    def each(value: Any, place: int) -> Any:
+        if isinstance(value, Tracked):
+            if place in second:
+                return value.session.each_second(value)
+            return value.session.each_row(value, 1, value.dim())
+        if isinstance(value, tuple | list) and any(isinstance(v, Tracked) for v in value):
+            return type(value)(each(v, place) for v in value)
+        return value
+
+    return tuple(each(a, k) for k, a in enumerate(args))
 
 
 def _apart(tensors: Sequence[torch.Tensor], several: int) -> tuple[torch.Tensor, ...]:

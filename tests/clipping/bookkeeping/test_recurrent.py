@@ -494,3 +494,72 @@ def test_a_tagger_learns_from_packed_sentences():
     accuracy = float((found == labels)[counted].double().mean())
     assert accuracy > 0.8
     assert private.get_epsilon(1e-5) < 100
+
+
+class Learned(nn.Module):
+    """Initial states that are parameters, the same for every example.
+
+    Args:
+        layer: any of torch's.
+        copies: makes the rows of a parameter of shape (states, 1, width).
+    """
+
+    def __init__(self, layer, copies):
+        super().__init__()
+        self.layer, self.copies = layer, copies
+        sides = (2 if layer.bidirectional else 1) * layer.num_layers
+        two = isinstance(layer, nn.LSTM)
+        self.initial = nn.ParameterList(torch.randn(sides, 1, HIDDEN) for _ in range(1 + two))
+
+    def forward(self, x):
+        hx = tuple(self.copies(p, len(x)) for p in self.initial)
+        x = x if self.layer.batch_first else x.transpose(0, 1)
+        output = self.layer(x, hx if isinstance(self.layer, nn.LSTM) else hx[0])[0]
+        return output if self.layer.batch_first else output.transpose(0, 1)
+
+
+COPIES = {
+    "expand": lambda p, rows: p.expand(-1, rows, -1),
+    "contiguous": lambda p, rows: p.expand(-1, rows, -1).contiguous(),
+    "repeat": lambda p, rows: p.repeat(1, rows, 1),
+    "tanh": lambda p, rows: torch.tanh(p).repeat(1, rows, 1),
+}
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_initial_states_that_are_learned(kind, copies, caplog):
+    torch.manual_seed(0)
+    for layers, first in ((1, True), (2, False)):
+        layer = kind(WIDTH, HIDDEN, layers, bidirectional=layers == 2, batch_first=first)
+        check_like_loop(case(Learned(layer, COPIES[copies]), torch.randn(ROWS, 3, WIDTH)))
+    assert "run again" not in caplog.text
+
+
+@pytest.mark.parametrize("length", [1, 4])
+def test_a_first_step_that_is_learned(length):
+    """With the rows second, a parameter of shape (1, 1, width) has them there, too."""
+
+    class Started(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.GRU(WIDTH, HIDDEN)
+            self.start = nn.Parameter(torch.randn(1, 1, WIDTH))
+
+        def forward(self, x):
+            states = self.layer(x.transpose(0, 1))[1]
+            return self.layer(self.start.expand(length, len(x), -1), states)[0].transpose(0, 1)
+
+    torch.manual_seed(0)
+    check_like_loop(case(Started(), torch.randn(ROWS, 3, WIDTH)))
+
+
+def test_initial_states_that_differ_from_row_to_row_are_refused():
+    torch.manual_seed(0)
+
+    def copies(p, rows):
+        return torch.cat([p.expand(-1, rows - 1, -1), 2 * p], 1)
+
+    layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
+    with pytest.raises(RuntimeError, match="mixes the examples"):
+        backward(run_of(case(Learned(layer, copies), torch.randn(ROWS, 3, WIDTH))))

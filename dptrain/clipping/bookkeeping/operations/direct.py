@@ -49,6 +49,9 @@ SAME_ROWS = frozenset(
 )
 """What makes equal rows of one."""
 
+COPIES = frozenset(_functions("contiguous", "clone", "to", "float", "double"))
+"""What has the same entries in the same places."""
+
 
 def only_looked_at(func: Callable[..., Any]) -> bool:
     """Whether no gradient goes through the operation, whatever its arguments are."""

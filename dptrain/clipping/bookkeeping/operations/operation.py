@@ -129,6 +129,14 @@ class Operation:
         source = self.leaves[place]
         return source.dim() < value.dim() or len(source) == 1
 
+    def repeats_second(self, value: torch.Tensor) -> bool:
+        """Whether the second dimension of the result of what copies rows has copies of one."""
+        source = self.leaves[self.places[0]]
+        if value.dim() < 2 or source.dim() > value.dim():
+            return False
+        before = source.dim() - value.dim() + 1  # where the second dimension was
+        return before < 0 or source.shape[before] == 1
+
     def tiles(self, value: torch.Tensor, factor: int) -> bool:
         """Whether the result is a tracked tensor of so many rows, again and again."""
         (place,) = self.places[:1]

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.operations.direct import (
+    COPIES,
     DIRECT,
     SAME_ROWS,
     only_looked_at,
@@ -105,12 +106,17 @@ class LayerSession:
             if isinstance(value, Tracked):  # the very argument
                 continue
             tracked = track(value, self, roots, constants=constants)
+            if op.func in SAME_ROWS:
+                tracked.repeats = op.repeats_second(value)
+            elif op.func in COPIES:
+                tracked.repeats = op.leaves[op.places[0]].repeats
             factor: int | None = 0
             if value.dim():
                 factor = self.plan.factor((name, "result", k, value.dim()), value.shape, self.rows)
             if factor is None:
                 factor = int(op.func in SAME_ROWS and len(value) == self.rows)
-            if not factor:
+            tracked.second = factor == NEITHER and tracked.repeats and value.shape[1] == self.rows
+            if not factor or tracked.second:
                 found[k] = tracked
             elif factor > 0 and op.func in SAME_ROWS and op.repeats_one_row(value):
                 first = track(value[:1], self, roots, constants=constants)
@@ -131,7 +137,8 @@ class LayerSession:
             Unhandled: where its first dimension would meet the rows.
         """
         shape = tuple(tracked.shape)
-        if len(shape) > dims or (len(shape) == dims and shape[0] != 1):
+        first_is_free = len(shape) < dims or (len(shape) == dims and shape[0] == 1)
+        if not first_is_free or (tracked.second and self.rows > 1):
             raise self.refusal(torch.Tensor.expand, f"gives shape {shape} to every example")
         tracked.used = True
         inner = shape[1:] if len(shape) == dims else (1,) * (dims - 1 - len(shape)) + shape
@@ -142,6 +149,22 @@ class LayerSession:
 
         copies = tracked.detach().reshape(1, *inner).expand(rows, *inner)
         return self.observe(copies, (), uses, factor=factor, shared=tracked.constants)
+
+    def each_second(self, tracked: Tracked) -> torch.Tensor:
+        """A tracked tensor whose second dimension is to have the rows, with a copy for each.
+
+        Raises:
+            Unhandled: unless it repeats one entry for all of them.
+        """
+        shape = tuple(tracked.shape)
+        if not tracked.repeats or shape[1] != self.rows:
+            raise self.refusal(
+                torch.Tensor.expand, f"gives shape {shape} to examples in the second dimension"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            first = tracked.select(1, 0)
+        own = track(first, self, tracked.roots, constants=tracked.constants)
+        return self.each_row(own, 1, len(shape)).transpose(0, 1)
 
     def pulled(self, tracked: Tracked, gradients: torch.Tensor) -> Found:
         """From the gradients of a tracked tensor, one a row, to those of its parameters."""

@@ -27,6 +27,9 @@ class Session(Protocol):
     def each_row(self, tracked: Tracked, factor: int, dims: int) -> torch.Tensor:
         """A tracked tensor with a copy for every row, to meet tensors of so many dimensions."""
 
+    def each_second(self, tracked: Tracked) -> torch.Tensor:
+        """Likewise, for a tensor whose second dimension has the rows."""
+
     def observed(
         self, op: Any, output: torch.Tensor, kept: Sequence[torch.Tensor], uses: Any
     ) -> torch.Tensor:
@@ -52,6 +55,8 @@ class Tracked(torch.Tensor):
         constants: other tensors and numbers that it was made of, which must be the same for
             all batches.
         used: whether rows of the batch have met it.
+        repeats: whether all entries of its second dimension are copies of one.
+        second: whether these are as many as the rows, whatever their number is.
     """
 
     session: Session
@@ -59,6 +64,8 @@ class Tracked(torch.Tensor):
     whole: bool
     constants: Sequence[torch.Tensor]
     used: bool
+    repeats: bool
+    second: bool
 
     @classmethod
     def __torch_function__(
@@ -88,6 +95,7 @@ def track(
     found = value.as_subclass(Tracked)
     found.session, found.roots, found.whole = session, roots, whole
     found.constants, found.used = constants, False
+    found.repeats, found.second = False, False
     return found
 
 

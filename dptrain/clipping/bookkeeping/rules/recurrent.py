@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class SequenceRule(RecurrentRule):
 
     def __init__(self) -> None:
         self._rows_second: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    @override
+    def second(self, layer: nn.Module) -> Collection[int]:
+        """Initial states, and the input of a layer with ``batch_first=False``."""
+        return (1,) if layer.batch_first else (0, 1)
 
     @override
     def forward(

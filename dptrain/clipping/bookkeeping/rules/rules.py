@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -114,6 +114,10 @@ class LayerRule(abc.ABC):
                 "that return one tensor, unless it has its own forward()"
             )
         return observe(output, inputs, self._all_uses)
+
+    def second(self, layer: nn.Module) -> Collection[int]:
+        """Places of the arguments that have the rows in their second dimension."""
+        return ()
 
     def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """What ``uses`` is given as inputs: them, or also what is made of them at little cost.
