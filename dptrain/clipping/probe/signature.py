@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -12,6 +13,41 @@ _SINGLE = 3  # batches in a row that have to look so, where examples have one la
 _TOLERANCE = 1e-5
 _RESIDUAL = 1e-3
 _AT_ONCE = 2**19  # numbers that stay in a processor's cache
+_LARGE = 2**22  # numbers of logits that are not kept until their gradient comes
+_FEWEST = 16  # classes of which those that are looked at then are not most
+_LOOKED_AT = 8  # of the classes, so many at most besides the likeliest
+
+
+@dataclasses.dataclass(frozen=True)
+class Outlines:
+    """What large logits are known by, which may be what takes the most memory of all.
+
+    Attributes:
+        likeliest: of each half of the classes, its log-probability, shape (targets, 2).
+        which: these classes.
+        some: log-probabilities of a few classes, shape (targets, few).
+        few: these classes, the same for all targets.
+    """
+
+    likeliest: torch.Tensor
+    which: torch.Tensor
+    some: torch.Tensor
+    few: torch.Tensor
+
+    @classmethod
+    def of(cls, y: torch.Tensor, classes: int) -> Outlines:
+        """Of logits with the classes in this dimension."""
+        count = y.shape[classes]
+        half, step = count // 2, max(count // _LOOKED_AT, _FEWEST)
+        few = torch.arange(step // 2, count, step, device=y.device)
+        found = []
+        for lines in _lines(y, classes):
+            whole = lines.logsumexp(1, keepdim=True)
+            first, second = lines[:, :half].max(1), lines[:, half:].max(1)
+            likeliest = torch.stack([first.values, second.values], 1) - whole
+            which = torch.stack([first.indices, second.indices + half], 1)
+            found.append((likeliest, which, lines[:, few] - whole))
+        return cls(*(torch.cat(parts) for parts in zip(*found, strict=True)), few)
 
 
 class LossSignature:
@@ -38,14 +74,18 @@ class LossSignature:
             return
         for y in outputs:
             if y.dim() >= 2 and len(y) == rows and y.dtype in (torch.float32, torch.float64):
-                y.register_hook(functools.partial(self._look, y.detach()))
+                kept = {k: _kept(y.detach(), k) for k in {1, y.dim() - 1}}
+                y.register_hook(functools.partial(self._look, kept))
 
-    def _look(self, y: torch.Tensor, gradient: torch.Tensor) -> None:
+    def _look(self, kept: Mapping[int, torch.Tensor | Outlines], gradient: torch.Tensor) -> None:
         self._looked += 1
-        for classes in {1, y.dim() - 1}:
-            shares = _shares(y, gradient, classes)
+        for classes, y in kept.items():
+            if isinstance(y, Outlines):
+                shares = _shares_by_outlines(y, gradient, classes)
+            else:
+                shares = _shares(y, gradient, classes)
             if shares is not None:
-                self._judge(shares, single=y.dim() == 2)
+                self._judge(shares, single=gradient.dim() == 2)
                 return
 
     def _judge(self, shares: torch.Tensor, *, single: bool) -> None:
@@ -66,6 +106,12 @@ class LossSignature:
                 "clipped: take the loss from dptrain.losses, which reduces each example by itself "
                 "(or set Gradients(probe='off'), which the guarantee then says)"
             )
+
+
+def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
+    """The logits, or what is kept of many."""
+    large = y.numel() > _LARGE and y.shape[classes] >= _FEWEST
+    return Outlines.of(y, classes) if large else y
 
 
 def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
@@ -110,3 +156,37 @@ def _shares_of_lines(
         return None, off
     # What is ignored has no gradient at all.
     return torch.where(gradient.ne(0).any(1), c, 0.0), off
+
+
+def _shares_by_outlines(
+    kept: Outlines, gradient: torch.Tensor, classes: int
+) -> torch.Tensor | None:
+    """``_shares`` by the classes whose probabilities are kept, signs and sums."""
+    found, at = [], 0
+    off = squares = 0.0
+    for lines in _lines(gradient, classes):
+        now = slice(at, at + len(lines))
+        at = now.stop
+        target = lines.argmin(1, keepdim=True)
+        # Of two classes one at least is not the target.
+        likeliest, which = kept.likeliest[now], kept.which[now]
+        best = likeliest.masked_fill(which == target, -torch.inf).argmax(1, keepdim=True)
+        c = lines.gather(1, which.gather(1, best)) / likeliest.gather(1, best).exp()
+        lengths = lines.square().sum(1, keepdim=True)
+        told = lengths > 0  # what is ignored has no gradient at all
+        c = torch.where(told, c, 0.0)
+        certain = told & ~(lengths >= 1e-8 * c.square())
+        if bool(certain.any()) or bool((c < -_TOLERANCE).any()):
+            return None
+        beside = kept.few != target
+        seen, expected = lines[:, kept.few] * beside, c * kept.some[now].exp() * beside
+        if not float((seen - expected).norm()) <= _RESIDUAL * float(seen.norm()):
+            return None
+        # Together the other classes have what the target lacks, and none has its sign.
+        others = lines.scatter(1, target, 0.0).clamp_(max=0)
+        off += float(lines.sum(1).square().sum() + others.square().sum())
+        squares += float(lengths.sum())
+        found.append(c[:, 0])
+    if not off <= _RESIDUAL**2 * squares:
+        return None
+    return torch.cat(found).view(len(gradient), -1).sum(1)

@@ -260,3 +260,41 @@ def test_shares_of_a_cross_entropy_are_found_part_by_part(shape, classes, at_onc
     torch.testing.assert_close(found, shares * counted, rtol=1e-4, atol=1e-6)
     other = torch.randn(shape, generator=generator)
     assert signature._shares(y.detach(), other, classes) is None
+
+
+@pytest.mark.parametrize("at_once", [2**19, 50])
+@pytest.mark.parametrize(("shape", "classes"), [((6, 40), 1), ((6, 7, 40), 2), ((4, 40, 3, 2), 1)])
+def test_shares_of_large_logits_are_found_without_them(shape, classes, at_once, monkeypatch):
+    """As of small ones; other losses, and what is no loss, tell nothing."""
+    monkeypatch.setattr(signature, "_AT_ONCE", at_once)
+    monkeypatch.setattr(signature, "_LARGE", 1)
+    generator = torch.Generator().manual_seed(0)
+    y = (3 * torch.randn(shape, generator=generator)).requires_grad_()
+    lines = y.movedim(classes, 1)
+    likely = lines.detach().argmax(1)  # targets that are the likeliest, and others
+    targets = torch.randint(0, 40, likely.shape, generator=generator)
+    targets[1::2], targets[0] = likely[1::2], -100
+    shares = torch.arange(1.0, shape[0] + 1) / 7  # of each row
+
+    def found(**options):
+        losses = F.cross_entropy(lines, targets, reduction="none", **options)
+        by_row = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
+        (gradient,) = torch.autograd.grad(by_row.mul(shares).sum(), y, retain_graph=True)
+        kept = signature._kept(y.detach(), classes)
+        assert isinstance(kept, signature.Outlines)
+        return signature._shares_by_outlines(kept, gradient, classes)
+
+    counted = (targets != -100).reshape(shape[0], -1).sum(1)
+    torch.testing.assert_close(found(), shares * counted, rtol=1e-5, atol=1e-6)
+    assert found(label_smoothing=0.1) is None
+    kept = signature._kept(y.detach(), classes)
+    for other in (y.detach(), torch.randn(shape, generator=generator), torch.ones(shape)):
+        assert signature._shares_by_outlines(kept, other, classes) is None
+
+
+def test_large_logits_give_a_loss_away_that_mixes_rows(monkeypatch):
+    monkeypatch.setattr(signature, "_LARGE", 1)
+    monkeypatch.setattr(signature, "_FEWEST", 2)
+    test_a_plain_token_loss_outside_is_refused_before_anything_is_released(
+        next(iter(OUTSIDE)), "bookkeeping"
+    )
