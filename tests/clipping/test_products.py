@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dptrain.clipping.base import products
-from dptrain.clipping.base.products import add_product, product
+from dptrain.clipping.base.products import Squashed, add_product, outer_product, product
 
 SHAPES = [(3, 5, 4), (64, 300, 200), (300, 64, 1000)]  # the last two are not small
 LAYOUTS = {
@@ -36,9 +36,30 @@ def test_products(shape, first, second, dtype, by_onednn, monkeypatch):
         (product(x, w), exact),
         (product(x, w, bias), exact + bias.double()),
         (add_product(total.clone(), x, w), exact + total.double()),
+        (outer_product(x.t(), w.t()), exact),
+        (outer_product(w.t(), x.t()), exact.t()),
     ):
         assert found.dtype == dtype
-        assert bool(((found.double() - right).abs() <= allowed).all())
+        limit = allowed if found.shape == allowed.shape else allowed.t()
+        assert bool(((found.double() - right).abs() <= limit).all())
+
+
+@pytest.mark.parametrize("rows", [64, 7])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("squash", ["sigmoid", "tanh"])
+def test_squashed_products(squash, bias, rows):
+    """Near 0 tanh is as exact as far from it, also for fewer rows than were announced."""
+    torch.manual_seed(0)
+    x, w = torch.randn(rows, 300), torch.randn(200, 300)
+    x[::2] *= 1e-5
+    b = 1e-5 * torch.randn(200) if bias else None
+    inside = x.double() @ w.double().t() + (0.0 if b is None else b.double())
+    right = getattr(torch, squash)(inside)
+    found = Squashed(w, b, squash, 64)(x)
+    # σ and tanh have slopes of 1 at most; what they add is a few roundings of their value.
+    unit = torch.finfo(torch.float32).eps
+    allowed = 301 * unit * (x.double().abs() @ w.double().abs().t()) + 4 * unit * right.abs()
+    assert bool(((found.double() - right).abs() <= allowed + 1e-10 * unit).all())
 
 
 def test_rows_do_not_mix(monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
-from dptrain.clipping.base.products import product
+from dptrain.clipping.base.products import outer_product
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
 
@@ -67,7 +67,7 @@ class OuterProducts(Use):
         if left.stride(0) < left.stride(1) or right.stride(0) < right.stride(1):
             # Positions first, as recurrent layers have them: the order of the sum is free.
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return product(left.flatten(0, 1).T, right.flatten(0, 1).T)
+        return outer_product(left.flatten(0, 1), right.flatten(0, 1))
 
     @override
     def select(self, index: torch.Tensor) -> OuterProducts:
