@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import TensorDataset
 
 from dptrain import Gradients, Poisson, PrivacyEngine
+from dptrain.clipping.base import products
 from dptrain.clipping.bookkeeping.rules.rules import RULES
 from dptrain.clipping.bookkeeping.tap import LayerTap
 from dptrain.losses import TokenCrossEntropy
@@ -563,3 +564,32 @@ def test_initial_states_that_differ_from_row_to_row_are_refused():
     layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
     with pytest.raises(RuntimeError, match="mixes the examples"):
         backward(run_of(case(Learned(layer, copies), torch.randn(ROWS, 3, WIDTH))))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_lstm_by_onednn(seed, monkeypatch):
+    """Its gates come squashed from products of oneDNN, where that is the faster library."""
+    calls = []
+    once = products.Squashed.__call__
+    monkeypatch.setattr(products, "_LEAST", 0)
+    monkeypatch.setattr(products, "_onednn_is_faster", lambda threads: True)
+    monkeypatch.setattr(
+        products.Squashed, "__call__", lambda self, x: calls.append(len(x)) or once(self, x)
+    )
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    packed = rng.choice([None, True, False])
+    layer = nn.LSTM(
+        3, HIDDEN, rng.choice([1, 2]), bidirectional=rng.random() < 0.5, bias=rng.random() < 0.5,
+        batch_first=rng.random() < 0.5, proj_size=rng.choice([0, 2]),
+    )  # fmt: skip
+    module = Recurrent(layer, packed=packed, states=rng.random() < 0.5)
+    inputs = [torch.randn(ROWS, LENGTH, WIDTH)]
+    if packed is not None:
+        inputs.append(lengths_of(rng, ROWS, LENGTH, packed))
+    a = case(module, *inputs, dtype=torch.float32)
+    expected = copy.deepcopy(a.module)(*a.inputs)
+    private = check_like_loop(a)
+    inputs, _ = take(private)
+    torch.testing.assert_close(private.module(*inputs), expected, rtol=2e-6, atol=2e-6)
+    assert calls

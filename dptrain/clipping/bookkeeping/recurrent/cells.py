@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import Gram
-from dptrain.clipping.base.products import add_product, product
+from dptrain.clipping.base.products import Squashed, add_product, product
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps, fit
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
@@ -213,22 +213,18 @@ class LSTM(Cell):
     ) -> Trace:
         assert cell is not None
         size = cell.shape[1]
-        gates = product(x, weights.ih, _both(weights))
+        gates, add_up = _gates(x, weights, hidden, steps)
         all_hidden, states = steps.states(hidden)
         all_cells, cells = steps.states(cell)
         squashed = gates.new_empty(steps.total, size)
         out = states if weights.hr is None else torch.empty_like(squashed)
         h, c = hidden, cell
         # All views at once: each that is made on the way costs as much as a small operation.
-        split = [steps.split(part) for part in (gates, *gates.chunk(4, 1))]
+        split = [steps.split(part) for part in (x, gates, *gates.chunk(4, 1))]
         later = [steps.split(part) for part in (states, cells, squashed, out)]
-        for a, i, f, g, o, h_next, c_next, tanh, m in zip(*split, *later, strict=True):
+        for given, a, i, f, g, o, h_next, c_next, tanh, m in zip(*split, *later, strict=True):
             h, c = fit(h, hidden, len(a)), fit(c, cell, len(a))
-            by_i, by_f, by_g, by_o = add_product(a, h, weights.hh).chunk(4, 1)
-            torch.sigmoid(by_i, out=i)
-            torch.sigmoid(by_f, out=f)
-            torch.tanh(by_g, out=g)
-            torch.sigmoid(by_o, out=o)
+            add_up(given, h, a)
             torch.mul(f, c, out=c_next).addcmul_(i, g)
             torch.tanh(c_next, out=tanh)
             torch.mul(o, tanh, out=m)
@@ -432,6 +428,42 @@ class RNN(Cell):
     def sides(self, gates: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         side = [gates]
         return side, side
+
+
+def _gates(
+    x: torch.Tensor, weights: Weights, hidden: torch.Tensor, steps: Steps
+) -> tuple[torch.Tensor, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]]:
+    """Memory for an LSTM's gates, flat, and what writes those of a step there.
+
+    The latter is given x at the step, the states that it starts from, and where to write.
+    """
+    both, size = _both(weights), weights.hh.shape[0] // 4
+    if not Squashed.pays(hidden, weights.hh):
+
+        def squash(_: torch.Tensor, h: torch.Tensor, gates: torch.Tensor) -> None:
+            parts = add_product(gates, h, weights.hh).chunk(4, 1), gates.chunk(4, 1)
+            for k, (a, into) in enumerate(zip(*parts, strict=True)):
+                (torch.tanh if k == 2 else torch.sigmoid)(a, out=into)
+
+        return product(x, weights.ih, both), squash
+
+    # One product for inputs and states: an operation for σ of it, and one for tanh.
+    whole = torch.cat([weights.ih, weights.hh], 1)
+    whole = whole if both is None else torch.cat([whole, both[:, None]], 1)
+    i, f, g, o = whole.split(size)
+
+    def by(weight: torch.Tensor, how: str) -> Squashed:
+        bias = None if both is None else weight[:, -1].contiguous()
+        return Squashed(weight if both is None else weight[:, :-1], bias, how, len(hidden))
+
+    sigmoid, tanh = by(torch.cat([i, f, o]), "sigmoid"), by(g, "tanh")
+
+    def fused(given: torch.Tensor, h: torch.Tensor, gates: torch.Tensor) -> None:
+        given = torch.cat([given, h], 1)
+        first, last = sigmoid(given).split([2 * size, size], 1)
+        torch.cat([first, tanh(given), last], 1, out=gates)
+
+    return x.new_empty(steps.total, 4 * size), fused
 
 
 def _relu(x: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
