@@ -47,7 +47,8 @@ class Outlines:
             likeliest = torch.stack([first.values, second.values], 1) - whole
             which = torch.stack([first.indices, second.indices + half], 1)
             found.append((likeliest, which, lines[:, few] - whole))
-        return cls(*(torch.cat(parts) for parts in zip(*found, strict=True)), few)
+        likeliest, which, some = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return cls(likeliest, which, some, few)
 
 
 class LossSignature:
