@@ -15,6 +15,7 @@ from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
 from dptrain.clipping.probe.inputs import Rows, steps
 from dptrain.clipping.probe.restoring import eagerly, untouched
+from dptrain.clipping.probe.weighing import take_back, weigh
 from dptrain.clipping.probe.witness import Witness
 
 _SMALL = 2**16  # numbers of a parameter that is moved by a rounding error
@@ -230,28 +231,24 @@ class Confirmation:
             yield
 
     def _backward(self, rows: Rows, *, by_factors: bool = False, moved: bool = False) -> None:
-        """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, and backwards."""
+        """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, taken back."""
         outputs = list(self.floats(rows.call(self.module)))
         factors: torch.Tensor | None = None
         if by_factors:
             self._by_rows = all(y.dim() > 0 and len(y) == rows.rows for y in outputs)
             factors = self._factors(rows.rows) if self._by_rows else None
         generator = torch.Generator().manual_seed(0)
-        total: torch.Tensor | None = None
+        gradients = []
         for y in outputs:
-            whole = torch.where(y.isfinite(), y, torch.zeros_like(y))
-            whole = whole.to(torch.promote_types(y.dtype, torch.float32))
             w = torch.randn(y.shape, generator=generator)
-            w = w.to(whole)
+            w = w.to(device=y.device, dtype=torch.promote_types(y.dtype, torch.float32))
             if moved:
                 w = w * (1 + self._unit(y) * steps(y.shape, generator).to(w))
-            parts = whole if y.numel() == 1 else w * whole - whole.cos()
+            found = y.isfinite().to(y.dtype) if y.numel() == 1 else weigh(y, w)
             if factors is not None:
-                parts = parts * factors.to(parts).view(-1, *[1] * (y.dim() - 1))
-            part = parts.sum()
-            total = part if total is None else total + part.to(total)
-        if total is not None and total.requires_grad:
-            total.backward()
+                found.mul_(factors.to(found).view(-1, *[1] * (y.dim() - 1)))
+            gradients.append(found)
+        take_back(outputs, gradients)
 
     def _factors(self, rows: int) -> torch.Tensor:
         """Of the rows; powers of two, which change no digit."""

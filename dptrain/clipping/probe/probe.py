@@ -30,6 +30,7 @@ from dptrain.clipping.probe.inputs import (
 )
 from dptrain.clipping.probe.restoring import eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
+from dptrain.clipping.probe.weighing import take_back, weigh
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 from dptrain.core import (
     global_state,
@@ -419,9 +420,8 @@ class RowProbe:
         witness = Witness(rows.rows)
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
             outputs = list(_tensors(rows.call(self.module)))
-            loss, reduced = _loss(outputs)
-            if loss is not None:
-                loss.backward()
+            gradients, reduced = _gradients(outputs)
+            take_back(outputs, gradients)
         return _Run(witness.sightings, witness.finite, reduced, rows)
 
     def _check_rows(self, seen: Sequence[Sighting], rows: int) -> None:
@@ -572,26 +572,21 @@ def _noisy(ours: Sequence[Sighting], theirs: Sequence[Sighting]) -> bool:
     return False
 
 
-def _loss(outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, bool]:
-    """Σ w·y − cos y over all numbers y of the outputs, w random; and whether one is a loss.
+def _gradients(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+    """By all outputs, of Σ w·y − cos y with random w (``weigh``); and whether one is a loss.
 
-    The derivative w + sin y of every term is bounded, and changes with y wherever that is. A single
-    number is taken for a loss, which is a sum over the examples as it is.
+    A single number is taken for a loss, which is a sum over the examples as it is.
     """
-    total: torch.Tensor | None = None
+    found: list[torch.Tensor] = []
     reduced = False
     generator = torch.Generator().manual_seed(0)
     for y in outputs:
         if y.numel() == 1:
-            part, reduced = y.sum(), True
+            found.append(torch.ones_like(y))
+            reduced = True
         else:
-            w = torch.randn(y.shape, generator=generator).to(y.device)
-            whole = torch.where(y.isfinite(), y, torch.zeros_like(y)).to(
-                torch.promote_types(y.dtype, torch.float32)
-            )
-            part = (w * whole - whole.cos()).sum()
-        total = part if total is None else total + part.to(total)
-    return total, reduced
+            found.append(weigh(y, torch.randn(y.shape, generator=generator)))
+    return found, reduced
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
