@@ -558,12 +558,21 @@ def test_a_first_step_that_is_learned(length):
 def test_initial_states_that_differ_from_row_to_row_are_refused():
     torch.manual_seed(0)
 
-    def copies(p, rows):
+    def joined(p, rows):
         return torch.cat([p.expand(-1, rows - 1, -1), 2 * p], 1)
 
-    layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
-    with pytest.raises(RuntimeError, match="mixes the examples"):
-        backward(run_of(case(Learned(layer, copies), torch.randn(ROWS, 3, WIDTH))))
+    def written(p, rows):
+        copies = p.repeat(1, rows, 1)
+        copies[:, 1:] = 0
+        return copies
+
+    def copied(p, rows):
+        return written(p, rows).clone()
+
+    for copies in (joined, written, copied):
+        layer = nn.GRU(WIDTH, HIDDEN, batch_first=True)
+        with pytest.raises(RuntimeError, match="mixes the examples"):
+            backward(run_of(case(Learned(layer, copies), torch.randn(ROWS, 3, WIDTH))))
 
 
 @pytest.mark.parametrize("seed", range(6))

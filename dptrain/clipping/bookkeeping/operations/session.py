@@ -109,7 +109,7 @@ class LayerSession:
             if op.func in SAME_ROWS:
                 tracked.repeats = op.repeats_second(value)
             elif op.func in COPIES:
-                tracked.repeats = op.leaves[op.places[0]].repeats
+                tracked.repeats = op.leaves[op.places[0]].still_repeats
             factor: int | None = 0
             if value.dim():
                 factor = self.plan.factor((name, "result", k, value.dim()), value.shape, self.rows)
@@ -157,7 +157,7 @@ class LayerSession:
             Unhandled: unless it repeats one entry for all of them.
         """
         shape = tuple(tracked.shape)
-        if not tracked.repeats or shape[1] != self.rows:
+        if not tracked.still_repeats or shape[1] != self.rows:
             raise self.refusal(
                 torch.Tensor.expand, f"gives shape {shape} to examples in the second dimension"
             )

@@ -55,7 +55,8 @@ class Tracked(torch.Tensor):
         constants: other tensors and numbers that it was made of, which must be the same for
             all batches.
         used: whether rows of the batch have met it.
-        repeats: whether all entries of its second dimension are copies of one.
+        repeats: whether all entries of its second dimension were copies of one when it was made.
+        made: the version that it had then; writing into it makes another.
         second: whether these are as many as the rows, whatever their number is.
     """
 
@@ -65,7 +66,14 @@ class Tracked(torch.Tensor):
     constants: Sequence[torch.Tensor]
     used: bool
     repeats: bool
+    made: int
     second: bool
+
+    @property
+    def still_repeats(self) -> bool:
+        """Whether all entries of the second dimension are copies of one, and none was written."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.repeats and self._version == self.made
 
     @classmethod
     def __torch_function__(
@@ -96,6 +104,7 @@ def track(
     found.session, found.roots, found.whole = session, roots, whole
     found.constants, found.used = constants, False
     found.repeats, found.second = False, False
+    found.made = found._version
     return found
 
 
