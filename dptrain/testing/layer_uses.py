@@ -51,6 +51,9 @@ class _Book:
     def rows(self) -> int:
         return self._rows
 
+    def idle(self) -> bool:
+        return False
+
     def at_hand(self) -> None:
         return None
 

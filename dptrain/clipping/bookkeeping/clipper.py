@@ -56,6 +56,7 @@ class BookkeepingClipper(GradientClipper):
         self.views = views
         self._uses: dict[nn.Parameter, list[Use]] = {}
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
+        self._versions: dict[nn.Parameter, list[int]] = {}  # of what these norms are of
         self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
         self._costs = ReplayCosts()
 
@@ -69,9 +70,18 @@ class BookkeepingClipper(GradientClipper):
         self._costs.begin()
         return None if self.probe is None else self.probe.doubt(layer)
 
+    def idle(self) -> bool:
+        """Whether nothing was drawn: the rows at hand are padding, on which no probe has run."""
+        batch = self.at_hand()
+        return batch is not None and not len(batch.indices)
+
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Nothing to look at: uses are made of every call."""
-        return False
+        """Nothing to look at: uses are made of every call, but of padding alone."""
+        if not self.idle():
+            return False
+        self.discard()
+        self.batch = self.at_hand()
+        return True
 
     def replays(self, rule: Replays) -> None:
         """Take note of a layer that was run again, and of what that takes."""
@@ -110,6 +120,7 @@ class BookkeepingClipper(GradientClipper):
             if self.probe is not None:
                 self.probe.resolve(doubt)
             use = (use if self.views == 1 else use.folded(self.views)).compact()
+            self._norms.pop(p, None)  # first, that none is left of a part should this be cut short
             held = self._uses.setdefault(p, [])
             if held:
                 self._several.add(p)
@@ -118,9 +129,9 @@ class BookkeepingClipper(GradientClipper):
             else:
                 held.append(use)
             # At once, while what it is made of is in the processor's cache.
-            self._norms.pop(p, None)
             if p not in self._several:
                 self._norms[p] = use.norms()
+                self._versions[p] = use.versions()
 
     @override
     @full_float32()
@@ -138,11 +149,16 @@ class BookkeepingClipper(GradientClipper):
         Raises:
             RuntimeError: if there was no backward pass for this batch.
         """
+        if not self._uses and self.idle() and self.batch is self.at_hand():
+            nothing = torch.zeros(len(weights), max(self.groups) + 1)
+            self._factors(nothing, max_grad_norm, weights, admit)
+            return [None] * len(self.parameters)
         if not self._uses:
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() on the "
                 "private module's output"
             )
+        self._check_unwritten()
         scaling = [None] * len(self.parameters) if scales is None else scales
         unit = self._unit(len(weights)) / loss_scale
         norms = self._group_norms(scaling, unit)
@@ -166,12 +182,26 @@ class BookkeepingClipper(GradientClipper):
 
     def unclipped_norms(self, examples: int) -> torch.Tensor:
         """‖g_i‖₂ of what was reported, shape (examples,), which stays."""
+        self._check_unwritten()
         return total_norms(self._group_norms([None] * len(self.parameters), self._unit(examples)))
 
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         self._uses.clear()
         self._norms.clear()
+        self._versions.clear()
+
+    def _check_unwritten(self) -> None:
+        """Refuse to form sums of what has been written into since its norms were taken."""
+        for p, uses in self._uses.items():
+            if p in self._norms and uses[0].versions() != self._versions[p]:
+                raise RuntimeError(
+                    f"a tensor that gradients of a parameter of shape {tuple(p.shape)} are made of "
+                    "was written into after the backward pass came there: the batch, the input of "
+                    "a layer, or a gradient in a hook. Its norms would be those of other gradients "
+                    "than what is released: write into a copy (x.clone(), x = x * 2 and not "
+                    "x.mul_(2)), or after optimizer.step()"
+                )
 
     def _unit(self, examples: int) -> float:
         """Undoes a mean over the rows; of the views of an example the mean is taken."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from dptrain.clipping.base.precision import without_autocast
@@ -28,6 +29,9 @@ class Book(Protocol):
 
     def rows(self) -> int | None:
         """Rows that the model sees of the batch at hand; ``None`` without a batch."""
+
+    def idle(self) -> bool:
+        """Whether the batch at hand has no examples, so that nothing is to be made of its rows."""
 
     def at_hand(self) -> Any:
         """What a backward pass has to find as its forward pass did: the batch, or ``None``."""
@@ -78,13 +82,14 @@ class LayerTap(StandIn):
         name: str = "",
     ) -> None:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
+        self.name = name
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
         embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
         self.sharing = SharedRows() if embeds else None
         self._plan = RowPlan()
-        self._shared = OperationsRule(layer, name)  # for calls on what all examples share
+        self._shared = OperationsRule(layer, name, shared=True)  # calls on what examples share
         self._observer = _Observer(self)
         super().__init__(layer, "forward")
         self._signature = inspect.signature(self.own)
@@ -101,12 +106,21 @@ class LayerTap(StandIn):
         """The layer's output, as its rule forms it where gradients are wanted."""
         if not torch.is_grad_enabled() or is_untapped():
             return self.own(*args, **kwargs)
+        if self.book.idle():
+            return self._idly(args, kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise RuntimeError(
+                f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}, is "
+                "called within torch.func (vmap, grad, jvp or the like), where a layer cannot be "
+                "seen to have a row for each example: call it on the whole batch, or use its "
+                "parameters there without it (torch.vmap(lambda row: row @ self.weight)(x))"
+            )
         forward, rule = self.own, self.rule
         if isinstance(rule, OperationsRule):
             try:
                 return self._run_by(rule, functools.partial(forward, **kwargs), args)
             except Unhandled as error:
-                if error.layer is not self.layer:
+                if error.layer is not self.layer or (error.of_rows and rule.plan.settled):
                     raise
             if rule.plan.tentative:
                 with Detached(self._holders):
@@ -126,6 +140,18 @@ class LayerTap(StandIn):
         if self._is_shared(args):
             return self._run_by(self._shared, forward, args)
         return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
+
+    def _idly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's output for rows of which nothing is made, so that no rule has to fit."""
+
+        def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
+            self.book.saw(self.layer, (), gradient)
+
+        def observed(y: torch.Tensor) -> torch.Tensor:
+            return _Tap.apply(y, self.anchor, report) if y.is_floating_point() else y
+
+        with Detached(self._holders):
+            return tree_map_only(torch.Tensor, observed, self.own(*args, **kwargs))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with Detached(self._holders):
@@ -162,6 +188,10 @@ class LayerTap(StandIn):
             self.sharing.settle()
         for plan in self._plans():
             plan.settle()
+
+    def known(self) -> tuple[Any, ...]:
+        """What such passes have shown so far."""
+        return type(self.rule), *(dict(plan.found) for plan in self._plans())
 
     def _plans(self) -> list[RowPlan]:
         own = [self.rule.plan] if isinstance(self.rule, OperationsRule) else []
@@ -204,6 +234,15 @@ class LayerTap(StandIn):
             return 1
         if factor is None:
             factor = self._plan.factor(place, shape, rows)
+            unseen = not self._plan.watching and self._plan.unseen(place, shape, rows)
+            if unseen and shape[0] == rows > 1:  # other numbers are refused as they are
+                raise RuntimeError(
+                    f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}: "
+                    f"it has a result of {shape[0]} rows in a batch of {rows}, and had another "
+                    "number of rows for each example before, so that nothing says whose these are "
+                    "(tokens that were picked by a mask, say): call it on all positions of every "
+                    "example, and mask what does not count afterwards"
+                )
         return factor if factor is not None and factor > 1 and factor * rows == shape[0] else 1
 
     def observe(

@@ -180,15 +180,22 @@ class Taps(Generic[B]):
             tap.book = book
 
     @contextlib.contextmanager
-    def settling(self, anew: bool) -> Iterator[None]:
-        """Have layers note meanwhile, in passes over few rows, what all examples share."""
+    def settling(self, anew: bool) -> Iterator[list[bool]]:
+        """Have layers note meanwhile, in passes over few rows, what all examples share.
+
+        Yields:
+            A list, to which whether anything new was found is added in the end.
+        """
+        before = [tap.known() for tap in self._taps]
+        changed: list[bool] = []
         for tap in self._taps:
             tap.watch(anew=anew)
         try:
-            yield
+            yield changed
         finally:
             for tap in self._taps:
                 tap.settle()
+            changed.append(before != [tap.known() for tap in self._taps])
 
     def follow_escaped(self) -> bool:
         """See to parameters that a gradient reached past the taps; whether anything changed.
@@ -240,7 +247,9 @@ class Taps(Generic[B]):
     def _refuse(self, name: str, p: torch.Tensor) -> None:
         p.grad = None  # not clipped
         self._escaped.add(name)
-        if not isinstance(self._reports_to, Witness):  # the real pass will raise it
+        if self._reports_to.idle():
+            self._reports_to.saw(self.bare, (), p)
+        elif not isinstance(self._reports_to, Witness):  # the real pass will raise it
             raise RuntimeError(_LEAK.format(name=name))
 
     def detach(self) -> None:

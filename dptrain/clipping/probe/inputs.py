@@ -258,6 +258,11 @@ def blank(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
     return torch.zeros_like(rows) if rows.is_floating_point() else rows
 
 
+def broken(rows: torch.Tensor, _: torch.Tensor, name: str) -> torch.Tensor:
+    """Nothing that is a number: "is any NaN?" is asked of a whole batch, and 0 · NaN is NaN."""
+    return torch.full_like(rows, torch.nan) if rows.is_floating_point() else rows
+
+
 def ends_early(
     rows: torch.Tensor, _: torch.Tensor, name: str, *, padding: int = 0, labels: bool = True
 ) -> torch.Tensor:

@@ -19,6 +19,7 @@ from dptrain.clipping.probe.inputs import (
     Change,
     Rows,
     blank,
+    broken,
     contents,
     contents_of_floats,
     contents_of_sequences,
@@ -28,7 +29,7 @@ from dptrain.clipping.probe.inputs import (
     padding_id,
     structure,
 )
-from dptrain.clipping.probe.restoring import eagerly, replay, untouched
+from dptrain.clipping.probe.restoring import attached, eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.weighing import take_back, weigh
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
@@ -43,6 +44,7 @@ PROBES = ("first", "shapes", "off")
 """When the probe looks: at the first batch, at every new shape of inputs, or never."""
 
 _ROUNDS = 3  # of looking for uses of parameters past their layers, and following these
+_PASSES = 6  # over few rows, until nothing new is found in them
 _MOST = 8  # examples that a probe is made of
 _DEPTH = 4  # of objects within what a module returns
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
@@ -140,10 +142,11 @@ class RowProbe:
         witnessed: a context in which it reports to the given one.
         at_hand: the batch, ``None`` where there is none.
         when: ``"shapes"``: whenever the arguments are of a structure (types, shapes but for the
-            rows, switches, numbers that are 0) that was not probed, or layers have other switches
-            (training mode is one); ``"first"``: once; ``"off"``: never.
+            rows, switches, numbers that are 0) that was not probed, or the module has other layers
+            or hooks, or layers other switches (training mode is one); ``"first"``: once; ``"off"``: never.
         settle: a context for runs on several numbers of examples, for what has to know how a layer
-            is used; whether they are the first ones on such inputs.
+            is used; whether they are the first ones on such inputs. Of the list that it gives, the
+            last entry is whether they showed anything new, when it is left.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
 
@@ -273,8 +276,13 @@ class RowProbe:
             self._any = True
             return None
         arguments = named(self.module, args)
+        self._layers = list(self.module.modules())
+        self._names = {layer: name for name, layer in self.module.named_modules()}
         key = (
             structure({**arguments, **kwargs}, batch.rows),
+            # Layers that were exchanged, and hooks that were registered, since the last probe.
+            tuple(self._layers),
+            tuple(attached(self._layers)),
             # Whether they are training, and switches of the user's own.
             tuple([v for m in self._layers for v in vars(m).values() if v is True or v is False]),
         )
@@ -338,10 +346,12 @@ class RowProbe:
 
     def _settled(self, smaller: Rows, larger: Rows, start: Callable[[], None]) -> None:
         """Have it seen what follows the number of rows."""
-        for anew in (True, False):  # what the first round tells may lead to other operations
-            with self.settle(anew):
+        for number in range(_PASSES):  # what one round tells may lead to other operations
+            with self.settle(number == 0) as changed:
                 self._forward(smaller, start)
                 self._forward(larger, start)
+            if number and not any(changed or ()):
+                return
 
     def _unconfirmed(self, base: Rows, start: Callable[[], None]) -> str | None:
         """Which parameter's gradients are not those of autograd, and what may be done about it."""
@@ -457,7 +467,7 @@ class RowProbe:
             else:
                 self._compare(base, run, found, own, start)
                 self._varied.append((found, own))
-            for change in (early, *((huge, blank) if example == examples // 2 else ())):
+            for change in (early, *((huge, blank, broken) if example == examples // 2 else ())):
                 found = self._first_that_runs(base, run, own, other, [change], start)
                 if found is not None:
                     self._compare(base, run, found, own, start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -67,6 +68,27 @@ def untouched(module: nn.Module) -> Iterator[None]:
             vars(p).clear()
             vars(p).update(own)
             p.grad = gradient
+
+
+def attached(layers: Sequence[nn.Module]) -> Iterator[tuple[int, str, Any]]:
+    """Hooks and forwards of the layers' own: the layer's place, the kind, and the code that runs.
+
+    Hooks that are registered anew for every batch are the same if their code is.
+    """
+    for place, layer in enumerate(layers):
+        own = vars(layer)
+        for name in _HOOKS:
+            if own[name] and "state_dict" not in name:
+                yield place, name, tuple(_code(hook) for hook in own[name].values())
+        if "forward" in own:
+            yield place, "forward", _code(own["forward"])
+
+
+def _code(function: Any) -> Any:
+    """What tells a function from others, and not from another with the same code."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__code__", type(function))
 
 
 @contextlib.contextmanager

@@ -43,6 +43,10 @@ class Witness:
         """Rows that the module is fed."""
         return self._rows
 
+    def idle(self) -> bool:
+        """No: there is something to look at."""
+        return False
+
     def at_hand(self) -> Any:
         """The same in the forward and in the backward pass."""
         return self

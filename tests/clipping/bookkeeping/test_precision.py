@@ -53,6 +53,7 @@ def contributions(clipper, bound, scale=1.0):
         # A sum may be formed in place of what it is made of.
         own = {p: [copy.deepcopy(use) for use in held] for p, held in uses.items()}
         clipper._uses, clipper._norms = own, dict(norms)
+        clipper._versions = {p: held[0].versions() for p, held in own.items()}
         only = torch.zeros(ROWS)
         only[i] = 1.0
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=only, scales=None, loss_scale=scale)

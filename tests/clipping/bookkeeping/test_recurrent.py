@@ -408,6 +408,9 @@ class Book:
     def at_hand(self):
         return None
 
+    def idle(self):
+        return False
+
     def doubt(self, layer):
         return None
 

@@ -17,9 +17,11 @@ class Unhandled(RuntimeError):
 
     Attributes:
         layer: whose parameters take part in it.
+        of_rows: whether it is for rows that do not follow the batch's.
     """
 
     layer: nn.Module | None = None
+    of_rows = False
 
 
 class Operation:

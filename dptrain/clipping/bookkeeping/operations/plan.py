@@ -17,12 +17,13 @@ class RowPlan:
     stays is shared. Without such passes only the size at hand tells.
 
     Attributes:
+        found: by place, the ways in which sizes followed the rows in the last such passes.
         tentative: whether these are the first such passes, which can only guess.
     """
 
     def __init__(self) -> None:
         self._before: dict[Hashable, frozenset[int]] = {}  # what earlier probes showed
-        self._found: dict[Hashable, frozenset[int]] = {}
+        self.found: dict[Hashable, frozenset[int]] = {}
         self._shared: dict[Hashable, set[Shape]] = {}  # shapes that stayed
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
         self.tentative = False
@@ -32,6 +33,11 @@ class RowPlan:
         """Whether sizes are noted."""
         return self._noted is not None
 
+    @property
+    def settled(self) -> bool:
+        """Whether such passes are over that showed what follows the rows."""
+        return self._noted is None and bool(self._before or self.found)
+
     def watch(self, *, anew: bool = True) -> None:
         """From now on, note sizes.
 
@@ -40,8 +46,8 @@ class RowPlan:
                 by the last such passes, which may have gone another way for want of it.
         """
         if anew:
-            self._before = {place: self._known(place) for place in {*self._before, *self._found}}
-            self._found = {}
+            self._before = {place: self._known(place) for place in {*self._before, *self.found}}
+            self.found = {}
         self.tentative = anew
         self._noted = {}
 
@@ -51,11 +57,11 @@ class RowPlan:
         self.tentative = False
         for place, sizes in noted.items():
             if len({rows for rows, _ in sizes}) > 1:
-                self._found[place] = _factors(sizes)
+                self.found[place] = _factors(sizes)
                 self._shared.setdefault(place, set()).update(_stayed(sizes))
 
     def _known(self, place: Hashable) -> frozenset[int]:
-        return self._before.get(place, frozenset()) | self._found.get(place, frozenset())
+        return self._before.get(place, frozenset()) | self.found.get(place, frozenset())
 
     def factor(self, place: Hashable, shape: Shape, rows: int) -> int | None:
         """How many entries of the first dimension each row of the batch has.
@@ -71,7 +77,7 @@ class RowPlan:
         """
         if self._noted is not None:
             self._noted.setdefault(place, set()).add((rows, tuple(shape)))
-        known = self._known(place) if self._noted is None else self._found.get(place)
+        known = self._known(place) if self._noted is None else self.found.get(place)
         if not known:
             return None
         by_rows = [factor for factor in known if factor > 0 and factor * rows == shape[0]]
@@ -90,6 +96,11 @@ class RowPlan:
             return False
         lengths = {s[0] for s in self._shared.get(place, ()) if s[1:] == tuple(shape[1:])}
         return shape[0] in lengths or len(lengths) > 1
+
+    def unseen(self, place: Hashable, shape: Shape, rows: int) -> bool:
+        """Whether rows were seen in this place, and never so many of them for each of the batch."""
+        by_rows = {factor for factor in self._known(place) if factor > 0}
+        return bool(by_rows) and all(factor * rows != shape[0] for factor in by_rows)
 
 
 def _stayed(shapes: set[tuple[int, Shape]]) -> set[Shape]:

@@ -24,8 +24,16 @@ def replayed(op: Operation) -> Any:
     if any(leaf is output for leaf in op.leaves):
         raise op.session.refusal(op.func, "writes into its input")
     rows, factor, by_rows = op.session.rows, op.factor, op.by_rows
+    constant = [
+        x
+        for k, x in enumerate(op.leaves)
+        if isinstance(x, torch.Tensor) and k not in by_rows and not x.is_inference()
+    ]
+    versions = [x._version for x in constant]
 
     def uses(saved: tuple[Any, ...], gradient: torch.Tensor) -> dict[int, Use]:
+        if versions != [x._version for x in constant]:
+            raise op.session.refusal(op.func, "is given a tensor that is written into afterwards")
         # In half precision so would be the gradients, which are added up.
         values = [_like(op.leaves[k].detach(), gradient) for k in op.places]
 

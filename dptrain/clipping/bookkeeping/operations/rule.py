@@ -28,13 +28,15 @@ class OperationsRule(LayerRule):
     Args:
         layer: the one that it is for.
         name: of it in the user's module.
+        shared: whether it is for calls on what all examples share, so that no tensor there has
+            rows of the batch, whatever its size.
 
     Attributes:
         others: layers within, by their names, whose parameters are used past their own forward.
     """
 
-    def __init__(self, layer: nn.Module, name: str = "") -> None:
-        self.layer, self.name = layer, name
+    def __init__(self, layer: nn.Module, name: str = "", *, shared: bool = False) -> None:
+        self.layer, self.name, self.shared = layer, name, shared
         self.plan = RowPlan()
         self.others: dict[str, nn.Module] = {}
 
@@ -67,9 +69,11 @@ class OperationsRule(LayerRule):
                 for full in [f"{prefix}.{name}" if prefix else name]
             }
         try:
+            session.without_rows = self.shared
             with uncached():
                 return forward(*inputs)
         finally:
+            session.without_rows = False
             for attributes, parameters in before:
                 attributes["_parameters"] = parameters
 

@@ -36,13 +36,21 @@ class LayerSession:
         plan: of the sizes that it meets.
         rows: that the model is fed.
         name: of the layer in the module.
+
+    Attributes:
+        without_rows: whether no tensor at hand has rows of the batch.
     """
+
+    without_rows = False
 
     def __init__(
         self, layer: nn.Module, observe: Observe, plan: RowPlan, rows: int, name: str = ""
     ) -> None:
         self.name = name
         self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
+        # Of what was written into tracked tensors: all that are views of the same memory have it.
+        self._written_roots: list[nn.Parameter] = []
+        self._written_constants: list[torch.Tensor] = []
 
     def parameter(self, p: nn.Parameter) -> torch.Tensor:
         """A parameter of the layer as its forward is to see it."""
@@ -70,9 +78,11 @@ class LayerSession:
         if not any(factors.values()):
             return self._without_rows(op, name)
         if NEITHER in factors.values():
-            raise self.refusal(
+            refusal = self.refusal(
                 func, "meets a tensor that has no row for each example in its first dimension"
             )
+            refusal.of_rows = True
+            raise refusal
         handler = DIRECT.get(func)
         found = NotImplemented if handler is None else handler(op)
         if found is NotImplemented:
@@ -82,6 +92,8 @@ class LayerSession:
     def _factor(self, place: tuple[Any, ...], leaf: torch.Tensor) -> int:
         """Rows of a tensor that each row of the batch has; 0 for a constant."""
         if not leaf.dim():
+            return NEITHER if leaf.requires_grad else 0
+        if self.without_rows:
             return NEITHER if leaf.requires_grad else 0
         factor = self.plan.factor((*place, leaf.dim()), leaf.shape, self.rows)
         if factor is None:
@@ -94,10 +106,14 @@ class LayerSession:
     def _without_rows(self, op: Operation, name: str) -> Any:
         """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
         used = [op.leaves[k] for k in op.places if op.leaves[k].used]
-        versions = [tracked._version for tracked in used]
+        versions = [op.leaves[k]._version for k in op.places]
         result = op.func(*op.args, **op.kwargs)
-        if versions != [tracked._version for tracked in used]:
+        after = [op.leaves[k]._version for k in op.places]
+        written = [op.leaves[k] for k, a, b in zip(op.places, versions, after, strict=True) if a != b]
+        if any(tracked is one for tracked in written for one in used):
             raise self.refusal(op.func, "writes into what the batch has met already")
+        for tracked in written:
+            tracked.session.note_written(op.roots, op.constants)
         found, spec = tree_flatten(result)
         roots, constants = op.roots, op.constants
         for k, value in enumerate(found):
@@ -111,7 +127,7 @@ class LayerSession:
             elif op.func in COPIES:
                 tracked.repeats = op.leaves[op.places[0]].still_repeats
             factor: int | None = 0
-            if value.dim():
+            if value.dim() and not self.without_rows:
                 factor = self.plan.factor((name, "result", k, value.dim()), value.shape, self.rows)
             if factor is None:
                 factor = int(op.func in SAME_ROWS and len(value) == self.rows)
@@ -148,7 +164,19 @@ class LayerSession:
             return self.pulled(tracked, gradient.reshape(rows, *shape))
 
         copies = tracked.detach().reshape(1, *inner).expand(rows, *inner)
-        return self.observe(copies, (), uses, factor=factor, shared=tracked.constants)
+        shared = [*tracked.constants, *tracked.session.written()[1]]
+        return self.observe(copies, (), uses, factor=factor, shared=shared)
+
+    def note_written(
+        self, roots: Sequence[nn.Parameter], constants: Sequence[torch.Tensor]
+    ) -> None:
+        """Take note of what was written into a tracked tensor."""
+        self._written_roots += roots
+        self._written_constants += constants
+
+    def written(self) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+        """What was written into tracked tensors: of these parameters, and these constants."""
+        return self._written_roots, self._written_constants
 
     def each_second(self, tracked: Tracked) -> torch.Tensor:
         """A tracked tensor whose second dimension is to have the rows, with a copy for each.
@@ -168,9 +196,9 @@ class LayerSession:
 
     def pulled(self, tracked: Tracked, gradients: torch.Tensor) -> Found:
         """From the gradients of a tracked tensor, one a row, to those of its parameters."""
-        roots = list(tracked.roots)
         if tracked.whole:
-            return {roots[0]: Materialized(gradients)}
+            return {tracked.roots[0]: Materialized(gradients)}
+        roots = list(dict.fromkeys([*tracked.roots, *tracked.session.written()[0]]))
         with torch._C.DisableTorchFunctionSubclass():
             found = torch.autograd.grad(
                 tracked,
@@ -213,7 +241,8 @@ class LayerSession:
                     found[p] = part if p not in found else _together(found[p], part)
             return found
 
-        factor, shared = op.factor, op.constants
+        written = [c for k in op.places for c in op.leaves[k].session.written()[1]]
+        factor, shared = op.factor, [*op.constants, *written]
         op.forget_rows()
         if len(output) != factor * self.rows:
             raise self.refusal(op.func, "returns no row for each example in the first dimension")

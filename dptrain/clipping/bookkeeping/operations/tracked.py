@@ -35,6 +35,14 @@ class Session(Protocol):
     ) -> torch.Tensor:
         """The output of an operation on rows, with the uses of its tracked tensors."""
 
+    def note_written(
+        self, roots: Sequence[nn.Parameter], constants: Sequence[torch.Tensor]
+    ) -> None:
+        """Take note of what was written into a tracked tensor."""
+
+    def written(self) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+        """What was written into tracked tensors: of these parameters, and these constants."""
+
     def refusal(self, func: Callable[..., Any], what: str) -> RuntimeError:
         """Why an operation cannot be followed."""
 

@@ -438,20 +438,40 @@ class _Rerun:
     def _by_whole(self, start: int, stop: int) -> Mapping[str, torch.Tensor]:
         """By one forward pass over the batch, and a backward pass for each row of it."""
         parameters = self._leaves()
-        found: dict[str, list[torch.Tensor]] = {name: [] for name in parameters}
+        rows: list[dict[str, torch.Tensor]] = []
         try:
             with self._again(), torch.enable_grad():
                 y = self._outputs(parameters, self._all())
-                for i in range(start, stop):
-                    only = [torch.zeros_like(g) for g in self.gradients]
-                    for g, whole in zip(only, self.gradients, strict=True):
-                        g[i] = whole[i]
-                    for name, g in _gradients(y, parameters, only).items():
-                        found[name].append(g.to(summing_dtype(g)))
+                rows += [_gradients(y, parameters, self._only(i)) for i in range(start, stop)]
+            for k, found in enumerate(rows):
+                if not all(bool(g.isfinite().all()) for g in found.values()):
+                    rows[k] = self._in_every_row(start + k)
         except Exception as error:
             raise self._failure(error) from error
         self._check(y, 0, self.rows)
-        return {name: torch.stack(rows) for name, rows in found.items()}
+        return {
+            name: torch.stack([g[name].to(summing_dtype(g[name])) for g in rows])
+            for name in parameters
+        }
+
+    def _in_every_row(self, i: int) -> dict[str, torch.Tensor]:
+        """Row i's gradients from a batch that holds its inputs in the place of all others'.
+
+        Another row that is not finite has a gradient of zero, and 0 · NaN is NaN: in a sum over all
+        rows, one such example would take every other's contribution away.
+        """
+        parameters = self._leaves()
+        inputs = [x[i : i + 1].expand_as(x).clone() if by else x for x, by in self.pairs()]
+        with self._again(), torch.enable_grad():
+            y = self._outputs(parameters, [self._fresh(x) for x in inputs])
+            return _gradients(y, parameters, self._only(i))
+
+    def _only(self, i: int) -> list[torch.Tensor]:
+        """The gradients of the outputs, those of all rows but one set to zero."""
+        only = [torch.zeros_like(g) for g in self.gradients]
+        for g, whole in zip(only, self.gradients, strict=True):
+            g[i] = whole[i]
+        return only
 
     # -- running the layer -------------------------------------------------------------------------
 

@@ -66,6 +66,21 @@ class Use(abc.ABC):
         """The same in the form that costs least from here on."""
         return self
 
+    def versions(self) -> list[int]:
+        """Numbers that grow when something is written into what the use is made of.
+
+        Its tensors may be the user's own, the batch's for instance, or gradients that autograd
+        handed on: what writes into them after norms were taken would not be clipped by these.
+        """
+        found: list[int] = []
+        for value in vars(self).values():
+            for part in value if isinstance(value, list) else (value,):
+                if isinstance(part, Use):
+                    found += part.versions()
+                elif isinstance(part, torch.Tensor) and not part.is_inference():
+                    found.append(part._version)
+        return found
+
 
 class Materialized(Use):
     """The per-example gradients themselves.
