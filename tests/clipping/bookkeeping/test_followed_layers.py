@@ -59,6 +59,14 @@ def tied(m, x):
     return m.f(x) @ m.f.weight + F.linear(x, m.f.weight, m.f.bias)
 
 
+def written_values(m, x):
+    w = m.a.clone()
+    w[0] = m.b
+    w[1].mul_(2)
+    w[2:].unbind(0)[0].add_(m.c)
+    return x @ w
+
+
 FOLLOWED = {
     "broadcast": bare(lambda m, x: (x + m.a) * m.b - m.c / (1 + m.d.square()),
                       (WIDTH,), (1, 4, 1), (4, WIDTH), ()),
@@ -93,6 +101,8 @@ FOLLOWED = {
         (4,), (WIDTH,)),
     "written into the input": bare(written, (WIDTH,), (WIDTH,)),
     "made of parameters": bare(derived, (WIDTH,), (WIDTH,)),
+    "written into what is made of parameters": bare(
+        written_values, (WIDTH, 3), (3,), (3,)),
     "flattened rows": bare(windows, (WIDTH,), (WIDTH, WIDTH)),
     "a layer on what all share": one(
         lambda: nn.Linear(3, 1), lambda m, h: h * m.f(torch.eye(4, 3, dtype=h.dtype))),

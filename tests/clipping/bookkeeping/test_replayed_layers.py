@@ -334,6 +334,26 @@ def test_a_broken_row_counts_nothing_and_hurts_nobody(name):
     assert_sums(sums, wanted, factors, TOLERANCE[a.dtype])
 
 
+def test_a_broken_row_in_a_batch_that_is_run_again_as_a_whole(monkeypatch):
+    """Its gradient of zero times what is no number is no number, in the sums of all others."""
+    monkeypatch.setattr(generic, "_TOLERANCE_RANDOM", -1.0)
+    gradients = {}
+    for value in (0.0, torch.nan):
+        torch.manual_seed(0)
+        a = architecture(one(Dropped))
+        a.inputs[0][2] = value
+        private = one_batch(a, "bookkeeping", reduction="sum")
+        torch.manual_seed(7)
+        backward(private, a)
+        clipper = private.optimizer.clipper
+        others = torch.ones(ROWS)
+        others[2] = 0.0
+        gradients[value == 0] = clipper.clipped_sum(max_grad_norm=0.5, weights=others)
+        assert clipper.norms.isfinite().sum() == ROWS - (value != 0)
+        assert [plan.way for plan in rules_of(a.module)["f"]._plans.values()][-1] == "whole"
+    torch.testing.assert_close(gradients[False], gradients[True], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.usefixtures("memory")
 def test_views_of_an_example():
     a = architecture(LAYERS["rms norm"], rows=4)

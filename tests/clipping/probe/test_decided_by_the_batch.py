@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.clipping.probe.test_examples_apart import Net, check, ids, numbers, run_of, step
+from tests.clipping.probe.test_examples_apart import (
+    Net,
+    check,
+    ids,
+    loss_of,
+    numbers,
+    run_of,
+    step,
+)
+from tests.helpers.engine import everything_every_step
 
 
 class Scaled(torch.autograd.Function):
@@ -67,6 +76,22 @@ def unpadded(m, x, mask):
     return x.new_zeros(*x.shape[:2], 2).index_put((rows, places), made).sum(1)
 
 
+def written_after_its_use(m, x):
+    w = m.a * 1.0
+    y = torch.einsum("bi,ij,kj->bk", x, w, w)
+    with torch.no_grad():
+        w.mul_(x.abs().max())
+    return y
+
+
+def written_into_a_copy(m, x):
+    """The value is a's; what multiplies the gradient was written in place."""
+    scaled = m.a.clone()
+    scaled[:] = scaled * 1
+    scaled.mul_(float(x.detach().sum()))
+    return x * (scaled + (m.a - scaled).detach())
+
+
 ONES = torch.ones(3, dtype=torch.float64)
 MASK = (torch.arange(5) < 3).long().expand(6, -1)
 DECIDED = {
@@ -76,6 +101,14 @@ DECIDED = {
         [numbers(6, 3)], "depends on one example of the batch"),
     "a number that is cut off": (
         Bare(clamped, a=ONES), [numbers(6, 3)], "moved when another example"),
+    "whether any is NaN": (
+        Net(lambda m, x: m.f(x.nan_to_num() * (2 if x.isnan().any() else 1)), f=nn.Linear(3, 2)),
+        [numbers(6, 3)], "moved when another example"),
+    "a number that is written in place": (
+        Bare(written_into_a_copy, a=ONES), [numbers(6, 3)], "moved when another example"),
+    "what is written after its use": (
+        Bare(written_after_its_use, a=torch.ones(3, 3).double()),
+        [numbers(6, 3)], "written into afterwards"),
     "a number": (
         Bare(straight_through, a=ONES), [numbers(6, 3)], "moved when another example"),
     "a row of equal ones": (
@@ -122,3 +155,86 @@ def test_a_layer_that_is_run_again_with_a_tensor_without_dimensions():
     layer = Bare(lambda m, x, scale: Scaled.apply(x, m.a, 1.0) * scale, a=ONES)
     module = Net(lambda m, x: m.f(x, torch.tensor(2.0).double()), f=layer)
     check(module, [numbers(6, 3)], "bookkeeping")
+
+
+def tokens_that_count(m, x):
+    """The layer on all tokens but those that start with 77, one after the other."""
+    flat = x.flatten(0, 1)
+    places = (flat[:, 0] != 77).nonzero()[:, 0]
+    made = m.f(flat[places])
+    return flat.new_zeros(len(flat), made.shape[1]).index_copy(0, places, made).view(*x.shape[:2], -1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [lambda: nn.Linear(3, 2), lambda: nn.LayerNorm(3), lambda: Bare(lambda m, x: x * m.a, a=ONES)],
+    ids=["with a rule", "with a copy for each row", "followed"],
+)
+def test_as_many_tokens_as_examples_are_not_the_examples(layer):
+    """A batch whose examples have 2, 1, ..., 1 and 0 tokens that count, after one where all do."""
+    module = Net(tokens_that_count, f=layer()).double()
+    private = run_of(
+        module, [numbers(6, 4, 3)], torch.zeros(6).double(), "bookkeeping",
+        scheme=everything_every_step(6, 2),
+    )  # fmt: skip
+    for number, (x, y) in enumerate(private.loader):
+        if number == 0:
+            loss_of(private.module(x), y).backward()
+            private.optimizer.step()
+            continue
+        x[:, :, 0] = 77
+        for example, token in ((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)):
+            x[example, token, 0] = 1
+        with pytest.raises(RuntimeError, match="number of rows|no row for each example"):
+            loss_of(private.module(x), y).backward()
+
+
+def on_a_stack_of_copies(m, x):
+    shared = m.f(m.table)
+    return x + torch.stack([shared.flatten()[0]] * len(x)).view(-1, 1)
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_shared_table_of_as_many_rows_in_a_layer_that_is_run_again(rows):
+    """Refused whatever the batch's size: all gradients of f would be clipped as one example's."""
+    module = Net(on_a_stack_of_copies, f=nn.Linear(2, 2))
+    module.table = nn.Parameter(numbers(5, 2))
+    private = run_of(module.double(), [numbers(rows, 2)], torch.zeros(rows).double(), "bookkeeping")
+    with pytest.raises(RuntimeError, match="'f'.*makes a row for each example of a parameter"):
+        step(private)
+
+
+def exchange(m):
+    m.b = nn.Softmax(0)
+
+
+LATER = {
+    "a forward hook": lambda m: m.a.register_forward_hook(lambda _, x, y: y - y.mean(0)),
+    "a hook before": lambda m: m.c.register_forward_pre_hook(lambda _, x: (x[0] - x[0].mean(0),)),
+    "another layer": exchange,
+    "another forward": lambda m: setattr(m.b, "forward", lambda x: x.softmax(0)),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_what_is_attached_between_steps_is_probed(name):
+    module = Net(lambda m, x: m.c(m.b(m.a(x))), a=nn.Linear(3, 4), b=nn.Tanh(), c=nn.Linear(4, 2))
+    private = run_of(
+        module.double(), [numbers(6, 3)], torch.zeros(6).double(), "bookkeeping",
+        scheme=everything_every_step(6, 2),
+    )  # fmt: skip
+    batches = iter(private.loader)
+    x, y = next(batches)
+    loss_of(module(x), y).backward()
+    private.optimizer.step()
+    LATER[name](module)
+    x, y = next(batches)
+    with pytest.raises(RuntimeError, match="'c' is given for one example what depends on another"):
+        loss_of(module(x), y).backward()
+
+
+def test_a_layer_within_vmap_is_refused_by_name():
+    module = Net(lambda m, x: torch.vmap(m.f)(x), f=nn.Linear(3, 2))
+    private = run_of(module.double(), [numbers(6, 3)], torch.zeros(6).double(), "bookkeeping")
+    with pytest.raises(RuntimeError, match="layer 'f', a Linear, is called within torch.func"):
+        step(private)
