@@ -143,7 +143,8 @@ class RowProbe:
         at_hand: the batch, ``None`` where there is none.
         when: ``"shapes"``: whenever the arguments are of a structure (types, shapes but for the
             rows, switches, numbers that are 0) that was not probed, or the module has other layers
-            or hooks, or layers other switches (training mode is one); ``"first"``: once; ``"off"``: never.
+            or hooks, or layers other switches (training mode is one); ``"first"``: once;
+            ``"off"``: never.
         settle: a context for runs on several numbers of examples, for what has to know how a layer
             is used; whether they are the first ones on such inputs. Of the list that it gives, the
             last entry is whether they showed anything new, when it is left.

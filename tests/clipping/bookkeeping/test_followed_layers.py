@@ -63,7 +63,7 @@ def written_values(m, x):
     w = m.a.clone()
     w[0] = m.b
     w[1].mul_(2)
-    w[2:].unbind(0)[0].add_(m.c)
+    w[2:].select(0, 0).add_(m.c)
     return x @ w
 
 

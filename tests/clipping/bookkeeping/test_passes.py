@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from dptrain import Poisson
 from tests.helpers.engine import everything_every_step, flat, images, make, released, small_net
 
 
@@ -95,3 +97,30 @@ def test_a_forward_pass_keeps_inputs_and_their_norms_for_weights_only(trained):
     for each in (x.flatten(1), norms):
         held = [t for t in kept if t.shape == each.shape and torch.allclose(t, each)]
         assert bool(held) == (trained == "weight")
+
+
+class OnPadding(nn.Module):
+    """What no rule fits as long as no probe has run: a shared table, and a tied function."""
+
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Linear(4, 4)
+        self.table = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        shared = self.f(self.table).sum(0)
+        return nn.functional.linear(self.f(x) * shared + self.table[0], self.f.weight)
+
+
+def test_batches_of_padding_alone_are_not_looked_at():
+    """A step whose batch is empty releases a sum of zero, and so it does before any other."""
+    data = TensorDataset(torch.randn(6, 4))
+    scheme = Poisson(probability=1e-9, dataset_size=6, steps=2)
+    private = make(OnPadding(), data, "bookkeeping", scheme=scheme, noise_multiplier=0.0)
+    before = flat(private.module)
+    for (x,) in private.loader:
+        private.module(x).square().sum(1).mean().backward()
+        private.optimizer.step()
+        assert private.last_norms.eq(0).all()
+    assert private.steps_executed == 2
+    assert torch.equal(flat(private.module), before)

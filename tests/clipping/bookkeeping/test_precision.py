@@ -47,7 +47,7 @@ def contributions(clipper, bound, scale=1.0):
 
     The loss was multiplied by ``scale``.
     """
-    uses, norms = clipper._uses, clipper._norms
+    uses, norms, versions = clipper._uses, clipper._norms, clipper._versions
     found = []
     for i in range(ROWS):
         # A sum may be formed in place of what it is made of.
@@ -59,7 +59,7 @@ def contributions(clipper, bound, scale=1.0):
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=only, scales=None, loss_scale=scale)
         assert {s.dtype for s in sums} == {torch.float32}
         found.append(torch.cat([s.flatten() for s in sums]))
-    clipper._uses, clipper._norms = uses, norms
+    clipper._uses, clipper._norms, clipper._versions = uses, norms, versions
     return torch.stack(found)
 
 

@@ -109,7 +109,8 @@ class LayerSession:
         versions = [op.leaves[k]._version for k in op.places]
         result = op.func(*op.args, **op.kwargs)
         after = [op.leaves[k]._version for k in op.places]
-        written = [op.leaves[k] for k, a, b in zip(op.places, versions, after, strict=True) if a != b]
+        changed = (k for k, a, b in zip(op.places, versions, after, strict=True) if a != b)
+        written = [op.leaves[k] for k in changed]
         if any(tracked is one for tracked in written for one in used):
             raise self.refusal(op.func, "writes into what the batch has met already")
         for tracked in written:
