@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dptrain.sampling.loading import map_leaves
 
 NO_TARGET = -100  # torch's and Hugging Face's mark of a token without a label
+_FAR = 1e3  # times the median of rows: their numbers are not like the others'
 _LABELS = ("label", "target")
 _LENGTHS = ("length", "lens")
 
@@ -148,6 +149,25 @@ class Rows:
         found: list[Any] = []
         self._map(lambda leaf, _: found.append(leaf))
         return found
+
+    def ordinary(self) -> torch.Tensor:
+        """Which rows hold numbers like most others', shape (rows,): finite, and of their size.
+
+        Of these a run is likely to be finite, and only that shows something.
+        """
+        fine = torch.ones(self.rows, dtype=torch.bool)
+
+        def note(leaf: Any, place: int) -> Any:
+            rows = _padded(leaf)[0] if place in self.following else None
+            if rows is not None and rows.is_floating_point() and rows.numel():
+                size = rows.flatten(1).abs().amax(1) if rows.dim() > 1 else rows.abs()
+                finite = size.isfinite()
+                usual = float(size[finite].median()) if finite.any() else 0.0
+                fine.logical_and_((finite & (size <= (_FAR * usual or torch.inf))).cpu())
+            return leaf
+
+        self._map(note)
+        return fine
 
     def taken(self, index: torch.Tensor) -> Rows:
         """With these rows only, in ascending order, as tensors of their own."""

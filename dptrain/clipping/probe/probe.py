@@ -416,8 +416,14 @@ class RowProbe:
                 yield whole.supposing(following), few, more
 
     def _taken(self, rows: Rows, batch: AtHand, examples: int) -> Rows:
-        """Examples of the batch, spread over it; some of them several times where there are few."""
-        picked = torch.arange(examples) * batch.examples // examples
+        """Examples of the batch, spread over it; some of them several times where there are few.
+
+        None that is broken or far off, unless all are: where nothing is finite nothing shows, and
+        one such example would have a module that mixes examples go unseen.
+        """
+        fine = rows.ordinary()[: batch.examples * batch.views].view(-1, batch.views).all(1)
+        usable = (fine if fine.any() else torch.ones_like(fine)).nonzero().flatten()
+        picked = usable[torch.arange(examples) * len(usable) // examples]
         within = torch.arange(batch.views)
         return rows.taken((picked[:, None] * batch.views + within).flatten())
 

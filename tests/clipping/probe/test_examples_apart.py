@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from transformers import T5Config, T5ForConditionalGeneration
 
 from dptrain import Gradients
-from dptrain.clipping.probe.inputs import structure
+from dptrain.clipping.probe.inputs import Rows, structure
 from dptrain.clipping.probe.restoring import replay, untouched
 from tests.helpers.engine import MODES, everything_every_step, make, wire
 
@@ -325,6 +325,38 @@ def test_a_module_that_mixes_examples_is_refused_by_layer(name, mode, where):
     layer = "[fg]" if where == "behind" else "f"
     with pytest.raises(RuntimeError, match=f"layer '{layer}'.*moved when another example"):
         step(private)
+
+
+class Keys(nn.Module):
+    """Attention to one key, given a row for each example; each then attends to all these rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Parameter(torch.tensor([0.3, -0.8, 0.5]))
+
+    def forward(self, x):
+        keys = self.key.expand(len(x), 3)
+        return F.scaled_dot_product_attention(x, keys, keys)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e200])
+@pytest.mark.parametrize("example", range(2))
+def test_an_example_that_is_no_number_does_not_hide_that_examples_are_mixed(example, number):
+    """With its numbers no run is finite, so that nothing would show; it took the other with it."""
+    inputs = numbers(2, 1, 3)
+    inputs[example] = number
+    private = run_of(Keys().double(), [inputs], torch.zeros(2).double(), "bookkeeping")
+    with pytest.raises(RuntimeError, match="moved when another example"):
+        step(private)
+
+
+def test_rows_like_most_others_are_what_a_probe_is_made_of():
+    x = torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, torch.nan], [-torch.inf, 0.0], [5e3, 0.0]])
+    mask = torch.tensor([[0.0], [-torch.inf], [0.0], [0.0], [0.0]])  # of a median of 0
+    assert Rows.of({"x": x}, {}, 5).ordinary().tolist() == [True, True, False, False, False]
+    assert Rows.of({"x": x, "mask": mask}, {}, 5).ordinary().tolist() == [True] + [False] * 4
+    broken = torch.full((2, 2), torch.nan)
+    assert Rows.of({"x": broken}, {"ids": torch.ones(2, 3).long()}, 2).ordinary().sum() == 0
 
 
 def small_t5():
