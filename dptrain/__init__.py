@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         ColumnNormalizedBandMF,
         Dense,
         Identity,
+        LambdaCGD,
         SquareRoot,
         Tree,
         TreeRestart,
@@ -84,6 +85,7 @@ __all__ = [
     "Identity",
     "JoinedOptimizer",
     "Kind",
+    "LambdaCGD",
     "LayerRule",
     "Loading",
     "MatrixMechanism",
@@ -134,8 +136,8 @@ _NAMES = {
         "RandomAllocation Shuffled UserFixed UserMinSep register_scheme"
     ),
     "strategies": (
-        "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity SquareRoot Tree "
-        "TreeRestart register_strategy"
+        "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity LambdaCGD SquareRoot "
+        "Tree TreeRestart register_strategy"
     ),
 }
 _ORIGINS = {name: room for room, names in _NAMES.items() for name in names.split()}

@@ -14,6 +14,7 @@ from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.toeplitz.bsr import BSR
 from dptrain.strategies.toeplitz.correlation import noise_autocorrelation
 from dptrain.strategies.toeplitz.identity import Identity
+from dptrain.strategies.toeplitz.lambda_cgd import LambdaCGD
 from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.strategies.trees.tree import Tree, TreeRestart
 from dptrain.strategies.workloads import (
@@ -35,6 +36,7 @@ __all__ = [
     "Dense",
     "DenseWorkload",
     "Identity",
+    "LambdaCGD",
     "MomentumSGD",
     "PrefixSums",
     "RunShape",

@@ -15,6 +15,7 @@ from dptrain.strategies.toeplitz.band_mf import BandMF
 from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.toeplitz.bsr import BSR
 from dptrain.strategies.toeplitz.identity import Identity
+from dptrain.strategies.toeplitz.lambda_cgd import LambdaCGD
 from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.strategies.trees import sensitivity as tree_sensitivity
 from dptrain.strategies.trees.tree import Tree, TreeRestart
@@ -53,6 +54,15 @@ def test_banded_inverse_square_root(steps: int, decay: tuple[float, float]) -> N
     for bands in {1, 2, (steps + 1) // 2, steps} - set(range(steps + 1, 9)):
         matrix = matrices.bisr(steps, bands, alpha, beta)
         compare(BISR(inverse_bands=bands, alpha=alpha, beta=beta), matrix, exact=True)
+
+
+@pytest.mark.parametrize("steps", [2, 5, 9])
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_partial_cancellation(steps: int, part: float) -> None:
+    matrix = np.array(
+        [[part ** (t - j) if t >= j else 0.0 for j in range(steps)] for t in range(steps)]
+    )
+    compare(LambdaCGD(cancellation=part), matrix, exact=True)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 8])

@@ -222,6 +222,8 @@ STRATEGIES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]]
         {"inverse_bands": INTEGER, "alpha": PROBABILITY, "beta": NOT_NEGATIVE.but(1.0)},
     ),
     (dptrain.BISR(inverse_bands=2).bind, {"steps": 5}, {"steps": STEPS}),
+    (dptrain.LambdaCGD, {"cancellation": 0.5}, {"cancellation": NOT_NEGATIVE.but(1.0)}),
+    (dptrain.LambdaCGD(cancellation=0.5).bind, {"steps": 5}, {"steps": STEPS}),
     (
         dptrain.BandInvMF,
         {"inverse_bands": 2, "max_participations": 2, "min_sep": 2, "objective": "mean"},

@@ -4,6 +4,7 @@ import numpy as np
 
 from dptrain.noise.streams.convolution import ConvolutionStream
 from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.strategies.toeplitz.lambda_cgd import LambdaCGD
 from dptrain.strategies.toeplitz.square_root import SquareRoot
 from dptrain.testing import NoiseStreamContract
 from tests.helpers.stand_in_strategies import Triangle
@@ -31,6 +32,14 @@ class TestBISRNoise(_Convolved):
 
     def foreign_strategy(self):
         return BISR(inverse_bands=5)
+
+
+class TestLambdaCGDNoise(_Convolved):
+    def make_strategy(self):
+        return LambdaCGD(cancellation=0.7)
+
+    def foreign_strategy(self):
+        return LambdaCGD(cancellation=0.6)
 
 
 class TestSquareRootNoise(_Convolved):

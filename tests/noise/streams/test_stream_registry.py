@@ -37,6 +37,7 @@ OURS = {
     "BLT": BLTStream,
     "BISR": ConvolutionStream,
     "BandInvMF": ConvolutionStream,
+    "LambdaCGD": ConvolutionStream,
     "SquareRoot": ConvolutionStream,
     "Tree": TreeStream,
     "TreeRestart": TreeStream,
