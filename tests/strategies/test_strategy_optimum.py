@@ -12,6 +12,7 @@ from dptrain.strategies.toeplitz.band_mf_optimization import (
     banded_errors,
     log_with_norm,
     optimal_coefficients,
+    overlap_cost,
 )
 from dptrain.strategies.workloads import PREFIX_SUMS, DenseWorkload
 
@@ -69,6 +70,46 @@ def test_gradient_against_finite_differences(kind, objective, n, bands):
         step = h * np.eye(bands)[k]
         difference = (loss(c + step)[0] - loss(c - step)[0]) / (2 * h)
         assert gradient[k] == pytest.approx(difference, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("overlap", "decay"), [(0.0, 1.0), (0.3, 1.0), (0.2, 0.9), (1.0, 1.0)])
+def test_overlap_cost_against_the_gram_matrix(overlap, decay):
+    """Entry (d, d') of the weighted Gram matrix of c moved down by all steps, column by column."""
+    c = np.random.default_rng(0).uniform(0, 1, 7)
+    moved = np.stack([np.pad(c, (d, 6 - d)) for d in range(7)])
+    weights = [1.0, *(2 * overlap * decay**d for d in range(1, 7))]
+    value, gradient = overlap_cost(c, overlap, decay)
+    assert value == pytest.approx(weights @ (moved @ moved[0]), rel=1e-12)
+    for k in range(7):
+        step = 1e-5 * np.eye(7)[k]
+        up, down = overlap_cost(c + step, overlap, decay), overlap_cost(c - step, overlap, decay)
+        assert gradient[k] == pytest.approx((up[0] - down[0]) / 2e-5, rel=1e-8)
+    if overlap == 0:
+        assert value == pytest.approx(c @ c, rel=1e-12)
+    if overlap == decay == 1:
+        assert value == pytest.approx(c.sum() ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize("workload", [PREFIX_SUMS, MomentumSGD()])
+def test_optimum_with_overlap_trades_error_for_it(workload):
+    """Of two optima each is the better one by its own measure: so error rises and overlap falls."""
+    n, bands = 300, 12
+    columns = {
+        k: BandMF(bands=bands, workload=workload, overlap=k).bind(n) for k in (0.0, 0.1, 0.4)
+    }
+    errors = {k: s.rmse(n, workload) for k, s in columns.items()}
+    assert errors[0.0] < errors[0.1] < errors[0.4]
+    for k in (0.1, 0.4):
+        costs = {
+            other: errors[other] ** 2 * overlap_cost(s.first_column(n), k, 1.0)[0]
+            for other, s in columns.items()
+        }
+        assert costs[k] == min(costs.values())
+        assert columns[k].first_column(n).min() >= 0
+        again = BandMF.from_dict(columns[k].to_dict())
+        assert again == columns[k]
+        assert again.coefficient_hash == columns[k].coefficient_hash
+        assert again.coefficient_hash != columns[0.0].coefficient_hash
 
 
 def test_loss_ignores_scale():

@@ -4,8 +4,13 @@ from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import MinSepLosses
-from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
+from dptrain.accounting.min_sep.monte_carlo import (
+    MinSepMonteCarlo,
+    min_sep_law,
+    min_sep_refusal,
+)
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
+from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
 from dptrain.accounting.min_sep.truncated import TruncatedMinSepMonteCarlo
 
 __all__ = [
@@ -15,5 +20,8 @@ __all__ = [
     "MinSepLosses",
     "MinSepMonteCarlo",
     "MinSepRenyi",
+    "TiltedEstimate",
     "TruncatedMinSepMonteCarlo",
+    "min_sep_law",
+    "min_sep_refusal",
 ]

@@ -36,11 +36,17 @@ class BandMF(BandedToeplitz):
         coefficients: c_0 > 0, c_1, …, c_{bands-1} ≥ 0; they may rise.
         steps: the n that the value is bound to; set by ``bind``.
         workload: the A that coefficients are optimized for.
+        overlap: κ in [0, 1], how much the products of columns of different steps count beside
+            ‖c‖₂² when coefficients are optimized (see ``optimal_coefficients``). 0 is the optimum
+            without amplification by sampling; a positive κ trades error for columns that sampling
+            hides better. ``dptrain.planning.amplified_band_mf`` finds it for a scheme, ε and δ.
+        overlap_decay: ρ in (0, 1]: steps d apart count κ·ρ^d.
 
     Raises:
         ValueError: if ``bands`` or ``steps`` is not a positive integer, ``bands > steps``, the
-            objective is unknown, the coefficients are not ``bands`` finite numbers as above, or
-            C^-1 blows up within the n steps that the value is bound to.
+            objective is unknown, ``overlap`` or ``overlap_decay`` is out of range, the
+            coefficients are not ``bands`` finite numbers as above, or C^-1 blows up within the n
+            steps that the value is bound to.
 
     Example:
         >>> BandMF(bands=2).bind(2).steps
@@ -52,11 +58,17 @@ class BandMF(BandedToeplitz):
     coefficients: tuple[float, ...] | None = None
     steps: int | None = None
     workload: Workload = PREFIX_SUMS
+    overlap: float = 0.0
+    overlap_decay: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bands", checks.integer("bands", self.bands))
         checked_objective(self.objective)
         checked_workload(self.workload)
+        overlap = checks.number("overlap", self.overlap, minimum=0, maximum=1)
+        object.__setattr__(self, "overlap", overlap)
+        decay = checks.number("overlap_decay", self.overlap_decay, above=0, maximum=1)
+        object.__setattr__(self, "overlap_decay", decay)
         if self.coefficients is not None:
             object.__setattr__(self, "coefficients", self._checked(self.coefficients))
         if self.steps is not None:
@@ -103,7 +115,14 @@ class BandMF(BandedToeplitz):
         self._check_fits(steps)
         c = self.coefficients
         if c is None:
-            optimum = optimal_coefficients(steps, self.bands, self.objective, self.workload)
+            optimum = optimal_coefficients(
+                steps,
+                self.bands,
+                self.objective,
+                self.workload,
+                self.overlap,
+                self.overlap_decay,
+            )
             c = tuple(optimum.tolist())
         return dataclasses.replace(self, coefficients=c, steps=steps)
 

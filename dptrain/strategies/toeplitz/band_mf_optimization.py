@@ -42,8 +42,22 @@ def banded_errors(workload: Workload, steps: int, bands: int, objective: str) ->
     return tuple(_through_inverse(loss, steps) for loss in losses)
 
 
-def log_with_norm(error: Loss) -> Loss:
-    """log(‖c‖₂² · ``error(c)``) and its gradient; ``_OUT_OF_RANGE`` where it overflows."""
+def overlap_cost(c: Array, overlap: float, decay: float) -> tuple[float, Array]:
+    """r_0 + 2κ Σ_{d≥1} ρ^d r_d for the autocorrelation r of c, and its gradient, in O(bands).
+
+    κ = ``overlap``, ρ = ``decay``. κ = 0 is ‖c‖₂², κ = ρ = 1 is (Σc)².
+    """
+    before = np.asarray(lfilter([0.0, decay], [1.0, -decay], c))  # Σ_{j<k} ρ^{k-j} c_j
+    after = np.asarray(lfilter([0.0, decay], [1.0, -decay], c[::-1]))[::-1]
+    value = float(c @ c) + 2 * overlap * float(c @ before)
+    return value, 2 * c + 2 * overlap * (before + after)
+
+
+def log_with_norm(error: Loss, overlap: float = 0.0, decay: float = 1.0) -> Loss:
+    """log(``overlap_cost(c)`` · ``error(c)``) and its gradient: log(‖c‖₂² · error) at overlap 0.
+
+    ``_OUT_OF_RANGE`` where it overflows.
+    """
 
     def loss(c: Array) -> tuple[float, Array]:
         # A line search may try c whose inverse grows beyond float64; it is told to come back.
@@ -51,8 +65,8 @@ def log_with_norm(error: Loss) -> Loss:
             value, slope = error(c)
         if not (0 < value < np.inf and np.all(np.isfinite(slope))):
             return _OUT_OF_RANGE, np.zeros(c.size)
-        norm = float(c @ c)
-        return np.log(value) + np.log(norm), slope / value + 2 * c / norm
+        cost, rise = overlap_cost(c, overlap, decay)
+        return np.log(value) + np.log(cost), slope / value + rise / cost
 
     return loss
 
@@ -167,12 +181,20 @@ _OPTIONS = {"gtol": 1e-8, "ftol": 1e-13, "maxcor": 20, "maxiter": 500}
 
 
 def optimal_coefficients(
-    steps: int, bands: int, objective: str = "mean", workload: Workload = PREFIX_SUMS
+    steps: int,
+    bands: int,
+    objective: str = "mean",
+    workload: Workload = PREFIX_SUMS,
+    overlap: float = 0.0,
+    overlap_decay: float = 1.0,
 ) -> Array:
-    """Coefficients c ≥ 0 with ‖c‖₂ = 1 that minimize the error of A C^-1 times ‖c‖₂.
+    """Coefficients c ≥ 0 with ‖c‖₂ = 1 that minimize the error of A C^-1 times a cost of c.
 
-    ‖c‖₂ is what one participation costs, and with bands ≤ min-sep participations are orthogonal, so
-    this is the least error at fixed privacy (up to m, which is constant).
+    At ``overlap`` κ = 0 the cost is ‖c‖₂. It is what one participation costs, and with bands ≤
+    min-sep participations are orthogonal, so this is the least error at fixed privacy (up to m,
+    which is constant) without amplification. In general the squared cost is
+    that of ``overlap_cost``: sampling hides when an example took part, and hides it the better the
+    less the columns of different steps overlap.
 
     Quasi-Newton (L-BFGS-B) on the logarithm from the banded square root, or from the optimum of a
     shorter run for a long one, with c_0 held at 1 while the others move in [0, ∞): the product is
@@ -185,6 +207,8 @@ def optimal_coefficients(
         bands: number of coefficients, at most n.
         objective: ``"mean"``, ‖A C^-1‖_F, or ``"max"``, the largest row norm of A C^-1.
         workload: A.
+        overlap: κ in [0, 1].
+        overlap_decay: ρ in (0, 1].
 
     Returns:
         Shape (bands,), float64.
@@ -197,20 +221,23 @@ def optimal_coefficients(
     errors = banded_errors(workload, steps, bands, objective)
     if bands == 1:
         return np.ones(1)
-    c = _start(steps, bands, objective, workload)
+    c = _start(steps, bands, objective, workload, (overlap, overlap_decay))
     label = f"optimizing {bands} bands for {steps} steps"
     # Shown after two seconds only; up to 10^6 steps it is done by then.
     with tqdm(desc=label, unit="it", delay=2.0, leave=False) as bar:
         for error in errors:
             start = c
-            c = _minimized(log_with_norm(error), start, bar)
+            loss = log_with_norm(error, overlap, overlap_decay)
+            c = _minimized(loss, start, bar)
             if isinstance(error, SettledError) and not _holds(error, c):
                 error.run_in_full()
-                c = _minimized(log_with_norm(error), start, bar)
+                c = _minimized(loss, start, bar)
     return np.asarray(c / np.linalg.norm(c))
 
 
-def _start(steps: int, bands: int, objective: str, workload: Workload) -> Array:
+def _start(
+    steps: int, bands: int, objective: str, workload: Workload, overlap: tuple[float, float]
+) -> Array:
     """Coefficients to start from, c_0 = 1: the square root's, or a shorter run's optimum.
 
     The optimum moves slowly with n. From nearby, line searches stay away from unstable C^-1, for
@@ -219,7 +246,7 @@ def _start(steps: int, bands: int, objective: str, workload: Workload) -> Array:
     shorter = steps // _SHORTER
     if not workload.is_toeplitz or shorter < max(bands, _SHORTEST_WARM):
         return square_root_coefficients(bands)
-    c = optimal_coefficients(shorter, bands, objective, workload)
+    c = optimal_coefficients(shorter, bands, objective, workload, *overlap)
     return np.asarray(c / c[0])
 
 

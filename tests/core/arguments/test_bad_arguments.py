@@ -206,8 +206,15 @@ STRATEGIES: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]]
     (dptrain.Identity().bind, {"steps": 5}, {"steps": STEPS}),
     (
         dptrain.BandMF,
-        {"bands": 2, "objective": "mean"},
-        {"bands": INTEGER, "objective": NAME, "workload": THING, "coefficients": NUMBERS.optional},
+        {"bands": 2, "objective": "mean", "overlap": 0.5, "overlap_decay": 0.9},
+        {
+            "bands": INTEGER,
+            "objective": NAME,
+            "workload": THING,
+            "coefficients": NUMBERS.optional,
+            "overlap": NOT_NEGATIVE.but(1.5),
+            "overlap_decay": PROBABILITY,
+        },
     ),
     (dptrain.BandMF(bands=2).bind, {"steps": 5}, {"steps": STEPS}),
     (
