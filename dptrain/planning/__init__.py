@@ -1,5 +1,6 @@
 """Which scheme and strategy to train with: compared at equal privacy before any training."""
 
+from dptrain.planning.amplified import AmplifiedChoice, amplified_band_mf
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.comparison import compare
 from dptrain.planning.configuration_text import training_yaml
@@ -9,12 +10,14 @@ from dptrain.planning.strategy_table import StrategyTable, compare_strategies
 
 __all__ = [
     "DEFAULT_BANDS",
+    "AmplifiedChoice",
     "Candidate",
     "Plan",
     "PlanRow",
     "Question",
     "Skipped",
     "StrategyTable",
+    "amplified_band_mf",
     "compare",
     "compare_strategies",
     "training_yaml",
