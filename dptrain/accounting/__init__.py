@@ -17,6 +17,7 @@ from dptrain.accounting.base.registry import (
     register_accountant,
     registered_accountants,
 )
+from dptrain.accounting.base.trade_off import TradeOff
 from dptrain.accounting.dispatch import (
     Calibration,
     account,
@@ -24,6 +25,7 @@ from dptrain.accounting.dispatch import (
     calibrate,
     find_accountants,
     profile,
+    trade_off,
 )
 from dptrain.accounting.dp_event import to_dp_event
 from dptrain.accounting.min_sep import (
@@ -56,6 +58,7 @@ __all__ = [
     "Curve",
     "DeterministicAccountant",
     "Profile",
+    "TradeOff",
     "UnsampledGaussian",
     "account",
     "accountant_named",
@@ -68,6 +71,7 @@ __all__ = [
     "register_accountant",
     "registered_accountants",
     "to_dp_event",
+    "trade_off",
 ]
 
 # In the order in which tables show them; of those that simulate only the first to cover a mechanism

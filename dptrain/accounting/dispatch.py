@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.base.accountant import Accountant, Availability, Profile, size_refusal
+from dptrain.accounting.base.accountant import (
+    Accountant,
+    Availability,
+    Cost,
+    Profile,
+    size_refusal,
+)
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.base.registry import accountant_named, answering, availabilities
 from dptrain.accounting.base.statement import (
@@ -19,6 +26,7 @@ from dptrain.accounting.base.statement import (
     statement,
     told_once,
 )
+from dptrain.accounting.base.trade_off import LEAST_FLOOR, TradeOff
 from dptrain.accounting.best_of import BestOf
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core import Adjacency, Guarantee, Kind, checks
@@ -176,6 +184,68 @@ def default_grid(mechanism: MatrixMechanism, points: int = 101) -> npt.NDArray[n
         curve = UnsampledGaussian().curve(mechanism)
         top = min(top, max(curve.epsilon(sigma, 1e-12), 1e-6))
     return top * np.linspace(0.0, 1.0, points) ** 2
+
+
+def trade_off(
+    mechanism: MatrixMechanism,
+    guarantee: Guarantee,
+    *,
+    accountant: str | Accountant | None = None,
+    floor: float | None = None,
+    points: int = 401,
+) -> TradeOff:
+    """What attacks can reach: a guarantee together with the profile that is proven.
+
+    Beside a guarantee by simulation stand the deterministic accountants that answer by themselves
+    within seconds, if there are any: of the simulation itself only the one (ε, δ) is certain.
+
+    Args:
+        mechanism: the mechanism.
+        guarantee: what ``account`` or ``calibrate`` said of it.
+        accountant: of the profile; by default those that answer.
+        floor: the least error rate that μ is to speak of, by default the guarantee's δ.
+        points: ε in the grid; μ is larger by about 3/points² of itself than with all of them.
+
+    Raises:
+        TypeError: if an argument is of another type.
+        ValueError: if the guarantee is another mechanism's, or the accountant does not cover it.
+    """
+    checks.instance("mechanism", mechanism, MatrixMechanism)
+    checks.instance("guarantee", guarantee, Guarantee)
+    checks.integer("points", points, minimum=2)
+    if floor is not None:
+        floor = checks.number("floor", floor, minimum=LEAST_FLOOR, below=0.5)
+    if guarantee.mechanism_hash != mechanism.hash:
+        raise ValueError(
+            f"guarantee: it is about the mechanism {guarantee.mechanism_hash}, not {mechanism.hash}"
+            "; take account(mechanism, ...)"
+        )
+    member: Accountant | None = None
+    if accountant is not None:
+        member = find_accountant(mechanism, accountant, adjacency=guarantee.adjacency)
+    else:
+        table = accountants_for(mechanism, adjacency=guarantee.adjacency)
+        proven = [
+            each.accountant
+            for each in table
+            if each.reason is None
+            and isinstance(each.accountant, DeterministicAccountant)
+            and each.cost in (Cost.INSTANT, Cost.SECONDS)
+        ]
+        member = BestOf.of(proven) if proven else None
+    if not isinstance(member, DeterministicAccountant):
+        return TradeOff.of(guarantee, floor=floor)
+    # Beyond e^ε + 1 of its own ε no bound cuts off rates above its δ
+    # (docs/theory/composition.md#thm-trade-off).
+    least = guarantee.delta if floor is None else min(floor, guarantee.delta)
+    top = guarantee.epsilon
+    if least < guarantee.delta or not math.isfinite(top):
+        with told_once():
+            top = member.guarantee(mechanism, delta=least).epsilon
+    if not math.isfinite(top):
+        return TradeOff.of(guarantee, floor=floor)
+    grid = float(np.logaddexp(top, 0.0)) * np.linspace(0.0, 1.0, points) ** 2
+    return TradeOff.of(guarantee, member.profile(mechanism, grid), floor=floor)
 
 
 @dataclasses.dataclass(frozen=True)

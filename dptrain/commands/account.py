@@ -7,7 +7,13 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.accounting import account, accountants_for, find_accountants, profile
+from dptrain.accounting import (
+    account,
+    accountants_for,
+    find_accountants,
+    profile,
+    trade_off,
+)
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
     number,
@@ -42,7 +48,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--support", action="store_true", help="print the table of all pairs")
     parser.add_argument("--profile", action="store_true", help="δ over a grid of ε as well")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the profile to a PNG")
-    parser.add_argument("--json", type=pathlib.Path, help="write guarantee and profile to a file")
+    parser.add_argument(
+        "--attacks", action="store_true", help="what membership tests can reach, and μ-GDP, as well"
+    )
+    parser.add_argument("--attacks-plot", type=pathlib.Path, help="draw the attacks to a PNG")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="write guarantee, profile and attacks to a file"
+    )
     parser.set_defaults(run=run)
 
 
@@ -79,7 +91,10 @@ def run(options: argparse.Namespace) -> None:
         )
     if options.plot is not None and not options.profile:
         raise ValueError(f"--plot {options.plot} draws the profile: add --profile")
+    if options.attacks_plot is not None and not options.attacks:
+        raise ValueError(f"--attacks-plot {options.attacks_plot} draws attacks: add --attacks")
     check_outputs(options.json, plot=options.plot)
+    check_outputs(None, plot=options.attacks_plot)
     privacy = read_privacy(options)
     sigma = options.noise_multiplier
     if sigma is None and privacy.get("noise_multiplier") is not None:
@@ -109,6 +124,15 @@ def run(options: argparse.Namespace) -> None:
 
             plot_privacy(curve, shown, options.plot)
             print(f"plot: {options.plot}")
+    if options.attacks:
+        limits = trade_off(mechanism, shown, accountant=name)
+        value["attacks"] = {**limits.summary(), "trade_off": json.loads(limits.to_json())}
+        print(f"\n{limits}")
+        if options.attacks_plot is not None:
+            from dptrain.reporting import plot_attacks
+
+            plot_attacks(limits, options.attacks_plot)
+            print(f"plot: {options.attacks_plot}")
     write_json(options.json, value)
 
 

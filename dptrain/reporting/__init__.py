@@ -3,7 +3,7 @@
 from dptrain.reporting.individual_groups import GroupRow, GroupTable
 from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 from dptrain.reporting.individual_report import IndividualReport
-from dptrain.reporting.plots import figure_of, plot_graph, plot_strategies, save
+from dptrain.reporting.plots import figure_of, plot_attacks, plot_graph, plot_strategies, save
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.published_profile import as_shown, rows_of
@@ -21,6 +21,7 @@ __all__ = [
     "figure_of",
     "in_place",
     "plot_active",
+    "plot_attacks",
     "plot_curves",
     "plot_graph",
     "plot_groups",

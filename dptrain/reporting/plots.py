@@ -7,8 +7,9 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
-from dptrain.accounting import Profile
+from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
 from dptrain.planning import StrategyTable
 from dptrain.reporting.published_profile import as_shown
@@ -73,6 +74,49 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
         f"Privacy of the run: {guarantee.scheme['type']} batches, {guarantee.strategy['type']} "
         f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps "
         f"(curves: {curve}; point: {guarantee.kind.value})",
+        fontsize=10,
+    )
+    save(figure, path)
+
+
+def plot_attacks(limits: TradeOff, path: str | pathlib.Path) -> None:
+    """Draw the true positive rate that tests can reach against the false positive rate.
+
+    Beside the bound: what guessing reaches, and the Gaussian curve of μ down to its floor.
+
+    Args:
+        limits: the trade-off.
+        path: image file; its suffix chooses the format.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+    """
+    figure, axes = figure_of(1)
+    ax = axes[0]
+    least = min(limits.floor, 1e-3)
+    rates = np.unique(np.concatenate([np.geomspace(least, 1.0, 400), np.linspace(least, 1.0, 200)]))
+    reached = limits.true_positive_rate(rates)
+    ax.plot(rates, reached, color="tab:red", linewidth=1.8, label="bound on every test")
+    if limits.mu is not None:
+        inside = np.flatnonzero((rates >= limits.floor) & (1.0 - reached >= limits.floor))
+        ax.plot(
+            rates[inside],
+            ndtr(ndtri(rates[inside]) + limits.mu),
+            "--",
+            color="tab:blue",
+            label=f"μ-GDP, μ = {limits.mu:.4g} (regret {limits.regret:.1e})",
+        )
+    ax.plot(rates, rates, ":", color="dimgray", label="guessing")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(least, 1.0)
+    ax.set_ylim(least, 1.3)
+    ax.set_xlabel("false positive rate")
+    ax.set_ylabel("true positive rate")
+    ax.grid(visible=True, which="major", alpha=0.3)
+    ax.legend(loc="lower right")
+    ax.set_title(
+        f"What a membership test can reach\n(δ(ε) by {limits.accountant}: {limits.kind.value})",
         fontsize=10,
     )
     save(figure, path)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dptrain.accounting import Profile
+from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
@@ -135,6 +135,8 @@ def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str,
         "conditions": conditions(guarantee),
         "software": {"dptrain": _version("dptrain"), "torch": _version("torch")},
     }
+    limits = TradeOff.of(guarantee, profile)
+    value["attacks"] = {"sentence": str(limits), **limits.summary()}
     if profile is not None:
         profile = as_shown(profile, guarantee)
         value["profile"] = {
@@ -160,17 +162,18 @@ def privacy_report(
     Returns:
         The paths of the two files.
     """
-    if profile is not None:
-        profile = as_shown(profile, guarantee)
+    limits = TradeOff.of(guarantee, profile)
     stem = pathlib.Path(path)
     if stem.is_dir():
         stem = stem / "privacy_report"
     stem.parent.mkdir(parents=True, exist_ok=True)
     value = statement(guarantee, profile)
+    if profile is not None:
+        profile = as_shown(profile, guarantee)
     as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     as_json.write_text(text + "\n", encoding="utf-8")
-    as_text.write_text(_markdown(guarantee, profile, value["software"]), encoding="utf-8")
+    as_text.write_text(_markdown(guarantee, profile, limits, value["software"]), encoding="utf-8")
     return as_json, as_text
 
 
@@ -192,7 +195,9 @@ def _version(package: str) -> str:
         return "(version unknown: not installed)"
 
 
-def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[str, str]) -> str:
+def _markdown(
+    guarantee: Guarantee, profile: Profile | None, limits: TradeOff, software: Mapping[str, str]
+) -> str:
     generator = guarantee.noise_generator
     fields = {
         "ε": f"{guarantee.epsilon:.6g}",
@@ -228,6 +233,7 @@ def _markdown(guarantee: Guarantee, profile: Profile | None, software: Mapping[s
                 [(k, _inline(v)) for k, v in sorted(guarantee.certificate.items())],
             ),
         ]
+    parts += ["## What an attack can reach", str(limits)]
     parts += ["## Conditions", "\n".join(f"- {line}" for line in conditions(guarantee))]
     if profile is not None:
         parts += [

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dptrain.accounting import account, calibrate
+from dptrain.accounting import TradeOff, account, calibrate, trade_off
 from dptrain.commands.cli import main
 from dptrain.core.guarantee import Guarantee
 from dptrain.mechanism import MatrixMechanism
@@ -275,3 +275,18 @@ def test_a_configuration_is_not_asked_about_what_it_says(tmp_path, capsys):
     write("{epsilon: three, delta: 1.0e-4}")
     assert main(["calibrate", "--config", str(config), "--dataset-size", "1000"]) == 2
     assert "privacy.epsilon='three'" in capsys.readouterr().err
+
+
+def test_attacks_are_told_drawn_and_written(file, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    out, plot = tmp_path / "a.json", tmp_path / "a.png"
+    command = ["account", str(file), "--delta", "1e-5", "--attacks"]
+    assert main([*command, "--json", str(out), "--attacks-plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    written = json.loads(out.read_text())["attacks"]
+    found = TradeOff.from_json(json.dumps(written.pop("trade_off")))
+    assert found == trade_off(mechanism(), account(mechanism(), delta=1e-5))
+    assert written == json.loads(json.dumps(found.summary()))
+    assert str(found) in capsys.readouterr().out
+    assert main(["account", str(file), "--delta", "1e-5", "--attacks-plot", str(plot)]) != 0
+    assert "add --attacks" in capsys.readouterr().err

@@ -245,3 +245,18 @@ def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ModuleNotFoundError, match=r"dptrain\[recipes\]"):
         plot_privacy(_profile(), _guarantee(), tmp_path / "privacy.png")
+
+
+def test_the_report_says_what_an_attack_can_reach(tmp_path):
+    """At 1 % false positives the best ε of the profile counts, if that is proven."""
+    guarantee = _guarantee()
+    profile = dataclasses.replace(_profile(), kind=Kind.UPPER_BOUND)
+    as_json, as_text = privacy_report(guarantee, tmp_path, profile=profile)
+    found = json.loads(as_json.read_text(encoding="utf-8"))["attacks"]
+    of_remove = profile.remove + np.exp(profile.epsilon) * 0.01
+    of_add = 1 - np.exp(-profile.epsilon) * (1 - profile.add - 0.01)
+    least = min(of_remove.min(), of_add.min())
+    assert found["true_positive_rate_at"]["0.01"] == pytest.approx(least, rel=1e-9)
+    assert found["sentence"] in as_text.read_text(encoding="utf-8")
+    simulated, _ = privacy_report(guarantee, tmp_path / "simulated", profile=_profile())
+    assert json.loads(simulated.read_text(encoding="utf-8"))["attacks"]["mu"] is None
