@@ -15,6 +15,8 @@ from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law, min_sep_refusal
 from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
+from dptrain.planning.candidates import Settings, settings_of
+from dptrain.planning.question import Question
 from dptrain.sampling import Scheme
 from dptrain.strategies import PREFIX_SUMS, BandMF, Workload, checked_workload
 
@@ -241,6 +243,32 @@ def amplified_band_mf(
         calibration=shown.get(chosen),
         ordinary_calibration=shown.get(ordinary),
     )
+
+
+def amplified_settings(
+    question: Question, mechanism: MatrixMechanism, *, progress: bool
+) -> list[Settings]:
+    """The ``strategy`` group of a BandMF chosen for a plan's pair, if it is not an ordinary one.
+
+    None where the pair has independent noise, or where nothing can be chosen for its scheme.
+    """
+    scheme, bands = mechanism.scheme, min(question.max_bands, mechanism.scheme.min_sep)
+    if not isinstance(mechanism.strategy, BandMF) or bands < 2:
+        return []
+    if min_sep_refusal(mechanism):
+        return []
+    found = amplified_band_mf(
+        scheme=scheme,
+        epsilon=question.epsilon,
+        delta=question.delta,
+        bands=bands,
+        workload=question.workload,
+        certify=False,
+        progress=progress,
+    ).strategy
+    if not found.overlap:
+        return []
+    return [settings_of(dataclasses.replace(found, coefficients=None, steps=None))]
 
 
 def _counted(bar: tqdm) -> None:

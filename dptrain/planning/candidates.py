@@ -81,7 +81,7 @@ def planned_strategies(question: Question) -> list[tuple[Settings, int]]:
         workload=question.workload,
         buffers=question.buffers,
     )
-    return [(_settings(each), _bands(each)) for each in proposals(shape, planned=True)]
+    return [(settings_of(each), _bands(each)) for each in proposals(shape, planned=True)]
 
 
 def _bands(strategy: Strategy) -> int:
@@ -92,15 +92,15 @@ def _bands(strategy: Strategy) -> int:
         return 0
 
 
-def _settings(strategy: Strategy) -> Settings:
+def settings_of(strategy: Strategy) -> Settings:
     """The ``strategy`` group of a configuration that declares this value.
 
-    Numbers are stated, other fields unless they have their default.
+    Whole numbers are stated, other fields unless they have their default.
     """
     stated = {"type"}
     for field in dataclasses.fields(strategy):  # type: ignore[arg-type]
         value = getattr(strategy, field.name)
-        if value is not None and (isinstance(value, int | float) or value != field.default):
+        if value is not None and (isinstance(value, int) or value != field.default):
             stated.add(field.name)
     return {name: value for name, value in strategy.to_dict().items() if name in stated}
 

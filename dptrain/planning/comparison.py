@@ -11,10 +11,12 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting import Accountant, Cost, accountant_named, accountants_for, find_accountants
 from dptrain.accounting.base import DeterministicAccountant, told_once
+from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law, min_sep_refusal
 from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
 from dptrain.accounting.simulation.weighted import WeightedAccountant
 from dptrain.core import Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.planning.amplified import amplified_settings
 from dptrain.planning.candidates import (
     Candidate,
     first_candidates,
@@ -44,8 +46,9 @@ def compare(
 
     Deterministic accountants are asked where they are quick; what only a simulation covers, or a
     simulation covers better, gets an estimate. A scheme that states ``min_sep`` is tried with what
-    it proposes; then the best of these with wider separations, and the best of all of these with
-    batches of constant size.
+    it proposes; then the best of these with wider separations. Where the best of a scheme has
+    bands, its matrix is chosen for the sampling (``amplified_band_mf``), which is tried with wider
+    separations too. The best of all of these is tried with batches of constant size.
 
     Args:
         question: the run.
@@ -74,6 +77,12 @@ def compare(
     spaced = {row.candidate.scheme["type"] for row in rows if "min_sep" in row.candidate.scheme}
     for kind in sorted(spaced):
         run(further_separations(question, _best(rows, kind).candidate))
+    for kind in sorted({row.candidate.scheme["type"] for row in rows}):
+        chosen = amplified_settings(question, _best(rows, kind).mechanism, progress=progress)
+        run(Candidate(_best(rows, kind).candidate.scheme, each) for each in chosen)
+        if chosen and kind in spaced:
+            run(further_separations(question, _best(rows, kind).candidate))
+    for kind in sorted(spaced):
         run(with_cut_batches(question, _best(rows, kind).candidate))
     if not rows:
         reasons = "; ".join(dict.fromkeys(each.reason for each in skipped))
@@ -181,8 +190,12 @@ class _Trials:
         # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
         delta = self.question.delta
         target = delta if states in weighted else samples_needed(delta).threshold
-        simulation = quickest.simulation(mechanism)
-        sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)
+        if min_sep_refusal(mechanism) is None:
+            tilted = TiltedEstimate(self.question.epsilon, target)
+            sigma = tilted.noise(min_sep_law(mechanism))
+        else:
+            simulation = quickest.simulation(mechanism)
+            sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)
         if any(proven <= sigma for proven, _, _ in results):
             yield Skipped(candidate, f"{states.name} promises no less noise than what is proven")
             return

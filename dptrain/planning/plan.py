@@ -108,6 +108,30 @@ class Plan:
         """The eligible row of least error whose σ is not an estimate."""
         return next((row for row in self.rows if row.eligible and not row.is_estimate), None)
 
+    @property
+    def gains(self) -> tuple[tuple[str, PlanRow], ...]:
+        """The best row of Poisson sampling with independent noise, and of ever more choices.
+
+        Each of the words says what may be chosen beside what the ones before allow. Rows that are
+        not eligible do not count; a choice without a row is left out.
+        """
+        rows = [row for row in self.rows if row.eligible]
+        independent = [row for row in rows if row.candidate.strategy["type"] == "Identity"]
+        ordinary = [row for row in rows if not row.candidate.strategy.get("overlap")]
+        steps = {
+            "Poisson sampling, independent noise": [
+                row for row in independent if row.candidate.scheme["type"] == "Poisson"
+            ],
+            "any scheme": independent,
+            "correlated noise": ordinary,
+            "correlation chosen for the sampling": rows,
+        }
+        return tuple(
+            (words, min(found, key=lambda row: row.error))
+            for words, found in steps.items()
+            if found
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value; rows are named by their place."""
         asked = {f.name: getattr(self.question, f.name) for f in dataclasses.fields(Question)}
@@ -116,6 +140,7 @@ class Plan:
             "question": asked,
             "rows": [row.to_dict() for row in self.rows],
             "skipped": [each.to_dict() for each in self.skipped],
+            "gains": [[words, self.rows.index(row)] for words, row in self.gains],
             "best": None if self.best is None else self.rows.index(self.best),
             "best_proven": (
                 None if self.best_proven is None else self.rows.index(self.best_proven)
@@ -163,7 +188,18 @@ class Plan:
                 reasons.setdefault(each.reason, []).append(pair)
             parts += ["", "Not computed:"]
             parts += [f"- {', '.join(pairs)}: {reason}" for reason, pairs in reasons.items()]
+        if len(self.gains) > 1:
+            parts += ["", "What each choice buys (RMSE·σ/B̄, the best so far):", *self._bought()]
         return "\n".join([*parts, "", self._verdict()])
+
+    def _bought(self) -> list[str]:
+        lines, before = [], None
+        for words, row in self.gains:
+            about = "≈" if row.is_estimate else ""
+            less = "" if before is None else f", {1 - row.error / before:.1%} less"
+            lines.append(f"- {words}: {about}{row.error:.4g}{less}")
+            before = row.error
+        return lines
 
     def _verdict(self) -> str:
         best, proven = self.best, self.best_proven

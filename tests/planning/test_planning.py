@@ -15,7 +15,7 @@ from dptrain.planning import Question, compare, training_yaml
 from dptrain.planning.estimate import estimate_noise
 from dptrain.planning.truncation import SHARE, displacements, least_max_batch_size
 from dptrain.sampling import Poisson
-from dptrain.strategies import Identity
+from dptrain.strategies import BandMF, Identity
 
 SMALL = {
     "epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100,
@@ -70,6 +70,22 @@ def test_estimates_are_named_everywhere(plan):
     assert "no guarantees" in str(plan)
     assert plan.best_proven is not None
     assert not plan.best_proven.is_estimate
+
+
+def test_says_what_each_choice_buys(plan):
+    words = [words for words, _ in plan.gains]
+    assert words[0].startswith("Poisson")
+    errors = [row.error for _, row in plan.gains]
+    assert errors == sorted(errors, reverse=True)
+    assert plan.gains[-1][1] is plan.best
+    for each in words:
+        assert f"- {each}: " in str(plan)
+    chosen = [row for row in plan.rows if row.candidate.strategy.get("overlap")]
+    assert chosen
+    for row in chosen:
+        # The declaration in the configuration names the matrix that was priced.
+        declared = BandMF(**{k: v for k, v in row.candidate.strategy.items() if k != "type"})
+        assert declared.bind(20) == row.mechanism.strategy
 
 
 def test_what_is_left_out_has_a_reason(plan):
