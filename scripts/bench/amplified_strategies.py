@@ -1,0 +1,213 @@
+"""RMSE·σ/B̄ of BandMF chosen for the sampling, beside the best ordinary pair of scheme and strategy.
+
+The runs are those of Dong & Ganesh 2026 (arXiv 2602.09338): section 7.2 (CINIC-10: n = 1,500 steps,
+N/B̄ = 300, SGD with momentum .95 and its schedule of learning rates, δ = 1/(2N), N = 90,000) at five
+ε, and section 7.4 (``--only production``). At most 64 bands (256 in 7.4).
+
+Ordinary: balls in bins and b-min-sep with BandMF of 1, 2, 4, … bands, then the best of these with
+wider separations. Chosen: overlap and its decay at the best separation, then the separations once
+more. All laws are compared by estimates of one kind, at the end from fresh samples; σ of the best
+of both sides comes from the accountant that answers by default, whose answers are 1 % apart.
+
+    PYTHONPATH=. python scripts/bench/amplified_strategies.py [--only 8 4 …] [--estimates]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import time
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from dptrain import (
+    BallsInBins,
+    BandMF,
+    MatrixMechanism,
+    MinSep,
+)
+from dptrain.accounting import calibrate
+from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
+from dptrain.accounting.simulation import default_threads
+from dptrain.planning import amplified_band_mf
+from dptrain.sampling import Scheme
+from dptrain.strategies import PREFIX_SUMS, MomentumSGD, Workload
+
+OUT = pathlib.Path(__file__).parent / "results" / "amplified_strategies.json"
+Row = dict[str, Any]
+_SAMPLES = 2048
+Pair = tuple[Scheme, BandMF]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run to plan."""
+
+    epsilon: float
+    delta: float
+    dataset_size: int
+    batch_size: float
+    steps: int
+    bands: int
+    workload: Workload
+
+    def min_sep(self, separation: int) -> MinSep:
+        """B-min-sep sampling with that separation."""
+        return MinSep.for_batch_size(
+            batch_size=self.batch_size,
+            dataset_size=self.dataset_size,
+            min_sep=separation,
+            steps=self.steps,
+        )
+
+    def band_mf(self, bands: int) -> BandMF:
+        """The ordinary one."""
+        return BandMF(bands=bands, workload=self.workload).bind(self.steps)
+
+    def error(self, pair: Pair, sigma: float) -> float:
+        """RMSE·σ/B̄."""
+        scheme, strategy = pair
+        return strategy.rmse(self.steps, self.workload) * sigma / scheme.expected_batch_size
+
+
+# The base rate up to n/4, a twentieth of it from 3n/4, linear between: their schedule.
+_RATES = tuple(np.interp(np.arange(1500), [375, 1125], [1.0, 0.05]).tolist())
+_CINIC = {
+    "dataset_size": 90_000, "batch_size": 300.0, "steps": 1500, "bands": 64, "delta": 1 / 180_000,
+    "workload": MomentumSGD(momentum=0.95, learning_rates=_RATES),
+}  # fmt: skip
+RUNS = {
+    **{f"{epsilon:g}": Run(epsilon=epsilon, **_CINIC) for epsilon in (8.0, 4.0, 2.0, 1.0, 0.5)},
+    "production": Run(10.0, 1.301e-8, 14_745_600, 1793.0, 7200, 256, PREFIX_SUMS),
+}
+
+
+def estimated(run: Run, estimate: TiltedEstimate, pairs: list[Pair]) -> list[tuple[float, Pair]]:
+    """Errors by estimated σ, the least first."""
+    found, sigma = [], None
+    for scheme, strategy in pairs:
+        law = min_sep_law(MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0))
+        sigma = estimate.noise(law, sigma)
+        found.append((run.error((scheme, strategy), sigma), (scheme, strategy)))
+    return sorted(found, key=lambda each: each[0])
+
+
+def separations(run: Run, bands: int) -> list[int]:
+    """What ``dptrain plan`` widens to."""
+    longest = math.floor(run.dataset_size / run.batch_size)
+    return sorted(
+        {b for b in (bands, 2 * bands, 4 * bands, 8 * bands, longest // 2) if bands <= b <= longest}
+    )
+
+
+def best_ordinary(run: Run, estimate: TiltedEstimate) -> tuple[dict[str, float], Pair]:
+    """Error of the best ordinary pair of each scheme, and the best of all."""
+    bands = [1 << i for i in range(run.bands.bit_length())]
+    epoch = round(run.dataset_size / run.batch_size)
+    known: dict[str, tuple[float, Pair]] = {}
+    if run.steps % epoch == 0:
+        bins = BallsInBins(bins=epoch, epochs=run.steps // epoch, dataset_size=run.dataset_size)
+        every = [(bins, run.band_mf(count)) for count in bands]
+        known["BallsInBins"] = estimated(run, estimate, every)[0]
+    narrow = estimated(run, estimate, [(run.min_sep(b), run.band_mf(b)) for b in bands])[0]
+    strategy = narrow[1][1]
+    wide = [(run.min_sep(b), strategy) for b in separations(run, strategy.bands)]
+    known["MinSep"] = min(narrow, estimated(run, estimate, wide)[0], key=lambda each: each[0])
+    best = min(known.values(), key=lambda each: each[0])[1]
+    return {name: error for name, (error, _) in known.items()}, best
+
+
+def best_chosen(run: Run, estimate: TiltedEstimate, start: int) -> tuple[float, Pair]:
+    """Chosen at one separation; then the separations, and chosen again where another is better."""
+    found: dict[int, tuple[float, Pair]] = {}
+
+    def choose(separation: int) -> tuple[float, Pair]:
+        scheme = run.min_sep(separation)
+        choice = amplified_band_mf(
+            scheme=scheme, epsilon=run.epsilon, delta=run.delta, workload=run.workload,
+            bands=min(run.bands, separation), certify=False,
+            samples=_SAMPLES,
+        )  # fmt: skip
+        return estimated(run, estimate, [(scheme, choice.strategy)])[0]
+
+    found[start] = choose(start)
+    strategy = found[start][1][1]
+    wide = [(run.min_sep(b), strategy) for b in separations(run, strategy.bands)]
+    best = estimated(run, estimate, wide)[0]
+    separation = best[1][0].min_sep
+    if separation != start:
+        found[separation] = choose(separation)
+    return min([best, *found.values()], key=lambda each: each[0])
+
+
+def written(pair: Pair) -> str:
+    """Scheme and strategy as a user writes them, in short."""
+    scheme, strategy = pair
+    size = "bins" if isinstance(scheme, BallsInBins) else "min_sep"
+    value = f"{type(scheme).__name__}({size}={getattr(scheme, size)}), {strategy.bands} bands"
+    if strategy.overlap:
+        value += f", overlap {strategy.overlap:g}, decay {strategy.overlap_decay:g}"
+    return value
+
+
+def measure(run: Run, certified: bool) -> Iterator[Row]:
+    """One run's row: from estimates, and again after each certificate."""
+    start = time.perf_counter()
+    estimate = TiltedEstimate(run.epsilon, run.delta, samples=_SAMPLES)
+    schemes, ordinary = best_ordinary(run, estimate)
+    middle = time.perf_counter()
+    separation = min(ordinary[0].min_sep, math.floor(run.dataset_size / run.batch_size))
+    _, chosen = best_chosen(run, estimate, max(separation, run.bands))
+    row: Row = {
+        "epsilon": run.epsilon, "delta": run.delta, "steps": run.steps,
+        "best_of_schemes_estimated": schemes,
+        "seconds_ordinary": middle - start, "seconds_chosen": time.perf_counter() - middle,
+    }  # fmt: skip
+    for name, pair in (("ordinary", ordinary), ("chosen", chosen)):
+        row[name] = {"pair": written(pair), "rmse": pair[1].rmse(run.steps, run.workload)}
+        # Other samples than those that the search was made with.
+        fresh = TiltedEstimate(run.epsilon, run.delta, samples=4 * _SAMPLES, seed=1)
+        row[name]["estimated_error"] = estimated(run, fresh, [pair])[0][0]
+    yield row
+    for name, pair in (("ordinary", ordinary), ("chosen", chosen)) if certified else ():
+        began = time.perf_counter()
+        found = calibrate(scheme=pair[0], strategy=pair[1], epsilon=run.epsilon, delta=run.delta)
+        row[name]["noise_multiplier"] = found.mechanism.noise_multiplier
+        row[name]["kind"] = found.guarantee.kind.value
+        row[name]["error"] = run.error(pair, found.mechanism.noise_multiplier)
+        row[name]["seconds"] = time.perf_counter() - began
+        yield row
+
+
+def main() -> None:
+    """Measure the runs, print each as it goes on, and write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--estimates", action="store_true", help="leave out what certifies")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    options = parser.parse_args()
+    tree: Row = {}
+    if options.json.exists():
+        tree = json.loads(options.json.read_text(encoding="utf-8"))
+    tree["machine"] = {
+        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
+        **{name: version(name) for name in ("numpy", "scipy", "torch")},
+    }  # fmt: skip
+    for name in options.only:
+        for row in measure(RUNS[name], not options.estimates):
+            tree[name] = row
+            print(f"ε = {name}:", json.dumps(row, ensure_ascii=False), flush=True)
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
