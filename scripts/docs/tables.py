@@ -495,6 +495,30 @@ def _accounting(tree: Mapping[str, Any]) -> Table:
     return Table(["accountant", "case", "time", "result", "beside it"], rows)
 
 
+_PEERS = ("dp_accounting", "PLD_accounting", "jax_privacy", "opake")
+
+
+def _accounting_peers(tree: Mapping[str, Any]) -> Table:
+    """ε and time of everybody, and the most that another one's smaller ε would cost us in σ."""
+    rows = []
+    for case in tree["cases"]:
+        cells = []
+        for name in ("dptrain", *_PEERS):
+            each = case.get(name)
+            said = case["failed"].get(name)
+            failed = {None: "–", "not asked": said}.get(said, "no answer")
+            cells.append(
+                failed if each is None else f"{each['epsilon']:.4f} ({_seconds(each['seconds'])})"
+            )
+        ratios = [
+            case[name]["sigma_ratio"] for name in _PEERS if "sigma_ratio" in case.get(name, {})
+        ]
+        most = f"{max(ratios):.4f}" if ratios else "–"
+        name = f"{case['case']} ({case['remark']})" if case["remark"] else case["case"]
+        rows.append([name, *cells, most])
+    return Table(["mechanism", "dptrain", *_PEERS, "σ ratio"], rows)
+
+
 def _individual(tree: Mapping[str, Any]) -> Table:
     ours = tree["accountant"]
     low, *_, high = ours["epsilon_quantiles"]
@@ -591,6 +615,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _user_accounting,
         _user_level,
         _accounting,
+        _accounting_peers,
         _individual,
         _individual_step,
         _model_coverage,
