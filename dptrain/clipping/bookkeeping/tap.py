@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -83,6 +84,8 @@ class LayerTap(StandIn):
     ) -> None:
         self.layer, self.rule, self.book, self.anchor = layer, rule, book, anchor
         self.name = name
+        self.muted = 0  # calls under way of layers that see to this one's
+        self._within: list[LayerTap] = []  # of layers whose parameters this one uses past them
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
@@ -106,6 +109,9 @@ class LayerTap(StandIn):
         """The layer's output, as its rule forms it where gradients are wanted."""
         if not torch.is_grad_enabled() or is_untapped():
             return self.own(*args, **kwargs)
+        if self.muted:  # the rule of what this is within finds what the call comes to
+            with Detached(self._holders):
+                return self.own(*args, **kwargs)
         if self.book.idle():
             return self._idly(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -128,7 +134,7 @@ class LayerTap(StandIn):
             self.run_again()
             rule = self.rule
         if isinstance(rule, GenericRule):
-            with Detached(self._holders):
+            with Detached(self._holders), self._alone():
                 args = _one_row_each(args)
                 return rule.call(self.layer, forward, args, kwargs, self._observer)
         if kwargs:
@@ -159,7 +165,8 @@ class LayerTap(StandIn):
 
     def run_again(self) -> None:
         """Have the layer run again for each example: its operations cannot be followed."""
-        self.rule = GenericRule(self.rule.name or "(the module itself)")
+        others = self.rule.others if isinstance(self.rule, OperationsRule) else {}
+        self.rule = GenericRule(self.rule.name or "(the module itself)", others)
         self._changed()
 
     def _changed(self) -> None:
@@ -168,12 +175,31 @@ class LayerTap(StandIn):
         self._holders = list(self.rule.holders(self.layer))
         self.keeps_inputs = self.rule.keeps_inputs(self.layer)
 
-    def follow(self, name: str, holder: nn.Module) -> None:
-        """Have the layer's operations follow the parameters of another one within it, too."""
+    def follow(self, name: str, holder: nn.Module, tap: LayerTap | None) -> None:
+        """Find also the uses of the parameters of another layer within, past its own forward.
+
+        Args:
+            name: of that layer within this one.
+            holder: that layer.
+            tap: its own, where it has one.
+        """
         rule = self.rule
-        assert isinstance(rule, OperationsRule)
+        assert isinstance(rule, OperationsRule | GenericRule)
         rule.others[name] = holder
+        if tap is not None and tap is not self:
+            self._within.append(tap)
         self._changed()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Without the reports of layers of which a replay has all that is made of them."""
+        for tap in self._within:
+            tap.muted += 1
+        try:
+            yield
+        finally:
+            for tap in self._within:
+                tap.muted -= 1
 
     def watch(self, *, anew: bool) -> None:
         """From now on, in passes over few rows, note what follows them; see ``RowPlan.watch``."""

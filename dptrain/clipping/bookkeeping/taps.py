@@ -15,6 +15,8 @@ from typing_extensions import override
 
 from dptrain.clipping.base.stand_in import StandIn, stand_in
 from dptrain.clipping.bookkeeping.operations import OperationsRule
+from dptrain.clipping.bookkeeping.readers import Readers
+from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
@@ -44,8 +46,8 @@ def _otherwise(name: str, layer: nn.Module) -> LayerRule:
 
 
 _LEAK = (
-    "parameter {name!r} is used outside the layer that owns it (through torch.nn.functional, say, "
-    "or in a penalty on the weights), which no rule for per-example gradients knows: call the "
+    "parameter {name!r} is used outside the layer that owns it{by} (through torch.nn.functional, "
+    "say, or in a penalty on the weights), which no rule for per-example gradients knows: call the "
     "layer, use the optimizer's weight_decay, or Gradients(mode='hooks'), which leaves such "
     "gradients out"
 )
@@ -100,6 +102,8 @@ class Taps(Generic[B]):
         self._reports_to: Book = self.book
         self._taps: list[LayerTap] = []
         self._escaped: set[str] = set()  # parameters that a gradient reached past the taps
+        self._readers = Readers(self.bare)
+        self._unread: list[nn.Module] = []  # layers of which the next passes show who reads them
         self._called = False  # whether a call that the probe knows of is under way
         with contextlib.ExitStack() as undo:
             self._attach(undo)
@@ -191,7 +195,8 @@ class Taps(Generic[B]):
         for tap in self._taps:
             tap.watch(anew=anew)
         try:
-            yield changed
+            with self._readers.noting(self._unread):
+                yield changed
         finally:
             for tap in self._taps:
                 tap.settle()
@@ -202,7 +207,8 @@ class Taps(Generic[B]):
 
         A pass over few rows shows them. A layer whose operations were followed in vain is run again
         for each example from now on. Where a module uses its layers' parameters itself, past their
-        own forward (a tied weight, say), its operations are followed.
+        own forward (a tied weight, say), its operations are followed: the next passes show which
+        module that is, and it is the one around all of them where they do not.
         """
         escaped, self._escaped = self._escaped, set()
         parameters = dict(self.bare.named_parameters())
@@ -215,19 +221,48 @@ class Taps(Generic[B]):
         vain = {tap for name in escaped if (tap := followed.get(parameters[name])) is not None}
         for tap in vain:
             tap.run_again()
-        owners = {name.rpartition(".")[0] for name in escaped if parameters[name] not in followed}
-        root = self._root_layer() if owners else None
-        if root is None:
-            return bool(vain)
-        for owner in sorted(owners):
-            root.follow(owner, self.bare.get_submodule(owner))
+        names = {name.rpartition(".")[0] for name in escaped if parameters[name] not in followed}
+        owners = [self.bare.get_submodule(name) for name in sorted(names)]
+        self._unread = [owner for owner in owners if not self._readers.known(owner)]
+        found = [self._follow(o) for o in owners if o not in self._unread]
+        return bool(vain or self._unread) or any(found)
+
+    def _follow(self, owner: nn.Module) -> bool:
+        """Have all uses of a layer's parameters past its own forward found; whether that is new."""
+        tap = self._tap_around(owner, self._readers.of(owner) or [self.bare])
+        if tap is None:
+            return False
+        within = next(name for name, m in tap.layer.named_modules() if m is owner)
+        rule = tap.rule
+        if not isinstance(rule, OperationsRule | GenericRule) or within in rule.others:
+            return False
+        tap.follow(within, owner, next((t for t in self._taps if t.layer is owner), None))
         return True
+
+    def _tap_around(self, owner: nn.Module, readers: list[nn.Module]) -> LayerTap | None:
+        """The tap of the one reader, or of what is around all of them and the owner.
+
+        Of two that lie within one another, a replay of the outer one would have the uses of both.
+        """
+        name = next(name for name, m in self.bare.named_modules() if m is readers[0])
+        while name and not {owner, *readers} <= set(self.bare.get_submodule(name).modules()):
+            name = name.rpartition(".")[0]
+        layer = self.bare.get_submodule(name)
+        if layer is self.bare:
+            return self._root_layer()
+        for tap in self._taps:
+            if tap.layer is layer:
+                return tap
+        found = LayerTap(layer, OperationsRule(layer, name), self._reports_to, self._anchor, name)
+        self._undo.callback(found.remove)
+        self._taps.append(found)
+        return found
 
     def _root_layer(self) -> LayerTap | None:
         """The tap of the module itself, if its operations are followed."""
         for tap in self._taps:
             if tap.layer is self.bare:
-                return tap if isinstance(tap.rule, OperationsRule) else None
+                return tap
         attributes = vars(self.bare)
         before = attributes.get("forward")
         found = LayerTap(self.bare, OperationsRule(self.bare), self._reports_to, self._anchor)
@@ -250,7 +285,13 @@ class Taps(Generic[B]):
         if self._reports_to.idle():
             self._reports_to.saw(self.bare, (), p)
         elif not isinstance(self._reports_to, Witness):  # the real pass will raise it
-            raise RuntimeError(_LEAK.format(name=name))
+            readers = self._readers.of(self.bare.get_submodule(name.rpartition(".")[0]))
+            names = {m: each for each, m in self.bare.named_modules()}
+            called = [
+                f"{names.get(m) or '(the module itself)'!r}, a {type(m).__name__}" for m in readers
+            ]
+            by = f", by layer {' and layer '.join(called)}" if called else ""
+            raise RuntimeError(_LEAK.format(name=name, by=by))
 
     def detach(self) -> None:
         """Leave the module as it was; again, nothing happens."""

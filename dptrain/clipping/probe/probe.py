@@ -43,7 +43,7 @@ from dptrain.core import (
 PROBES = ("first", "shapes", "off")
 """When the probe looks: at the first batch, at every new shape of inputs, or never."""
 
-_ROUNDS = 3  # of looking for uses of parameters past their layers, and following these
+_ROUNDS = 5  # of looking for uses of parameters past their layers, and following these
 _PASSES = 6  # over few rows, until nothing new is found in them
 _MOST = 8  # examples that a probe is made of
 _DEPTH = 4  # of objects within what a module returns

@@ -11,7 +11,13 @@ from typing_extensions import override
 
 from dptrain.clipping.bookkeeping.operations.plan import RowPlan
 from dptrain.clipping.bookkeeping.operations.session import LayerSession
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe, not_called, uncached
+from dptrain.clipping.bookkeeping.rules.rules import (
+    LayerRule,
+    Observe,
+    not_called,
+    past_their_own,
+    uncached,
+)
 from dptrain.clipping.bookkeeping.uses.uses import Use
 
 
@@ -57,7 +63,8 @@ class OperationsRule(LayerRule):
         rows = observe.rows()
         if rows is None:  # no batch is at hand: the backward pass will be refused
             return forward(*inputs)
-        session = LayerSession(layer, observe, self.plan, rows, self.name)
+        users = past_their_own(self.others)
+        session = LayerSession(layer, observe, self.plan, rows, self.name, users)
         own = observe.parameters()
         before = []
         for prefix, holder in self.holders(layer):

@@ -36,6 +36,7 @@ class LayerSession:
         plan: of the sizes that it meets.
         rows: that the model is fed.
         name: of the layer in the module.
+        users: which layers' parameters it uses past their own forward, for messages.
 
     Attributes:
         without_rows: whether no tensor at hand has rows of the batch.
@@ -44,9 +45,15 @@ class LayerSession:
     without_rows = False
 
     def __init__(
-        self, layer: nn.Module, observe: Observe, plan: RowPlan, rows: int, name: str = ""
+        self,
+        layer: nn.Module,
+        observe: Observe,
+        plan: RowPlan,
+        rows: int,
+        name: str = "",
+        users: str = "",
     ) -> None:
-        self.name = name
+        self.name, self.users = name, users
         self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
         # Of what was written into tracked tensors: all that are views of the same memory have it.
         self._written_roots: list[nn.Parameter] = []
@@ -253,10 +260,10 @@ class LayerSession:
         """Why an operation cannot be followed."""
         operation = getattr(func, "__name__", repr(func))
         found = Unhandled(
-            f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}: its "
-            f"operation {operation!r} {what}, so that its per-example gradients are not known; "
-            "dptrain.register_layer() takes a rule for it, or freeze its parameters with "
-            "requires_grad_(False)"
+            f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}"
+            f"{self.users}: its operation {operation!r} {what}, so that its per-example "
+            "gradients are not known; dptrain.register_layer() takes a rule for it, or freeze its "
+            "parameters with requires_grad_(False)"
         )
         found.layer = self.layer
         return found

@@ -25,6 +25,7 @@ from dptrain.clipping.bookkeeping.rules.rules import (
     joined,
     not_called,
     owned,
+    past_their_own,
     uncached,
 )
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
@@ -105,20 +106,23 @@ class GenericRule(LayerRule):
 
     Args:
         name: of the layer in the user's module.
+        others: layers within, by their names, whose parameters it uses past their own forward;
+            all that is made of these within it is then this rule's to find.
 
     Attributes:
-        name: as given.
+        name, others: as given.
         kind: the layer's type, for people.
         seconds: that replays have taken, without finding out how to replay.
         before: what ``seconds`` was before the last call's replay.
         timed: whether devices are waited for, so that this is so on them too.
     """
 
-    def __init__(self, name: str = "") -> None:
+    def __init__(self, name: str = "", others: Mapping[str, nn.Module] | None = None) -> None:
         self.name = name
         self.kind = ""
         self.seconds = self.before = 0.0
         self.timed = True
+        self.others: dict[str, nn.Module] = dict(others or {})
         self._plans: dict[Any, _Plan] = {}
         self._writes: bool | None = None
         self._signs: dict[tuple[int, torch.dtype, torch.device], torch.Tensor] = {}
@@ -127,6 +131,7 @@ class GenericRule(LayerRule):
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The layer, and what holds parameters for it without being called by itself."""
         yield from not_called("", layer)
+        yield from self.others.items()
 
     @override
     def refusal(self, layer: nn.Module) -> str | None:
@@ -267,7 +272,8 @@ class GenericRule(LayerRule):
         return torch.stack([y @ self._signs[key], y.norm(dim=1)], dim=1)
 
     def _called(self, layer: nn.Module) -> str:
-        return f"layer {self.name!r}, a {type(layer).__name__} without a rule,"
+        uses = past_their_own(self.others)
+        return f"layer {self.name!r}, a {type(layer).__name__} without a rule{uses},"
 
     # -- the backward pass -------------------------------------------------------------------------
 

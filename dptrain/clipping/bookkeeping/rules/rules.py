@@ -307,6 +307,15 @@ def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]
             yield from not_called(joined(prefix, name), child)
 
 
+def past_their_own(others: Collection[str]) -> str:
+    """That a layer uses the parameters of these within it, where there are some."""
+    if not others:
+        return ""
+    some = " and ".join(repr(name) for name in list(others)[:3])
+    more = f" and of {len(others) - 3} more layers" if len(others) > 3 else ""
+    return f" that uses parameters of {some}{more} within it past their own forward"
+
+
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
     """Past ``parametrize.cached()``: weights that were computed before a call are not followed."""
