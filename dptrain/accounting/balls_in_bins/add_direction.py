@@ -8,7 +8,8 @@ import math
 import numpy as np
 from scipy.special import gammainc, gammaincc, gammaln, logsumexp, ndtr
 
-from dptrain.accounting.renyi.bins import DIAGONAL_ORDERS, log_delta_from_renyi
+from dptrain.accounting.renyi.bins import DIAGONAL_ORDERS
+from dptrain.accounting.renyi.chords import log_delta_from_renyi
 from dptrain.core import Array
 
 GAUSSIAN_OR_DIVERGENCES = "the least of a Gaussian loss and Rényi divergences"

@@ -68,7 +68,10 @@ class RandomAllocationCurve(RenyiCurve):
         return self._orders[key]
 
     def orders(
-        self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
+        self,
+        sigma: float,
+        convert: Callable[[Array], tuple[float, float]],
+        enough: float = -math.inf,
     ) -> RenyiOrders:
         """E·R_α for as many orders as settle the best one, at most 512."""
         for largest in DIAGONAL_ORDERS:

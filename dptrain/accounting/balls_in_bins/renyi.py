@@ -60,7 +60,10 @@ class BallsInBinsCurve(RenyiCurve):
         return self._orders[key]
 
     def orders(
-        self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
+        self,
+        sigma: float,
+        convert: Callable[[Array], tuple[float, float]],
+        enough: float = -math.inf,
     ) -> RenyiOrders:
         """Divergences at the least effort that settles the best order of ``convert``."""
         for effort in range(len(EFFORTS)):
@@ -68,7 +71,7 @@ class BallsInBinsCurve(RenyiCurve):
             value, best = convert(orders.divergence)
             if best < orders.exact_up_to or value <= enough:
                 return orders
-            if not affordable_exactly(self._gram, max(best, orders.exact_up_to) + 1):
+            if not affordable_exactly(self._gram, max(math.ceil(best), orders.exact_up_to) + 1):
                 break
         if self._bandwidth == 1:
             return orders  # there is no narrower band

@@ -90,7 +90,9 @@ class TiltedMinSep:
         return WeightedTerms(ceiling, self.lanes, draw)
 
     def add(self, epsilon: float) -> WeightedTerms:
-        """Terms of the add direction at ε ≥ 0."""
+        """Terms of the add direction at ε ≥ 0; none where no loss is as large."""
+        if epsilon - _SLACK >= self._law.add_limit:
+            return WeightedTerms(0.0, self.lanes, lambda _, size: np.zeros(size))
         linear = best_linear_loss(self._law, self._sigma, epsilon)
 
         def loss(noise: Array) -> Array:

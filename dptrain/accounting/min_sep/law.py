@@ -92,6 +92,16 @@ class MinSepLaw:
         never = free * math.log1p(-p) if p < 1.0 else np.full(free.shape, -math.inf)
         return min(float(weights @ -np.expm1(never)) * (1.0 + 1e-12), 1.0)
 
+    @property
+    def add_limit(self) -> float:
+        """The largest privacy loss of the add direction, -log Pr[x = 0], rounded up.
+
+        δ(ε) = 0 from there on (docs/theory/min-sep.md#thm-participation;
+        ``test_no_loss_of_the_add_direction_is_above_its_limit``).
+        """
+        took_part = self.participation
+        return -math.log1p(-took_part) * (1.0 + 1e-12) if took_part < 1.0 else math.inf
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value of everything the losses depend on, except σ."""
         return {

@@ -14,8 +14,8 @@ from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
+from dptrain.accounting.min_sep.moments import affordable, log_moment
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
-from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
 from dptrain.core import Array, Kind
@@ -39,15 +39,18 @@ class MinSepRenyiCurve(RenyiCurve):
         """log E_Q[(P/Q)^α], rounded up; remembered."""
         key = (sigma, order)
         if key not in self._orders:
-            self._orders[key] = Replicas(self.law, sigma, order).log_moment + ROUNDING
+            self._orders[key] = log_moment(self.law, sigma, order, progress=True)
         return self._orders[key]
 
     def orders(
-        self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
+        self,
+        sigma: float,
+        convert: Callable[[Array], tuple[float, float]],
+        enough: float = -math.inf,
     ) -> RenyiOrders:
         """Divergences up to the order at which a further one stops helping, or memory ends."""
         divergence = np.full(3, math.inf)
-        largest = largest_order(self.law, sigma)
+        largest = affordable(self.law, sigma).largest
         for order in range(2, largest + 1):
             if order > 2:
                 divergence = np.append(divergence, math.inf)
@@ -58,12 +61,12 @@ class MinSepRenyiCurve(RenyiCurve):
         return RenyiOrders(divergence, np.ones(divergence.size, dtype=np.int64), largest)
 
     def log_delta_add(self, sigma: float, epsilon: Array) -> Array:
-        """The best ``LinearLoss`` at each ε."""
-        found = [
-            best_linear_loss(self.law, sigma, float(at)).log_delta(np.array([at]))[0]
-            for at in epsilon
-        ]
-        return np.asarray(found, dtype=np.float64)
+        """The best ``LinearLoss`` at each ε; δ = 0 from the largest loss on."""
+        found = np.full(epsilon.shape, -math.inf)
+        for i in np.flatnonzero(epsilon < self.law.add_limit):
+            at = epsilon[i : i + 1]
+            found[i] = best_linear_loss(self.law, sigma, float(at[0])).log_delta(at)[0]
+        return found
 
     def unamplified(self, sigma: float, epsilon: Array) -> Array:
         """δ(ε) without amplification; whoever never takes part loses nothing."""
@@ -80,10 +83,10 @@ class MinSepRenyiCurve(RenyiCurve):
         return 0.0 if self.law.participation <= delta else super().epsilon(sigma, delta)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """ε per direction, and which bound gave the remove direction."""
+        """ε per direction, which bound gave the remove direction, and what limits its orders."""
         if self.law.participation <= delta:
             return (f"an example takes part with a chance of {self.law.participation:.3g} at most",)
-        return super().notes(sigma, delta)
+        return (*super().notes(sigma, delta), f"Rényi {affordable(self.law, sigma).reason}")
 
     @property
     def sensitivity(self) -> float:
@@ -99,10 +102,10 @@ class MinSepRenyi(DeterministicAccountant):
     """Rényi divergences of orders 2..8 for b-min-sep sampling, bands ≤ b; no simulation.
 
     Remove: the divergence of order α, of the exact moment E_Q[(P/Q)^α] of the dominating pair
-    (docs/theory/min-sep.md#thm-min-sep-moments); add: the best ``LinearLoss``
-    (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need more states than
-    memory holds (1 + b-1 ages, α copies), so at a small ε this is loose and the accountants that
-    simulate are better.
+    (docs/theory/min-sep.md#thm-min-sep-reduced), and of orders between; add: the best
+    ``LinearLoss`` (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need
+    more states than memory holds (C(b+α-2, α-1) a level), so at a small ε this is loose and the
+    accountants that simulate are better.
     """
 
     name = "min-sep-renyi"
@@ -113,11 +116,9 @@ class MinSepRenyi(DeterministicAccountant):
         """As the Monte Carlo accountant; and separations too large even for order 2."""
         if reason := min_sep_refusal(mechanism):
             return reason
-        if largest_order(min_sep_law(mechanism), math.inf) < 2:
-            return (
-                f"min_sep={mechanism.scheme.min_sep} is too large for its program over pairs of "
-                "ages; use a smaller min_sep, or the Monte Carlo accountant"
-            )
+        found = affordable(min_sep_law(mechanism), math.inf)
+        if found.largest < 2:
+            return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:

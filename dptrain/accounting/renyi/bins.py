@@ -1,10 +1,9 @@
-"""Rényi divergences of balls-in-bins for many orders, and their conversion to (ε, δ)."""
+"""Rényi divergences of balls-in-bins for many orders."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.renyi.banded_program import banded_log_sums, fits_doubles, program_size
-from dptrain.accounting.renyi.conversion import conversion_term
 from dptrain.accounting.renyi.gram import banded_bound, cyclic_bandwidth
 from dptrain.accounting.renyi.log_sums import (
     enumerated_log_sums,
@@ -135,22 +133,3 @@ def remove_orders(gram: Array, sigma: float, effort: int, *, narrower: bool) -> 
     if true == 1:
         exact = divergence.size - 1
     return RenyiOrders(divergence, bandwidth, exact)
-
-
-def log_delta_from_renyi(divergence: Array, epsilon: float) -> tuple[float, int]:
-    """log δ at ε and the order that gives it (Canonne et al. 2020, Prop. 12, arXiv 2004.00010).
-
-    ``divergence`` holds R_α at index α; entries 0 and 1 are not used.
-    """
-    orders = np.arange(2, divergence.size, dtype=np.float64)
-    value = (orders - 1.0) * (divergence[2:] - epsilon) + conversion_term(orders)
-    best = int(np.argmin(value))
-    return min(float(value[best]), 0.0), best + 2
-
-
-def epsilon_from_renyi(divergence: Array, delta: float) -> tuple[float, int]:
-    """Least ε ≥ 0 at δ and the order that gives it; the inverse of the above."""
-    orders = np.arange(2, divergence.size, dtype=np.float64)
-    value = divergence[2:] + (conversion_term(orders) - math.log(delta)) / (orders - 1.0)
-    best = int(np.argmin(value))
-    return max(float(value[best]), 0.0), best + 2

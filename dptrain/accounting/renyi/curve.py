@@ -12,7 +12,8 @@ import numpy as np
 from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
-from dptrain.accounting.renyi.bins import RenyiOrders, epsilon_from_renyi, log_delta_from_renyi
+from dptrain.accounting.renyi.bins import RenyiOrders
+from dptrain.accounting.renyi.chords import epsilon_from_renyi, log_delta_from_renyi
 from dptrain.core import Array
 
 
@@ -28,8 +29,8 @@ def log_delta_gaussian_loss(nu: float, xi: float, epsilon: Array) -> Array:
 class RenyiCurve(Curve):
     """Two deterministic bounds per direction, of which the least counts.
 
-    Remove: Rényi divergences of integer orders, converted with the best order; add: a Gaussian
-    loss; both: the Gaussian mechanism without amplification.
+    Remove: Rényi divergences of integer orders, converted with the best order of these or between
+    them; add: a Gaussian loss; both: the Gaussian mechanism without amplification.
     """
 
     @property
@@ -39,7 +40,10 @@ class RenyiCurve(Curve):
 
     @abstractmethod
     def orders(
-        self, sigma: float, convert: Callable[[Array], tuple[float, int]], enough: float = -math.inf
+        self,
+        sigma: float,
+        convert: Callable[[Array], tuple[float, float]],
+        enough: float = -math.inf,
     ) -> RenyiOrders:
         """Divergences of the remove direction, as many as settle the best order of ``convert``.
 
@@ -123,8 +127,9 @@ class RenyiCurve(Curve):
         directions = f"ε = {min(renyi, plain):.6g} (remove) and {add:.6g} (add)"
         if plain <= renyi:
             return (f"{directions}, remove by the Gaussian bound without amplification",)
+        between = "" if best.is_integer() else ", between integers by convexity"
         return (
-            f"{directions}, remove by the Rényi divergence of order {best} (of 2 to "
-            f"{orders.divergence.size - 1}) {self.describe(orders, best)}, "
+            f"{directions}, remove by the Rényi divergence of order {best:.4g} (of 2 to "
+            f"{orders.divergence.size - 1}) {self.describe(orders, math.ceil(best))}{between}, "
             f"add by {self.add_bound}",
         )

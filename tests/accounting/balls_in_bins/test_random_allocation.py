@@ -13,7 +13,7 @@ from dptrain.accounting.balls_in_bins.random_allocation import (
 )
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.renyi.bins import epsilon_from_renyi
+from dptrain.accounting.renyi.chords import epsilon_from_renyi
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, RandomAllocation

@@ -22,6 +22,7 @@ from dptrain.accounting.base.statement import (
     check_epsilon,
     checked_grid,
     checked_sigma,
+    statement,
     without_noise,
 )
 from dptrain.accounting.losses.search import least_scale
@@ -46,7 +47,7 @@ from dptrain.accounting.simulation.weighted.verdicts import (
     mean_of,
     verify_points,
 )
-from dptrain.core import Guarantee
+from dptrain.core import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
 METHOD = 1  # raise it when the meaning of a certificate changes
@@ -142,7 +143,7 @@ class WeightedAccountant(SimulatedAccountant):
 
         The run is (ε, δ_v + q(1-δ_v))-DP with q = δ/1000 and δ_v such that this is δ: see
         ``certify_noise`` for why q counts once. The grid's top is a σ at which the deterministic
-        bounds show (ε, δ_v).
+        bounds show (ε, δ_v): kind UPPER_BOUND where nothing below it was shown by samples.
 
         Raises:
             ValueError: if the mechanism is refused, ε or δ is out of range, no σ reaches them, or a
@@ -169,7 +170,7 @@ class WeightedAccountant(SimulatedAccountant):
                     problems.append(functools.partial(redrawn, declared=declared))
                 found = certificate_cache.load(Path(self.cache), asked, *problems)
                 if found is not None:
-                    return self.verified(mechanism, found, epsilon=epsilon, delta=delta)
+                    return self._stated(mechanism, found, epsilon=epsilon, delta=delta)
         seed = fresh_seed(self.seed)
         top = bounds.least_sigma(epsilon, violated, progress=self.progress)
         if top is None:
@@ -187,7 +188,26 @@ class WeightedAccountant(SimulatedAccountant):
         }
         if self.cache is not None:
             certificate_cache.store(Path(self.cache), request, certificate)
-        return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
+        return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _stated(
+        self,
+        mechanism: MatrixMechanism,
+        certificate: dict[str, Any],
+        *,
+        epsilon: float,
+        delta: float,
+    ) -> Guarantee:
+        """Kind VERIFIED where samples chose σ; where deterministic bounds did, what these are."""
+        accepted = [row for row in certificate["grid"] if row["accepted"]]
+        if any(row[side]["samples"] for row in accepted for side in DIRECTIONS):
+            return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
+        calibrated = mechanism.with_noise(certificate["noise_multiplier"])
+        note = "Deterministic bounds alone show it: samples did not better them"
+        return statement(
+            calibrated, self, epsilon=epsilon, delta=delta, notes=(note,), kind=Kind.UPPER_BOUND,
+            certificate=certificate,
+        )  # fmt: skip
 
     def guarantee(self, mechanism: MatrixMechanism, *, delta: float) -> Guarantee:
         """The least ε of a declared grid that the samples support at δ: kind CONFIDENCE.

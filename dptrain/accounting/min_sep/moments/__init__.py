@@ -1,0 +1,5 @@
+"""Moments E_Q[(P/Q)^α] of b-min-sep sampling, bands ≤ b, at the size of production."""
+
+from dptrain.accounting.min_sep.moments.program import Affordable, affordable, log_moment
+
+__all__ = ["Affordable", "affordable", "log_moment"]

@@ -1,0 +1,197 @@
+"""log E_Q[(P/Q)^α] of b-min-sep sampling, and which orders α a machine can compute."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
+from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
+from dptrain.core import Array
+
+# Memory of one order, in bytes, and work, in values (roughly 3e8 a second compiled, 3e7 plain).
+MOST_BYTES = 2 << 30
+MOST_WORK, MOST_PLAIN_WORK = 4 * 10**9, 3 * 10**8
+_MOST_COPIES = 8
+# Weights up to e^300 on values up to 1e100 stay within float64.
+_LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
+# What skipping settled steps may add to log A, in all.
+_SETTLED = 1e-10
+_UNIT = 2.0**-53
+
+
+class Affordable(NamedTuple):
+    """What limits the orders of a law at one σ.
+
+    Attributes:
+        largest: the largest order that can be computed, 1 if there is none.
+        reason: why the next one cannot, in words.
+    """
+
+    largest: int
+    reason: str
+
+
+def bytes_needed(law: MinSepLaw, order: int) -> int:
+    """Memory of the program: tables and two levels, what waits, and what making tables takes."""
+    states = state_count(law.min_sep, order)
+    return (60 + 16 * order) * states + 8 * waiting_count(law.min_sep, order)
+
+
+def affordable(law: MinSepLaw, sigma: float) -> Affordable:
+    """The largest order within ``MOST_BYTES``, the limit on work, and float64."""
+    scaled = float(law.squared_norms[0]) / sigma**2
+    most_work = MOST_WORK if available() else MOST_PLAIN_WORK
+    for order in range(2, _MOST_COPIES + 1):
+        size, b = bytes_needed(law, order), law.min_sep
+        if size > MOST_BYTES:
+            reason = f"takes {size / 2**30:.3g} GiB at b = {b}, more than {MOST_BYTES / 2**30:.3g}"
+        elif (work := state_count(b, order) * law.steps) > most_work:
+            reason = f"takes {work:.2g} values at b = {b} and n = {law.steps}, over {most_work:.2g}"
+        elif order * (order - 1) * scaled > _LARGEST_EXPONENT:
+            reason = f"has weights beyond e^{_LARGEST_EXPONENT:g} at σ = {sigma:.3g}"
+        else:
+            continue
+        return Affordable(order - 1, f"order {order} {reason}")
+    return Affordable(_MOST_COPIES, f"orders above {_MOST_COPIES} are not tried")
+
+
+def log_moment(
+    law: MinSepLaw,
+    sigma: float,
+    order: int,
+    *,
+    compiled: bool | None = None,
+    progress: bool = False,
+) -> float:
+    """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64.
+
+    A backward program over multisets of the ages of α copies. States without a free copy are not
+    computed: nothing happens until their oldest copy is free. Where the levels of b steps in turn
+    grow by the same factor, the steps left of a homogeneous stretch are skipped at the largest
+    growth seen (docs/theory/min-sep.md#thm-min-sep-reduced;
+    ``test_reduced_moments_equal_the_sum_over_tuples_of_patterns``).
+
+    Args:
+        law: the sampling law.
+        sigma: σ > 0.
+        order: α ≥ 2, an integer.
+        compiled: whether to use numba; by default if it can be imported.
+        progress: whether to show a bar after two seconds.
+    """
+    assert order >= 2, order
+    compiled = available() if compiled is None else compiled
+    states = States.of(law.min_sep, order)
+    return _MomentProgram(law, sigma, states, order, compiled=compiled).log_moment(
+        progress=progress
+    )
+
+
+class _MomentProgram:
+    def __init__(
+        self, law: MinSepLaw, sigma: float, states: States, order: int, *, compiled: bool
+    ) -> None:
+        self._law, self._sigma, self._order, self._states = law, sigma, order, states
+        self._weights = StepWeights(states, law.probability, compiled=compiled)
+        count = int(states.starts[-1])
+        self._after, self._new = np.ones(count), np.empty(count)
+        self._lines = np.ones(int(np.arange(1, law.min_sep + 1) @ np.diff(states.starts)))
+        self._scale, self._top = 0.0, 1.0
+        self._largest_exponent = 0.0
+
+    def _gram(self, t: int) -> Array:
+        """<c_t, c_{t-d}>/σ² for d = 0..b-1, rounded up; 0 for what was before the first step."""
+        c, n = self._law.coefficients, self._law.steps
+        products = np.zeros(self._law.min_sep)
+        for d in range(min(c.size, t + 1)):
+            length = min(c.size - d, n - t)
+            products[d] = c[d : d + length] @ c[:length]
+        return products / self._sigma**2 * (1.0 + (2 * c.size + 8) * _UNIT)
+
+    def _compute_weights(self, t: int) -> None:
+        gram = self._gram(t)
+        exponent = self._order * (self._order - 1) * float(gram.max())
+        self._largest_exponent = max(self._largest_exponent, exponent)
+        self._weights.compute(gram)
+
+    def _step(self, tick: int) -> None:
+        self._top = self._weights.advance(self._after, self._lines, tick, self._new)
+        self._after, self._new = self._new, self._after
+
+    def _fits(self) -> bool:
+        """Bring values back to where weights cannot overflow; False if they are too far apart."""
+        if self._top <= _LARGEST_VALUE:
+            return True
+        power = math.frexp(self._top)[1]
+        for values in (self._after, self._lines):
+            values *= 2.0**-power  # exact, unless it comes near the smallest numbers
+            if float(values.min()) < _LEAST_VALUE:
+                return False
+        self._scale += power * math.log(2.0)
+        self._top *= 2.0**-power
+        return True
+
+    def log_moment(self, *, progress: bool) -> float:
+        """Run from the last step to the first."""
+        law = self._law
+        n, b, bands = law.steps, law.min_sep, law.bands
+        first, last = bands - 1, n - bands  # the homogeneous steps
+        if self._order * (self._order - 1) * float(self._gram(0).max()) > _LARGEST_EXPONENT:
+            return math.inf
+        t, tick = n - 1, 0
+        allowed, low, high, window = 0.0, math.inf, 0.0, 0
+        with tqdm(
+            total=n, desc=f"moment of order {self._order}", unit="step", disable=not progress,
+            delay=2.0, leave=False,
+        ) as bar:  # fmt: skip
+            while t >= 0:
+                if not first <= t < last:
+                    self._compute_weights(t)
+                tick -= 1
+                self._step(tick)
+                bar.update()
+                # ``_new`` is the level before; both have the same scale here.
+                if first < t <= last - b and (window or (last - t) % b == 0):
+                    ratio = self._after / self._new
+                    low, high = min(low, float(ratio.min())), max(high, float(ratio.max()))
+                    window += 1
+                    allowed = (t - first) * math.log(high / low)
+                    if allowed > _SETTLED:
+                        low, high, window = math.inf, 0.0, 0
+                    elif window == b:
+                        # Every value of the last b levels grew by ``high`` at most.
+                        self._scale += (t - first) * math.log(high * (1.0 + 2.0 * _UNIT))
+                        bar.update(t - first)
+                        t = first
+                if not self._fits():
+                    return math.inf
+                t -= 1
+        return self._finish(tick)
+
+    def _finish(self, tick: int) -> float:
+        """log of the mean over the ages before the first step, plus what rounding may have lost."""
+        law, states = self._law, self._states
+        b, p = law.min_sep, law.probability
+        if not law.warm_start:
+            value = float(self._after[-1])
+        else:
+            # A copy is free with weight 1 and barred at each of the b-1 ages with weight p.
+            total = float((p ** (self._order - states.free_of) * states.orderings) @ self._after)
+            offset = 0
+            for block in range(b):
+                rows = slice(states.starts[block], states.starts[block + 1])
+                size = rows.stop - rows.start
+                lines = self._lines[offset : offset + (block + 1) * size].reshape(-1, size)
+                offset += (block + 1) * size
+                # States without a free copy wait for one of the levels 1..block.
+                waiting = lines.sum(axis=0) - lines[tick % (block + 1)]
+                total += p**self._order * float(states.orderings[rows] @ waiting)
+            value = total / (1.0 + (b - 1) * p) ** self._order
+        # A step's weights and sums err by less than this (relatively), skipped ones by as much.
+        steps = law.steps + b + 10
+        error = 2.0 * steps * (self._order + 4) * (self._largest_exponent + 6.0) * _UNIT
+        return max(self._scale + math.log(value), 0.0) + error + 4e-16 * abs(self._scale)
