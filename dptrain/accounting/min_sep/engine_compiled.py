@@ -41,7 +41,7 @@ def refusal(law: MinSepLaw) -> str | None:
     return None
 
 
-def rounding_bound(law: MinSepLaw, sigma: float) -> float:
+def rounding_bound(law: MinSepLaw, sigma: float, *, copies: int = 1) -> float:
     """Bound on what rounding takes from a loss drawn by the compiled or the tensor engine.
 
     *The statement.* Let the generator's words be independent and uniform. Then the losses drawn
@@ -70,8 +70,9 @@ def rounding_bound(law: MinSepLaw, sigma: float) -> float:
     positive steps f ← (1-p) f' + p e^u f'' adds up. With u the unit roundoff: C^T z, T products
     of normals ≤ 8.16, has an error ≤ (T+2) u ‖c‖₁ 8.16, times 1/σ (two roundings more); <c_i, Cx> ≤
     2‖c‖² has one ≤ (T'+4) u of it. Here T ≤ bands + 11 and T' = bands; the tensor engine's
-    products of dense blocks of B = max(16, bands) rows have T ≤ 2B, T' ≤ 5B, zeros counted. e^x,
-    |x| ≤ X = 12 r + 2.5 r², r = ‖c‖/σ, has one of 1e-14 (the series goes on by less than
+    products of dense blocks of B = max(16, bands) rows have T ≤ 2B, T' ≤ 5B, zeros counted. With
+    α ``copies`` of x the signal is a sum of α such terms. e^x,
+    |x| ≤ X = 12 r + (2α + ½) r², r = ‖c‖/σ, has one of 1e-14 (the series goes on by less than
     (.347)^12/12! e^.35 ≤ 9e-15) plus 2 u X; a participation's weight one of 4 u (X + |log p| +
     b |log(1-p)|); a step 4 u, and in log space 8 u times the largest |log f|; renewals multiply by
     powers of two.
@@ -80,20 +81,20 @@ def rounding_bound(law: MinSepLaw, sigma: float) -> float:
     u, rate = UNIT, abs(math.log(law.probability))
     norm, total = math.sqrt(float(law.squared_norms[0])), float(law.coefficients.sum())
     most, ratio = -(-law.steps // law.min_sep), norm / sigma
-    largest = BREACH * ratio + 2.5 * ratio**2
+    largest = BREACH * ratio + (2.0 * copies + 0.5) * ratio**2
     gauge = abs(log_gauge(law.probability))
     draws = law.sensitivity / sigma * PAIR_ERROR * math.sqrt(law.steps / 2 + 1)
     product = (4 * law.block_rows + 15) * u * total * LARGEST_NORMAL / sigma
-    signal = (6 * law.block_rows + 15) * u * 2.0 * ratio**2
+    signal = (6 * law.block_rows + 15) * u * 2.0 * copies * ratio**2
     weight = 4.0 * u * (largest + rate + law.min_sep * gauge)
     exponent = product + signal + 1.2e-14 + 2.0 * u * largest + weight
     keep = abs(math.log1p(-law.probability)) if law.probability < 1.0 else 0.0
     magnitude = 1.0 + most * (largest + rate) + law.steps * keep
-    step = 4.0 * u if interval(law, sigma) else 8.0 * u * magnitude
+    step = 4.0 * u if interval(law, sigma, copies) else 8.0 * u * magnitude
     return 2.0 * (draws + most * exponent + law.steps * step + 16.0 * u * magnitude)
 
 
-def interval(law: MinSepLaw, sigma: float) -> int:
+def interval(law: MinSepLaw, sigma: float, copies: int = 1) -> int:
     """Rows between two renewals of the scale; 0 where only the logarithmic recursion is safe."""
     norm = math.sqrt(float(law.squared_norms[0]))
     every = rescale_interval(
@@ -102,14 +103,19 @@ def interval(law: MinSepLaw, sigma: float) -> int:
         warm_start=law.warm_start,
         norm=norm,
         sigma=sigma,
+        copies=copies,
     )
     return every or 0
 
 
 def kernel_arguments(
-    law: MinSepLaw, sigmas: Sequence[float], directions: Sequence[Direction]
+    law: MinSepLaw,
+    sigmas: Sequence[float],
+    directions: Sequence[Direction],
+    *,
+    copies: int = 1,
 ) -> tuple[Any, ...]:
-    """What ``engine_kernel.log_ratios`` needs between the generators and the result."""
+    """What ``engine_kernel.log_ratios`` needs between the participations and the result."""
     from dptrain.accounting.min_sep import engine_kernel as kernel
 
     c, bands = law.coefficients, law.bands
@@ -120,7 +126,7 @@ def kernel_arguments(
         sums = np.cumsum(c[: bands - d] * c[d:])
         cross[1:, d] = sums[np.minimum(np.arange(bands), bands - d - 1)]
     scales = 1.0 / np.asarray(sigmas, dtype=np.float64)
-    every = np.array([interval(law, sigma) for sigma in sigmas], dtype=np.int64)
+    every = np.array([interval(law, sigma, copies) for sigma in sigmas], dtype=np.int64)
     logs = math.log(law.probability) - np.outer(scales**2, law.squared_norms / 2.0)
     linear = every > 0
     logs[linear] = np.exp(logs[linear] - law.min_sep * log_gauge(law.probability))
@@ -156,8 +162,17 @@ def sample(
     arguments = kernel_arguments(law, sigmas, directions)
     losses = np.empty((len(directions), len(sigmas), blocks * kernel.LANES))
     out = np.empty((len(directions), len(sigmas), kernel.LANES))
+    most = (law.steps - 1) // law.min_sep + 1 if "remove" in directions else 0
+    times = np.empty((most, kernel.LANES), dtype=np.int32)
     for block in range(blocks):
-        kernel.log_ratios(noise[block], events[block], *arguments, out)
+        counts = np.zeros(kernel.LANES, dtype=np.int64)
+        spoiled = np.zeros(kernel.LANES, dtype=np.int64)
+        if most:
+            kernel.participations(
+                law.steps, law.min_sep, law.probability, law.warm_start, events[block],
+                times, counts, spoiled,
+            )  # fmt: skip
+        kernel.log_ratios(noise[block], times, counts, spoiled, *arguments, out)
         losses[..., block * kernel.LANES : (block + 1) * kernel.LANES] = out
     return upper_losses(law, sigmas, directions, losses[..., :size])
 

@@ -289,14 +289,16 @@ def _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, line
 # fmt: off
 @_compile
 def log_ratios(  # type: ignore[no-untyped-def]
-    noise_state, event_state, steps, min_sep, probability, warm, padded, bands, cross, limit,
-    scales, weights, every, signals, out,
+    noise_state, times, left, spoiled, steps, min_sep, probability, warm, padded, bands, cross,
+    limit, scales, weights, every, signals, out,
 ):
     # fmt: on
     """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (direction, σ, lanes).
 
     Args:
-        noise_state: generators of one block of LANES, like ``event_state``.
+        noise_state: generators of one block of LANES.
+        times: participation times of the lanes, ``left`` of them each, ascending; one that stands
+            twice counts twice. ``spoiled``: lanes that are spoiled already. Both are overwritten.
         padded: see ``_filter``. ``cross``: [k, d] = Σ_{j<k} c_j c_{j+d}.
         limit: a lane is spoiled where a row of C^T z exceeds it.
         scales: 1/σ. ``weights``: of a participation, shape (σ, steps), as a logarithm where
@@ -311,12 +313,7 @@ def log_ratios(  # type: ignore[no-untyped-def]
     window = np.empty((signals.size, scales.size, min_sep * LANES))
     exponents = np.zeros((signals.size, scales.size, LANES), dtype=np.int64)
     after, top = np.empty(LANES), np.empty(LANES)
-    spoiled = np.zeros(LANES, dtype=np.int64)
-    left = np.zeros(LANES, dtype=np.int64)
     drawn = signals.any()
-    times = np.empty(((steps - 1) // min_sep + 1 if drawn else 0, LANES), dtype=np.int32)
-    if drawn:
-        participations(steps, min_sep, probability, warm, event_state, times, left, spoiled)
     log_gauge = math.log1p(-probability) if probability <= 0.5 else 0.0
     for j in range(min_sep):  # g_{n+j} = r^j, f_{n+j} = 1
         place = (steps + j) % min_sep * LANES
@@ -360,3 +357,149 @@ def log_ratios(  # type: ignore[no-untyped-def]
             for i in range(LANES):
                 if spoiled[i] != 0:
                     out[index, k, i] = math.nan
+
+
+@_compile
+def _place(waits):  # type: ignore[no-untyped-def]
+    """Number of a state among those with a free copy: waits ascending, the first of them 0."""
+    if waits.size == 2:
+        return waits[1]
+    if waits.size == 3:
+        return waits[1] + waits[2] * (waits[2] + 1) // 2
+    last = waits[3]
+    return waits[1] + waits[2] * (waits[2] + 1) // 2 + last * (last + 1) * (last + 2) // 6
+
+
+@_compile
+def _act(waits, free, taking, min_sep, after):  # type: ignore[no-untyped-def]
+    """Write the waits once ``taking`` of the free copies took part; steps until one is free."""
+    order = waits.size
+    for k in range(free - taking):
+        after[k] = 0
+    for k in range(free, order):
+        after[k - taking] = waits[k] - 1
+    for k in range(order - taking, order):
+        after[k] = min_sep - 1
+    rest = after[0]
+    for k in range(order):
+        after[k] -= rest
+    return 1 + rest
+
+
+# fmt: off
+@_compile
+def _choices(  # type: ignore[no-untyped-def]
+    waits, t, steps, min_sep, gram, chances, levels, level_of, log_scale, after, weights,
+):
+    # fmt: on
+    """Write the weights of 0, 1, … participations at t, relative to the scale of t + 1.
+
+    Returns:
+        the number of free copies.
+    """
+    order = waits.size
+    free, overlap = 0, 0.0
+    for k in range(order):
+        if waits[k] == 0:
+            free += 1
+        else:
+            overlap += gram[min_sep - waits[k]]
+    for taking in range(free + 1):
+        then = min(t + _act(waits, free, taking, min_sep, after), steps)
+        message = 1.0 if then == steps else levels[level_of[then], _place(after)]
+        if then > t + 1:
+            message *= math.exp(log_scale[then] - log_scale[t + 1])
+        exponent = taking * (taking - 1) / 2.0 * gram[0] + taking * overlap
+        weights[taking] = chances[free, taking] * math.exp(exponent) * message
+    return free
+
+
+# fmt: off
+@_compile
+def tilted_level(  # type: ignore[no-untyped-def]
+    t, order, steps, min_sep, gram, chances, levels, level_of, log_scale, out,
+):
+    # fmt: on
+    """Write the messages of step t, one for each state with a free copy, from those after it."""
+    waits, after = np.zeros(order, dtype=np.int64), np.empty(order, dtype=np.int64)
+    weights = np.empty(order + 1)
+    for state in range(out.size):
+        free = _choices(
+            waits, t, steps, min_sep, gram, chances, levels, level_of, log_scale, after, weights
+        )
+        total = 0.0
+        for taking in range(free + 1):
+            total += weights[taking]
+        out[state] = total
+        # The next state in the order of ``_place``: raise the first wait that may be raised.
+        k = 1
+        while k < order - 1 and waits[k] == waits[k + 1]:
+            waits[k] = 0
+            k += 1
+        waits[k] += 1
+
+
+@_compile
+def _uniform(state, lane):  # type: ignore[no-untyped-def]
+    a, b = state[lane], state[LANES + lane]
+    word, a, b, c, d = _next(a, b, state[2 * LANES + lane], state[3 * LANES + lane])
+    state[lane], state[LANES + lane] = a, b
+    state[2 * LANES + lane], state[3 * LANES + lane] = c, d
+    return (np.float64(word >> U(11)) + 0.5) * 2.0**-53
+
+
+# fmt: off
+@_compile
+def tilted_participations(  # type: ignore[no-untyped-def]
+    first, steps, min_sep, grams, gram_of, chances, levels, level_of, log_scale, log_quiet, state,
+    times, counts,
+):
+    # fmt: on
+    """Participation times of all copies of LANES tuples, drawn from their tilted law.
+
+    Args:
+        first: waits before step 0, ascending, shape (LANES, order).
+        grams: rows of <c_t, c_{t-d}>/σ², ``gram_of[t]`` that of step t.
+        chances: [f, j] = C(f, j) p^j (1-p)^{f-j}.
+        levels: messages, ``level_of[t]`` those of step t, up to the factor e^{log_scale[t]}.
+        log_quiet: [t] = logarithm of the chance that no copy takes part before step t, if all are
+            free from step 0 on; shape (steps + 1,).
+        times: written: ascending, a time for each copy that takes part then, ``counts[lane]``.
+    """
+    order = first.shape[1]
+    waits, after = np.empty(order, dtype=np.int64), np.empty(order, dtype=np.int64)
+    weights = np.empty(order + 1)
+    for lane in range(LANES):
+        t, count = first[lane, 0], 0
+        for k in range(order):
+            waits[k] = first[lane, k] - t
+        while t < steps:
+            chosen = np.int64(waits[order - 1] == 0)
+            if chosen == 1:  # all are free: draw at once when the next of them takes part
+                end = log_quiet[t] + math.log(_uniform(state, lane))
+                if log_quiet[steps] >= end:
+                    break
+                high = steps  # the first with log_quiet[high] < end is in t+1, ..., high
+                while high - t > 1:
+                    middle = (t + high) // 2
+                    if log_quiet[middle] < end:
+                        high = middle
+                    else:
+                        t = middle
+            free = _choices(
+                waits, t, steps, min_sep, grams[gram_of[t]], chances, levels, level_of, log_scale,
+                after, weights,
+            )  # fmt: skip
+            total = 0.0
+            for taking in range(chosen, free + 1):
+                total += weights[taking]
+            left = _uniform(state, lane) * total - weights[chosen]
+            while left >= 0.0 and chosen < free:
+                chosen += 1
+                left -= weights[chosen]
+            for _ in range(chosen):
+                times[count, lane] = np.int32(t)
+                count += 1
+            t += _act(waits, free, chosen, min_sep, after)
+            waits[:] = after
+        counts[lane] = count

@@ -7,6 +7,7 @@ from typing import Any
 
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
+from dptrain.accounting.min_sep.moments.tilted import engine
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.simulation.weighted.accountant import (
@@ -26,7 +27,8 @@ class _MinSepBounds(Bounds):
         return self._curve
 
     def to_dict(self) -> dict[str, Any]:
-        return self._curve.law.to_dict()
+        law = self._curve.law
+        return {**law.to_dict(), "engine": engine(law)}  # a seed means other draws in another one
 
     def tilted(self, sigma: float) -> TermsAtEpsilon:
         return TiltedMinSep(self._curve, sigma).both

@@ -8,8 +8,11 @@ import numpy as np
 from scipy.signal import lfilter
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
+from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
+from dptrain.accounting.min_sep.moments import affordable
+from dptrain.accounting.min_sep.moments.tilted import ORDERS, TiltedPatterns, engine, states
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
@@ -18,8 +21,10 @@ from dptrain.core import Array
 # Losses err by less than 1e-10 (``min_sep_loss``); the terms are evaluated on the safe side of it.
 _SLACK = 1e-9
 _CHUNK_BYTES = 64 << 20
-# A larger order shrinks the terms a little further and makes each draw dearer by more.
+# A larger order shrinks the terms a little further and makes each draw dearer by more: states of
+# ``Replicas``, and messages of ``TiltedPatterns`` (it takes some 8 b steps until they settle).
 _MOST_STATES = 16_000
+_MOST_MESSAGES = 2 * 10**7
 
 
 class TiltedMinSep:
@@ -39,18 +44,33 @@ class TiltedMinSep:
     about their variance or how the tilt fits (docs/theory/certification.md#thm-weighted-verdict).
 
     Rounding: losses are taken 1e-9 to the side that makes terms larger, A and the ceilings are
-    rounded up by as much, which also covers the rounding of the probabilities drawn with.
+    rounded up by as much, which also covers the rounding of the probabilities drawn with. Where
+    they are drawn by compiled code, it is by the bound on its own rounding, and what its patterns
+    are off in total variation is added to every term.
     """
 
     def __init__(self, curve: MinSepRenyiCurve, sigma: float) -> None:
         self._curve, self._law, self._sigma = curve, curve.law, sigma
+        # Of A, and of the probabilities drawn with: some 1e-14 a step.
+        self._pad = 2 * max(ROUNDING, 3e-14 * self._law.steps)
+        self._engine = engine(self._law)
+        self._patterns: dict[int, TiltedPatterns] = {}
         self._replicas: dict[int, Replicas] = {}
         self.lanes = max(64, min(4096, _CHUNK_BYTES // (8 * self._law.steps)))
+        numpy_largest = largest_order(self._law, sigma)
         self._orders = [
             order
-            for order in range(2, largest_order(self._law, sigma) + 1)
-            if math.comb(self._law.min_sep + order - 1, order) <= _MOST_STATES or order == 2
+            for order in range(2, affordable(self._law, sigma).largest + 1)
+            if self._pays(order, numpy_largest)
         ]
+
+    def _pays(self, order: int, numpy_largest: int) -> bool:
+        b = self._law.min_sep
+        if self._engine == "numba" and order in ORDERS:
+            messages = states(self._law, order) * min(8 * b, self._law.steps)
+            return order == 2 or messages <= _MOST_MESSAGES
+        few = order == 2 or math.comb(b + order - 1, order) <= _MOST_STATES
+        return few and order <= numpy_largest
 
     def _log_range(self, order: int, epsilon: float) -> float:
         conversion = order * math.log1p(-1.0 / order) - math.log(order - 1.0)
@@ -73,21 +93,43 @@ class TiltedMinSep:
         if min(ranges) > 0.0:
             return self._plain(epsilon)
         order = self._orders[int(np.argmin(ranges))]
+        log_moment = self._curve.log_moment(self._sigma, order)
+        if self._engine == "numba" and order in ORDERS:
+            return self._compiled(order, epsilon, log_moment, min(ranges))
         if order not in self._replicas:
             self._replicas = {order: Replicas(self._law, self._sigma, order)}
         replicas = self._replicas[order]
-        log_moment = self._curve.log_moment(self._sigma, order)
-        pad = 2 * ROUNDING + order * _SLACK
 
         def draw(rng: np.random.Generator, size: int) -> Array:
             shift = lfilter(self._law.coefficients, [1.0], replicas.draw(rng, size), axis=0)
             outputs = shift + self._sigma * rng.standard_normal((self._law.steps, size))
             loss = log_ratio(self._law, self._sigma, outputs)
-            weight = np.exp(log_moment + pad - (order - 1) * np.maximum(loss, epsilon - 1.0))
-            return np.asarray(weight * hockey_stick(loss, epsilon - _SLACK))
+            return _terms(loss, order, epsilon, log_moment + self._pad, _SLACK)
 
-        ceiling = math.exp(min(ranges) + pad + order * _SLACK)
+        ceiling = math.exp(min(ranges) + self._pad + 2 * order * _SLACK)
         return WeightedTerms(ceiling, self.lanes, draw)
+
+    def _compiled(
+        self, order: int, epsilon: float, log_moment: float, log_range: float
+    ) -> WeightedTerms:
+        if order not in self._patterns:
+            try:
+                self._patterns = {order: TiltedPatterns(self._law, self._sigma, order)}
+            except MemoryError:  # messages that settle late: without this order, then
+                self._orders.remove(order)
+                return self.remove(epsilon)
+        patterns = self._patterns[order]
+        slack = max(_SLACK, patterns.rounding)
+        largest = math.exp(log_range + self._pad + 2 * order * slack)
+        ceiling = largest * (1.0 + patterns.variation)
+
+        def draw(rng: np.random.Generator, size: int) -> Array:
+            losses = patterns.losses(rng, size)
+            terms = _terms(losses, order, epsilon, log_moment + self._pad, slack)
+            terms += largest * patterns.variation
+            return np.where(np.isnan(terms), ceiling, terms)  # spoiled
+
+        return WeightedTerms(ceiling, compiled.LANES, draw)
 
     def add(self, epsilon: float) -> WeightedTerms:
         """Terms of the add direction at ε ≥ 0; none where no loss is as large."""
@@ -111,3 +153,9 @@ class TiltedMinSep:
     def both(self, epsilon: float) -> dict[str, WeightedTerms]:
         """Terms of either direction at ε ≥ 0, by its name."""
         return {"remove": self.remove(epsilon), "add": self.add(epsilon)}
+
+
+def _terms(loss: Array, order: int, epsilon: float, log_moment: float, slack: float) -> Array:
+    """A e^{-(α-1)L} (1 - e^{ε-L})_+ of losses known within ``slack``, rounded up."""
+    weight = np.exp(log_moment + order * slack - (order - 1) * np.maximum(loss, epsilon - 1.0))
+    return np.asarray(weight * hockey_stick(loss, epsilon - slack))

@@ -157,19 +157,26 @@ def log_gauge(probability: float) -> float:
 
 
 def rescale_interval(
-    *, probability: float, min_sep: int, warm_start: bool, norm: float, sigma: float
+    *,
+    probability: float,
+    min_sep: int,
+    warm_start: bool,
+    norm: float,
+    sigma: float,
+    copies: int = 1,
 ) -> int | None:
     """Rows between two renewals of the scale, or ``None`` if only log space is safe.
 
     Any pattern takes part at most once in b rows, so R = kb rows multiply f by at most k factors of
     size exp(±U), U bounding the exponents: noise within 12 standard deviations (a breach has
-    probability 4e-33 an element and would be caught) plus a signal of at most 2‖c‖²/σ² and the half
-    norm, and the gauge adds r^{-b} a factor. Within the window, entries differ by (1-p)^b at worst
-    and by the gauge once more; for p = 1 the b chains are separate and one that vanishes beside the
-    others counts nothing, unless it is the only one asked for.
+    probability 4e-33 an element and would be caught) plus a signal of at most 2‖c‖²/σ² for each of
+    the ``copies`` of an example's participations that the outputs hold and the half norm, and the
+    gauge adds r^{-b} a factor. Within the window, entries differ by (1-p)^b at worst and by the
+    gauge once more; for p = 1 the b chains are separate and one that vanishes beside the others
+    counts nothing, unless it is the only one asked for.
     """
     gauge = -min_sep * log_gauge(probability)
-    bound = 12.0 * norm / sigma + 2.5 * (norm / sigma) ** 2 + gauge
+    bound = 12.0 * norm / sigma + (2.0 * copies + 0.5) * (norm / sigma) ** 2 + gauge
     spread = 0.0
     if probability < 1.0:
         spread = gauge - min_sep * math.log1p(-probability)
