@@ -374,7 +374,7 @@ def test_half_precision(kind, autocast):
     plain = copy.deepcopy(layer)
     tap = LayerTap(layer, RULES[kind], Book(ROWS), torch.zeros((), requires_grad=True))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        expected, found = plain(x), layer(x)
+        expected, found = torchs_own(plain, x), layer(x)
     for ours, theirs in zip(flat(found), flat(expected), strict=True):
         assert ours.dtype == theirs.dtype
         torch.testing.assert_close(ours, theirs, rtol=0.02, atol=0.02)
@@ -390,6 +390,18 @@ def test_half_precision(kind, autocast):
             own = use.per_example(i, i + 1)[0]
             assert own.dtype == torch.float32
             assert (own - g).norm() <= 0.02 * sum(w.norm() for w in wanted)
+
+
+def torchs_own(layer, x):
+    """What torch computes; where oneDNN has no such LSTM for the processor, float64, rounded."""
+    try:
+        return layer(x)
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+    with torch.autocast("cpu", enabled=False):
+        output, state = copy.deepcopy(layer).double()(x.double())
+    return output.bfloat16(), tuple(t.bfloat16() for t in state)
 
 
 def flat(output):
