@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 
 import torch
@@ -12,9 +13,11 @@ from dptrain.clipping.base.rows import row_norms
 ROUNDING = 16.0
 """What norms are rounded up by, in units of the unit roundoff u of the dtype that sums have."""
 
+_LONG = 128  # positions from which on half a Gram matrix costs less in two products than all in one
+
 
 class Gram:
-    """⟨l_s, l_t⟩ of every row in float64, for several sums that have a side in common.
+    """⟨l_s, l_t⟩ of every row in float64, s ≤ t, for several sums that have a side in common.
 
     Args:
         side: l, shape (rows, positions, m).
@@ -25,10 +28,11 @@ class Gram:
         self.side, self.most = side, most
 
     @functools.cached_property
-    def products(self) -> torch.Tensor:
-        """Shape (rows, positions, positions)."""
+    def stripes(self) -> list[torch.Tensor]:
+        """Shapes (rows, positions s, positions t), of all rows what ``_gram`` has of some."""
         step = max(1, self.most // (2 * max(1, self.side[0].numel())))
-        return torch.cat([_gram(part) for part in self.side.split(step)])
+        parts = [_gram(part) for part in self.side.split(step)]
+        return [torch.cat(stripe) for stripe in zip(*parts, strict=True)]
 
 
 def outer_norms(
@@ -61,7 +65,7 @@ def outer_norms(
         some = slice(start, start + step)
         squares, lengths = _squares(
             *(
-                _gram(side[some]) if gram is None else gram.products[some]
+                _gram(side[some]) if gram is None else [stripe[some] for stripe in gram.stripes]
                 for side, gram in zip((left, right), grams, strict=True)
             )
         )
@@ -75,15 +79,28 @@ def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor,
     return _squares(_gram(left), _gram(right))
 
 
-def _gram(side: torch.Tensor) -> torch.Tensor:
+def _gram(side: torch.Tensor) -> list[torch.Tensor]:
+    """Stripes of the Gram matrices, of so many positions s each and of all t from these on."""
     side = side.double()
-    return torch.bmm(side, side.transpose(1, 2))
+    positions = side.shape[1]
+    halves = (0, positions // 2, positions) if positions >= _LONG else (0, positions)
+    return [
+        torch.bmm(side[:, start:stop], side[:, start:].transpose(1, 2))
+        for start, stop in itertools.pairwise(halves)
+    ]
 
 
-def _squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``gram_squares`` of Gram matrices."""
-    lengths = (_diagonal_roots(left) * _diagonal_roots(right)).sum(1)
-    return (left * right).sum(2).sum(1), lengths
+def _squares(
+    left: list[torch.Tensor], right: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``gram_squares`` of Gram matrices; what lies beside the squares is there twice."""
+    squares, lengths = [], []
+    for mine, others in zip(left, right, strict=True):
+        products, size = mine * others, mine.shape[1]
+        squares.append(products[:, :, :size].sum(2).sum(1))
+        squares.append(2 * products[:, :, size:].sum(2).sum(1))
+        lengths.append((_diagonal_roots(mine) * _diagonal_roots(others)).sum(1))
+    return torch.stack(squares).sum(0), torch.stack(lengths).sum(0)
 
 
 def rank_one_norms(left: torch.Tensor, right: torch.Tensor, sizes: tuple[int, int]) -> torch.Tensor:

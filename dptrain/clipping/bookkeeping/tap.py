@@ -447,7 +447,6 @@ class Detached:
 
     def __init__(self, holders: Iterable[tuple[str, nn.Module]]) -> None:
         # The attributes themselves: nn.Module looks at each that is set, for longer than all of
-        # this takes.
         # this takes. A call may come within one of another layer that has changed them too.
         self._kept = [(own, own["_parameters"]) for own in (vars(m) for _, m in holders)]
 
