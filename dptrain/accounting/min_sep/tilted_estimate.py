@@ -16,12 +16,16 @@ from dptrain.accounting.simulation.simulation import chunks, default_threads
 from dptrain.core import Array
 
 _CHUNK_BYTES = 32 << 20
-_PILOT, _PLAIN = 2048, (5.0, 2.0)
+_PILOT = 2048
+_OWN = (1.0, 1.0)
+_ROUGH = ((5.0, 2.0), (4.0, 1.3))
 # Times the chance of taking part, and times the strength of what it adds.
 _TILTS = tuple((rate, scale) for rate in (4.0, 10.0, 25.0) for scale in (1.3, 2.0, 3.0, 5.0))
 _STEP = 1.25
 _LEAST = 1e-4  # of the unamplified σ, below which nothing is looked for
 _CLOSE = 0.01  # of log δ
+_FAR = 0.3  # of log δ, after the last round
+_FEW = 12.0  # samples' worth of δ, which chance may show
 _ROUNDS = 6
 
 
@@ -50,7 +54,7 @@ class TiltedEstimate:
 
     def delta_at(self, law: MinSepLaw, sigma: float) -> float:
         """δ(ε) of (P, Q) at σ, by the tilt that was found last."""
-        return float(self._terms(law, sigma, self._tilt or _PLAIN, self.samples).mean())
+        return float(self._terms(law, sigma, self._tilt or _OWN, self.samples).mean())
 
     def noise(self, law: MinSepLaw, start: float | None = None) -> float:
         """A σ at which δ(ε) is near the target.
@@ -63,29 +67,49 @@ class TiltedEstimate:
             σ, at most what the unamplified Gaussian mechanism needs.
         """
         ceiling = law.sensitivity / gaussian.largest_mu(self.epsilon, self.delta)
-        sigma = min(start, ceiling) if start and self._tilt else self._approach(law, ceiling)
+        if start is not None and self._tilt is not None:
+            found = self._solve(law, min(start, ceiling), ceiling)
+            if found is not None:
+                return found
+        reached = self._approach(law, ceiling)
+        found = self._solve(law, reached, ceiling)
+        return reached if found is None else found
+
+    def _solve(self, law: MinSepLaw, sigma: float, ceiling: float) -> float | None:
+        """σ by secant steps in log σ, or ``None`` where the tilt does not fit what it meets.
+
+        A tilt far from what counts shows too small a δ, or none, and the less the smaller σ is:
+        whoever then lowers σ never comes back.
+        """
         last: tuple[float, float] | None = None
         slope = -10.0
         for _ in range(_ROUNDS):
             found = self.delta_at(law, sigma)
             if found <= 0.0:
-                sigma /= _STEP
-                continue
+                return None
             at, excess = math.log(sigma), math.log(found / self.delta)
+            if abs(excess) < _CLOSE:
+                break
             if last is not None and at != last[0]:
                 slope = min(-1.0, max(-80.0, (excess - last[1]) / (at - last[0])))
             last = at, excess
-            # The last step is taken by the slope, unless it would leave what was seen.
             sigma = min(ceiling, math.exp(at - min(0.4, max(-0.4, excess / slope))))
-            if abs(excess) < _CLOSE:
+            if sigma == ceiling and at == math.log(ceiling):
                 break
-        return sigma
+        else:
+            if abs(excess) > _FAR:
+                return None
+        # The law's own samples show a δ that is much too large.
+        own = float(self._terms(law, sigma, _OWN, self.samples).mean())
+        return sigma if own <= 3.0 * self.delta + _FEW / self.samples else None
 
     def _approach(self, law: MinSepLaw, ceiling: float) -> float:
         """A σ where δ is above the target, and the tilt with the least variance there."""
         sigma = ceiling
         while sigma > _LEAST * ceiling:
-            if self._terms(law, sigma, _PLAIN, _PILOT).mean() > self.delta:
+            # No tilt shows too much but by chance, and the law's own samples miss no large δ.
+            shown = (self._terms(law, sigma, tilt, _PILOT).mean() for tilt in (_OWN, *_ROUGH))
+            if max(shown) > self.delta:
                 break
             sigma /= _STEP
         tried = {tilt: self._terms(law, sigma, tilt, _PILOT) for tilt in _TILTS}

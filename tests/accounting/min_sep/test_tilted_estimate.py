@@ -12,7 +12,7 @@ from dptrain.accounting.min_sep.losses import sample_losses
 DELTA = 5e-6
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.5, 6.0])
 @pytest.mark.parametrize(
     "scheme",
     [
@@ -60,3 +60,29 @@ def test_starting_nearby_changes_little():
     assert second < first
     assert estimate.noise(laws[1], start=1.3 * second) == pytest.approx(second, rel=0.01)
     assert estimate.delta_at(laws[1], second) == pytest.approx(1e-5, rel=0.05)
+
+
+@pytest.mark.parametrize("off", [1e-6, 1e-2, 0.3, 100.0])
+def test_a_bad_start_is_left(off):
+    # Of a σ far too small a tilt may see nothing at all: that is no reason to lower it further.
+    scheme = MinSep.for_batch_size(batch_size=10, dataset_size=2000, min_sep=6, steps=100)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=BandMF(bands=6), noise_multiplier=1.0)
+    law, estimate = min_sep_law(mechanism), TiltedEstimate(2.0, 1e-5)
+    right = estimate.noise(law)
+    assert estimate.noise(law, start=off * right) == pytest.approx(right, rel=0.03)
+
+
+def test_a_tilt_of_another_law_is_left():
+    # From a law of rare participations without bands to one where everybody takes part at once.
+    rare = Poisson(probability=0.002, dataset_size=10_000, steps=300)
+    often = BallsInBins(bins=4, epochs=1, dataset_size=10_000)
+    laws = [
+        min_sep_law(MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0))
+        for scheme in (rare, often)
+    ]
+    alone = TiltedEstimate(1.0, DELTA).noise(laws[1])
+    estimate = TiltedEstimate(1.0, DELTA)
+    first = estimate.noise(laws[0])
+    assert estimate.noise(laws[1], start=first) == pytest.approx(alone, rel=0.03)
+    exact = calibrate(scheme=often, strategy=Identity(), epsilon=1.0, delta=DELTA)
+    assert alone == pytest.approx(exact.mechanism.noise_multiplier, rel=0.03)
