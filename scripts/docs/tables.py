@@ -519,6 +519,25 @@ def _accounting_peers(tree: Mapping[str, Any]) -> Table:
     return Table(["mechanism", "dptrain", *_PEERS, "σ ratio"], rows)
 
 
+def _accounting_scale(tree: Mapping[str, Any]) -> Table:
+    """What the default accountant finds at the size of production, in which time and memory."""
+    rows = []
+    for each in tree["cases"].values():
+        run = f"{each['dataset_size']:,} examples, batches of {each['batch_size']:,}"
+        run += f", {each['steps']:,} steps"
+        bands = f"{each['min_sep']}, {each['bands']} bands"
+        goal = f"({each['epsilon']:g}, {each['delta']:g})"
+        if "sigma" in each:
+            kind = each["kind"]
+            kind += f", {each['samples']:,} samples" if each["samples"] else ""
+            cells = [f"{each['sigma']:.4f}", kind, _seconds(each["seconds"])]
+            cells.append(f"{each['peak_mib']:,} MiB")
+        else:
+            cells = ["–", "stopped", f"over {_seconds(each['stopped_after'])}", ""]
+        rows.append([run, bands, goal, *cells])
+    return Table(["run", "b", "(ε, δ)", "σ", "kind", "time", "memory"], rows)
+
+
 def _individual(tree: Mapping[str, Any]) -> Table:
     ours = tree["accountant"]
     low, *_, high = ours["epsilon_quantiles"]
@@ -616,6 +635,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _user_level,
         _accounting,
         _accounting_peers,
+        _accounting_scale,
         _individual,
         _individual_step,
         _model_coverage,

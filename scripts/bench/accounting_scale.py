@@ -1,0 +1,100 @@
+"""σ of b-min-sep sampling at the size of production, by the default accountant: seconds and memory.
+
+Each case runs in a process of its own, so that its peak memory is its own, and is stopped after
+``--limit`` seconds. Compilation is left out: every process first calibrates a case of 70 steps.
+
+    PYTHONPATH=. python scripts/bench/accounting_scale.py [--only CASE …] [--limit 900] [--json F]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from typing import Any
+
+from dptrain import BandMF, MinSep
+from dptrain.accounting import calibrate
+from dptrain.accounting.simulation import default_threads
+
+OUT = pathlib.Path(__file__).parent / "results" / "accounting_scale.json"
+
+# N, batch size, n, b, bands, ε, δ; the first is Dong & Ganesh 2026 (arXiv 2602.09338), section 7.4.
+CASES: dict[str, tuple[int, int, int, int, int, float, float]] = {
+    "section-7.4": (14_745_600, 1793, 7200, 256, 256, 10.0, 1.301e-8),
+    "few-bands": (50_000, 512, 2000, 64, 16, 8.0, 1e-5),
+    "small-epsilon": (200_000, 512, 2000, 64, 64, 1.0, 1e-6),
+    "long": (100_000_000, 4096, 100_000, 512, 512, 8.0, 1e-9),
+}
+
+
+def solve(case: tuple[int, int, int, int, int, float, float]) -> dict[str, Any]:
+    """σ, what kind of statement it is, and how long it took."""
+    size, batch, steps, min_sep, bands, epsilon, delta = case
+    scheme = MinSep.for_batch_size(
+        batch_size=batch, dataset_size=size, min_sep=min_sep, steps=steps
+    )
+    start = time.perf_counter()
+    found = calibrate(scheme=scheme, strategy=BandMF(bands=bands), epsilon=epsilon, delta=delta)
+    seconds = time.perf_counter() - start
+    samples = 0
+    for row in (found.guarantee.certificate or {}).get("grid", []):
+        samples += sum((row[side] or {}).get("samples", 0) for side in ("remove", "add"))
+    return {
+        "sigma": found.mechanism.noise_multiplier,
+        "kind": found.guarantee.kind.value,
+        "accountant": found.guarantee.accountant,
+        "samples": samples,
+        "seconds": seconds,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def main() -> None:
+    """Run the cases, print each as it ends, and write all of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds a case")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    parser.add_argument("--child", choices=sorted(CASES), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        solve((1000, 50, 70, 2, 2, 4.0, 1e-4))
+        print(json.dumps(solve(CASES[options.child])))
+        return
+    found: dict[str, Any] = {"cases": {}}
+    if options.json.exists():
+        found = json.loads(options.json.read_text(encoding="utf-8"))
+    found["machine"] = {
+        "cores": default_threads(), "load": os.getloadavg()[0], "python": platform.python_version(),
+        **{name: version(name) for name in ("numpy", "scipy", "numba")},
+    }  # fmt: skip
+    for name in options.only:
+        size, batch, steps, min_sep, bands, epsilon, delta = CASES[name]
+        case: dict[str, Any] = {
+            "dataset_size": size, "batch_size": batch, "steps": steps, "min_sep": min_sep,
+            "bands": bands, "epsilon": epsilon, "delta": delta,
+        }  # fmt: skip
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, "--child", name],
+                check=True, stdout=subprocess.PIPE, text=True, timeout=options.limit,
+            )  # fmt: skip
+            case |= json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            case["stopped_after"] = options.limit
+        found["cases"][name] = case
+        print(name, json.dumps(case, ensure_ascii=False), flush=True)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
