@@ -102,6 +102,15 @@ class MinSepLaw:
         took_part = self.participation
         return -math.log1p(-took_part) * (1.0 + 1e-12) if took_part < 1.0 else math.inf
 
+    def overlaps(self, step: int) -> Array:
+        """<c_t, c_{t-d}> of t = ``step``, d = 0..b-1; 0 for what was before the first step."""
+        c = self.coefficients
+        products = np.zeros(self.min_sep)
+        for d in range(min(c.size, step + 1)):
+            length = min(c.size - d, self.steps - step)
+            products[d] = c[d : d + length] @ c[:length]
+        return products
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value of everything the losses depend on, except σ."""
         return {

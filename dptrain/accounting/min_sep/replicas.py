@@ -113,12 +113,7 @@ class Replicas:
 
     def _gram(self, t: int) -> Array:
         """<c_t, c_{t-d}>/σ² for d = 0..b-1; 0 for participations before the first step."""
-        c, n = self._law.coefficients, self._law.steps
-        products = np.zeros(self._law.min_sep)
-        for d in range(min(c.size, t + 1)):
-            length = min(c.size - d, n - t)
-            products[d] = c[d : d + length] @ c[:length]
-        return products / self._sigma**2
+        return self._law.overlaps(t) / self._sigma**2
 
     def _weights(self, t: int) -> list[Array]:
         """Entry j: weight of j participations at step t in each state (0 if fewer are free)."""

@@ -105,12 +105,7 @@ class _MomentProgram:
 
     def _gram(self, t: int) -> Array:
         """<c_t, c_{t-d}>/σ² for d = 0..b-1, rounded up; 0 for what was before the first step."""
-        c, n = self._law.coefficients, self._law.steps
-        products = np.zeros(self._law.min_sep)
-        for d in range(min(c.size, t + 1)):
-            length = min(c.size - d, n - t)
-            products[d] = c[d : d + length] @ c[:length]
-        return products / self._sigma**2 * (1.0 + (2 * c.size + 8) * _UNIT)
+        return self._law.overlaps(t) / self._sigma**2 * (1.0 + (2 * self._law.bands + 8) * _UNIT)
 
     def _compute_weights(self, t: int) -> None:
         gram = self._gram(t)

@@ -78,12 +78,7 @@ class TiltedPatterns:
 
     def _gram(self, t: int) -> Array:
         """<c_t, c_{t-d}>/σ² for d = 0..b-1; 0 for participations before the first step."""
-        c, n = self.law.coefficients, self.law.steps
-        products = np.zeros(self.law.min_sep)
-        for d in range(min(c.size, t + 1)):
-            length = min(c.size - d, n - t)
-            products[d] = c[d : d + length] @ c[:length]
-        return products / self.sigma**2
+        return self.law.overlaps(t) / self.sigma**2
 
     def _backward(self) -> tuple[Array, npt.NDArray[np.int64], Array]:
         from dptrain.accounting.min_sep import engine_kernel as kernel
