@@ -12,6 +12,9 @@ starts: "default" leaves it alone, so that every tensor of some MB comes in fres
 system clears each time; "tuned" sets MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and
 MALLOC_TOP_PAD_ so that freed memory is kept and used again.
 
+``--json`` adds to the results that are there, model by model, so that a table can be made on a
+machine that is quiet for a while only; those of another machine or other versions go.
+
     PYTHONPATH=. python scripts/bench/step_time.py [--models vgg bert mlp] [--sides ...]
         [--allocator default tuned] [--rounds 15] [--threads 2] [--json FILE] [--plot FILE]
 """
@@ -166,6 +169,24 @@ def run(options: argparse.Namespace) -> Row:
     return result
 
 
+def joined(before: Row, result: Row) -> Row:
+    """Results with those of models and allocators that were not measured again, in their order.
+
+    Nothing is kept of another machine, or of other versions.
+    """
+    if before["machine"] != result["machine"]:
+        return result
+    places = {name: place for place, name in enumerate(CASES)}
+    whole = {"machine": result["machine"]}
+    for kind in ("time", "memory"):
+        again = {(row["model"], row["allocator"]) for row in result[kind]}
+        kept = [row for row in before[kind] if (row["model"], row["allocator"]) not in again]
+        whole[kind] = sorted(
+            kept + result[kind], key=lambda row: (places[row["model"]], row["allocator"])
+        )
+    return whole
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -210,6 +231,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parse(argv)
     result = run(options)
     if options.json:
+        if options.json.exists():
+            result = joined(json.loads(options.json.read_text(encoding="utf-8")), result)
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.plot:
         plot(result, options.plot)

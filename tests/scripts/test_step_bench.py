@@ -203,3 +203,21 @@ def test_a_process_that_dies_is_no_result(monkeypatch):
     monkeypatch.setattr(step_time.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(SystemExit, match="out of memory"):
         step_time.child("x.py", ["--model", "mlp"], "default")
+
+
+def test_results_of_one_machine_add_up():
+    def row(model, allocator, value):
+        return {"model": model, "allocator": allocator, "value": value}
+
+    def tree(machine, *rows):
+        return {"machine": machine, "time": list(rows), "memory": list(rows[:1])}
+
+    before = tree("a", row("mlp", "default", 1), row("vgg", "tuned", 2), row("vgg", "default", 3))
+    again = tree("a", row("vgg", "tuned", 4))
+    assert step_time.joined(before, again) == {
+        "machine": "a",
+        "time": [row("vgg", "default", 3), row("vgg", "tuned", 4), row("mlp", "default", 1)],
+        "memory": [row("vgg", "tuned", 4), row("mlp", "default", 1)],
+    }
+    other = tree("b", row("vgg", "tuned", 4))
+    assert step_time.joined(before, other) == other
