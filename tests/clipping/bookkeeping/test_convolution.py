@@ -132,6 +132,7 @@ LAYERS = {
     "pointwise": nn.Conv2d(3, 4, 1),
     "strided": nn.Conv2d(4, 2, 5, stride=2, padding=2, groups=2),
     "1d": nn.Conv1d(3, 4, 3, padding="same"),
+    "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4),
 }
 
 
@@ -240,13 +241,56 @@ def test_the_shape_says_what_torch_computes():
             assert shape.output_sizes((size, 6)) == layer(torch.zeros(1, 2, size, 6)).shape[2:]
 
 
-@pytest.mark.parametrize("channels", [(1, 1), (3, 16), (16, 20), (32, 64)])
-def test_rows_in_groups_are_functions_of_their_own_example_to_the_bit(channels):
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(6, 6, 7, padding=3, groups=6),
+        nn.Conv2d(6, 6, 7, padding=9, groups=6),
+        nn.Conv2d(5, 5, 3, padding=2, stride=2, dilation=2, groups=5),
+        nn.Conv2d(5, 5, (5, 2), stride=(3, 1), padding="valid", groups=5),
+        nn.Conv2d(4, 4, (2, 4), padding="same", groups=4),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", groups=4),
+        nn.Conv2d(1, 1, 3),
+        nn.Conv1d(7, 7, 4, padding=3, groups=7),
+        nn.Conv3d(3, 3, 2, stride=(1, 2, 1), padding=1, groups=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [7, 12])
+def test_channels_alone_are_convolved_with_the_output_gradient(layer, size):
+    torch.manual_seed(0)
+    a = torch.randn(3, layer.in_channels, *(size,) * len(layer.kernel_size))
+    g = torch.randn_like(layer(a).detach())
+    shape = ConvShape.of(layer)
+    assert convolution_grouped.channels_alone(shape, tuple(a.shape[2:]))
+    gradients, norms = gradients_in_groups(a, g, shape)
+    # Sums of at most as many products as there are outputs, of normal numbers.
+    expected = one_at_a_time(layer.double(), a.double(), g.double())
+    layer.float()
+    terms = g[0, 0].numel()
+    near = {"rtol": 0, "atol": 2 * terms**2 * 2.0**-24, "check_dtype": False}
+    torch.testing.assert_close(gradients, expected, **near)
+    own = gradients.double().flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms.double(), own, rtol=1e-5, atol=0)
+
+
+def test_only_small_outputs_are_kernels():
+    shape = ConvShape.of(nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    assert convolution_grouped.channels_alone(shape, (24, 24))
+    assert not convolution_grouped.channels_alone(shape, (24, 25))
+    several = ConvShape.of(nn.Conv2d(8, 16, 3, padding=1, groups=8))
+    assert not convolution_grouped.channels_alone(several, (8, 8))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"), [((1, 1), 1), ((3, 16), 1), ((16, 20), 1), ((32, 64), 1), ((7, 7), 7)]
+)
+def test_rows_in_groups_are_functions_of_their_own_example_to_the_bit(channels, groups):
     c, p = channels
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(5, c, 9, 9, generator=generator)
     g = torch.randn(5, p, 9, 9, generator=generator)
-    shape = ConvShape.of(nn.Conv2d(c, p, 3, padding=1))
+    shape = ConvShape.of(nn.Conv2d(c, p, 3, padding=1, groups=groups))
     kept, kept_norms = gradients_in_groups(a, g, shape)
     for bad in (float("nan"), float("inf"), 3e38, 0.0):
         a[2], g[2] = bad, bad

@@ -79,6 +79,10 @@ def test_costs_choose_gradients_for_many_positions_and_ghosts_for_few(rate, form
     ]
     assert found[:4] == [formed] * 4
     assert found[5] == "gram"
-    # Depthwise, a group has no vectors to fill: products, wherever they are made.
+    # Depthwise, small output gradients are kernels; of large ones, or with several channels for
+    # each, a group has no vectors to fill: products, wherever they are made.
     depthwise = ConvShape.of(nn.Conv2d(40, 40, 7, padding=3, groups=40))
-    assert costs(depthwise, (16, 16)).cheaper == "products"
+    assert costs(depthwise, (16, 16)).cheaper == "groups"
+    assert costs(depthwise, (32, 32)).cheaper == "products"
+    twice = ConvShape.of(nn.Conv2d(40, 80, 7, padding=3, groups=40))
+    assert costs(twice, (16, 16)).cheaper == "products"

@@ -16,6 +16,7 @@ from dptrain.clipping.bookkeeping.convolution.direct import (
 )
 from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
 from dptrain.clipping.bookkeeping.convolution.grouped import (
+    channels_alone,
     cost_in_groups,
     gradients_in_groups,
     product_rate,
@@ -48,7 +49,8 @@ class Costs(NamedTuple):
 
     Attributes:
         products: of keeping gradients that ``form_gradients`` forms.
-        groups: of keeping those of ``gradients_in_groups``; infinite where products are as fast.
+        groups: of keeping those of ``gradients_in_groups``; infinite where products are as fast and
+            channels are not convolved alone.
         gram: of norms by ``squared_norms`` and a sum by ``weighted_sum``.
     """
 
@@ -77,12 +79,15 @@ def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
     pixels, length = positions(spatial), positions(outputs)
     weights = shape.out_channels * shape.in_channels // shape.groups * positions(shape.kernel)
     copied = shape.in_channels * positions(shape.kernel[1:]) * length * shape.stride[0]
-    formed = rate * length * weights + _TOUCH * copied + _KEEP * weights
+    # A product with a single vector takes as long as reading the matrix.
+    each = rate if shape.out_channels > shape.groups else _TOUCH
+    formed = each * length * weights + _TOUCH * copied + _KEEP * weights
     pairs = pixels**2 * shape.in_channels + length**2 * shape.out_channels
     stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
     gram = length * weights + 2 * (rate * pairs + _TOUCH * shape.groups * sum(stages))
-    # Where products are as fast nothing was measured that speaks for groups.
-    groups = cost_in_groups(shape, spatial) if rate > 1 else math.inf
+    # Where products are as fast, nothing was measured that speaks for groups of many channels.
+    pays = rate > 1 or channels_alone(shape, spatial)
+    groups = cost_in_groups(shape, spatial) if pays else math.inf
     return Costs(formed, groups, gram)
 
 
