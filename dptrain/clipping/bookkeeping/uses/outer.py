@@ -91,7 +91,7 @@ class OuterProducts(Use):
     def compact(self) -> Use:
         """The gradients, where they are few, or fewer numbers than what they are made of."""
         numbers = self.shape.numel()
-        fewer = numbers < self.positions * sum(self.shape)
+        fewer = numbers <= self.positions * sum(self.shape)
         if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
             return Materialized(self.per_example(0, self.rows))
         return self
