@@ -538,6 +538,25 @@ def _accounting_scale(tree: Mapping[str, Any]) -> Table:
     return Table(["run", "b", "(ε, δ)", "σ", "kind", "time", "memory"], rows)
 
 
+def _amplified_strategies(tree: Mapping[str, Any]) -> Table:
+    """Least RMSE·σ/B̄ of ordinary pairs and of a C chosen for the sampling, by whom σ is from."""
+    rows = []
+    for name, each in tree.items():
+        if name == "machine":
+            continue
+        proven = all("error" in each[side] for side in ("ordinary", "chosen"))
+        key = "error" if proven else "estimated_error"
+        sides = [each["ordinary"], each["chosen"]]
+        cells = []
+        for side in sides:
+            cells += [side["pair"], f"{_figures(side[key], 4)}"]
+        gain = 100 * (1 - sides[1][key] / sides[0][key])
+        kind = sides[1]["kind"] if proven else "estimate"
+        run = f"({each['epsilon']:g}, {each['delta']:.3g}), {each['steps']:,} steps"
+        rows.append([run, *cells, f"{gain:.1f} %", kind])
+    return Table(["run", "ordinary", "error", "chosen", "error", "less error", "σ by"], rows)
+
+
 def _individual(tree: Mapping[str, Any]) -> Table:
     ours = tree["accountant"]
     low, *_, high = ours["epsilon_quantiles"]
@@ -636,6 +655,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _accounting,
         _accounting_peers,
         _accounting_scale,
+        _amplified_strategies,
         _individual,
         _individual_step,
         _model_coverage,
