@@ -33,7 +33,9 @@ from dptrain.accounting.min_sep import (
     MinSepImportance,
     MinSepMonteCarlo,
     MinSepRenyi,
+    TruncatedMinSepImportance,
     TruncatedMinSepMonteCarlo,
+    TruncatedMinSepRenyi,
 )
 from dptrain.accounting.mmcc import MMCC
 from dptrain.accounting.poisson import (
@@ -89,6 +91,7 @@ for _accountant in (
     RevealedDrawsAnyBlocking(),
     UnsampledGaussian(),
     MinSepRenyi(),
+    TruncatedMinSepRenyi(),
     BallsInBinsImportance(),
     MinSepImportance(),
     MinSepMonteCarlo(),
@@ -96,6 +99,7 @@ for _accountant in (
     BallsInBinsMonteCarlo(),
     AllocationImportance(),
     AllocationMonteCarlo(),
+    TruncatedMinSepImportance(),
     TruncatedMinSepMonteCarlo(),
     UserMinSepMonteCarlo(),
     ExposedSteps(),

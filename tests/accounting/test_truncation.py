@@ -82,6 +82,8 @@ ANSWERS = {
     "truncated-poisson-pld": Poisson,
     "cyclic-poisson-pld": CyclicPoisson,
     "truncated-min-sep-monte-carlo": MinSep,
+    "truncated-min-sep-importance": MinSep,
+    "truncated-min-sep-renyi": MinSep,
     "gaussian": Scheme,
 }
 
@@ -123,7 +125,7 @@ def test_nobody_else_is_chosen(name, adjacency) -> None:
         assert {each.name for each in found if each.refusal is None} <= ANSWERS.keys()
 
 
-@pytest.mark.parametrize("name", ["truncated-poisson-pld", "truncated-min-sep-monte-carlo"])
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name.startswith("truncated")])
 def test_accountants_of_cut_batches_refuse_whole_ones(name) -> None:
     member = accountant_named(name)
     for scheme in (

@@ -11,7 +11,11 @@ from dptrain.accounting.min_sep.monte_carlo import (
 )
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
-from dptrain.accounting.min_sep.truncated import TruncatedMinSepMonteCarlo
+from dptrain.accounting.min_sep.truncated import (
+    TruncatedMinSepImportance,
+    TruncatedMinSepMonteCarlo,
+    TruncatedMinSepRenyi,
+)
 
 __all__ = [
     "AnyMatrixMonteCarlo",
@@ -21,7 +25,9 @@ __all__ = [
     "MinSepMonteCarlo",
     "MinSepRenyi",
     "TiltedEstimate",
+    "TruncatedMinSepImportance",
     "TruncatedMinSepMonteCarlo",
+    "TruncatedMinSepRenyi",
     "min_sep_law",
     "min_sep_refusal",
 ]

@@ -1,0 +1,18 @@
+"""b-min-sep sampling with a largest batch: what cutting costs at most, and losses of its pair."""
+
+from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
+from dptrain.accounting.min_sep.truncated.importance import TruncatedMinSepImportance
+from dptrain.accounting.min_sep.truncated.losses import (
+    TruncatedMinSepLosses,
+    TruncatedMinSepMonteCarlo,
+)
+from dptrain.accounting.min_sep.truncated.renyi import TruncatedMinSepCurve, TruncatedMinSepRenyi
+
+__all__ = [
+    "FullBatches",
+    "TruncatedMinSepCurve",
+    "TruncatedMinSepImportance",
+    "TruncatedMinSepLosses",
+    "TruncatedMinSepMonteCarlo",
+    "TruncatedMinSepRenyi",
+]

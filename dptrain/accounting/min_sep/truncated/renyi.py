@@ -1,0 +1,160 @@
+"""Deterministic accountant for truncated b-min-sep sampling, by what is known of whole batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.losses import gaussian
+from dptrain.accounting.losses.search import least_true
+from dptrain.accounting.min_sep.moments import affordable
+from dptrain.accounting.min_sep.monte_carlo import banded_refusal, min_sep_law
+from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
+from dptrain.core import Array, Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import MinSep
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedMinSepCurve(Curve):
+    """δ of whole batches, and what cutting them costs at most; and the bound without amplification.
+
+    (docs/theory/min-sep.md#thm-min-sep-cut;
+    ``test_bounds_are_above_brute_force_over_everybodys_draws``.)
+    """
+
+    whole: MinSepRenyiCurve
+    batches: FullBatches
+
+    def unamplified(self, sigma: float, epsilon: Array) -> Array:
+        """δ(ε) if all coins were published: those of the draws, and which examples are kept."""
+        return gaussian.delta(epsilon, self.whole.sensitivity / sigma)
+
+    def losses(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """What δ(ε) of cut batches exceeds that of whole ones by, at most: remove, add."""
+        law, unamplified = self.whole.law, self.unamplified(sigma, epsilon)
+        second = math.inf
+        if self.batches.drawn > 0.0 and affordable(law, sigma).largest >= 2:
+            second = self.whole.log_moment(sigma, 2)
+        return (
+            self.batches.loss_of_removing(law, second, epsilon, unamplified),
+            self.batches.loss_of_adding(law, epsilon, unamplified),
+        )
+
+    def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
+        """δ(ε) in both directions."""
+        remove, add = (self._side(side, sigma, epsilon) for side in (0, 1))
+        return remove, add
+
+    def _side(self, side: int, sigma: float, epsilon: Array) -> Array:
+        whole = (self.whole.remove, self.whole.add)[side](sigma, epsilon)
+        found = whole + self.losses(sigma, epsilon)[side]
+        return np.minimum(found, self.unamplified(sigma, epsilon))
+
+    def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
+        """ε (remove, add), each by its best bound."""
+        low = self.whole.epsilons(sigma, delta)
+        remove, add = (self._epsilon(side, sigma, delta, low[side]) for side in (0, 1))
+        return remove, add
+
+    def epsilon(self, sigma: float, delta: float) -> float:
+        """The larger ε of the two directions."""
+        low = self.whole.epsilon(sigma, delta)
+        return max(self._epsilon(side, sigma, delta, low) for side in (0, 1))
+
+    def _epsilon(self, side: int, sigma: float, delta: float, low: float) -> float:
+        """The least ε ≥ ``low`` of one direction.
+
+        The loss falls with ε, so ``low`` and the loss there say where to look no further.
+        """
+
+        def holds(at: float) -> bool:
+            return float(self._side(side, sigma, np.array([at]))[0]) <= delta
+
+        if not self.batches.steps or holds(low):
+            return low
+        high = top = max(low, gaussian.epsilon(delta, self.whole.sensitivity / sigma))
+        loss = float(self.losses(sigma, np.array([low]))[side][0])
+        if loss < delta:
+            high = min(max(self.whole.epsilons(sigma, delta - loss)[side], low), top)
+        tolerance = max(1e-9 * top, 1e-3 * (high - low))
+        return least_true(holds, low=low, high=high, tolerance=tolerance)
+
+    def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
+        """What the statement of whole batches says, and what cutting them adds to δ."""
+        at = np.array([self.epsilon(sigma, delta)])
+        remove, add = (float(each[0]) for each in self.losses(sigma, at))
+        largest = max(remove, add)
+        remark = f"cutting batches adds at most {remove:.3g} (remove) and {add:.3g} (add) to δ"
+        if largest > 0.5 * delta:
+            remark += (
+                "; a larger max_batch_size costs less noise, and truncated-min-sep-monte-carlo may "
+                "show less by simulation"
+            )
+        whole = self.whole.notes(sigma, delta - largest) if largest < delta else ()
+        return (*whole, remark)
+
+
+def truncated_refusal(mechanism: MatrixMechanism) -> str | None:
+    """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
+    scheme = mechanism.scheme
+    if not isinstance(scheme, MinSep):
+        return f"it needs MinSep sampling, the scheme is {type(scheme).__name__}"
+    if scheme.max_batch_size is None:
+        return "it needs max_batch_size; without it ask the accountants of b-min-sep sampling"
+    return banded_refusal(mechanism)
+
+
+def whole_batches(mechanism: MatrixMechanism) -> MatrixMechanism:
+    """The same mechanism without a cap."""
+    scheme = mechanism.scheme
+    assert isinstance(scheme, MinSep)
+    return dataclasses.replace(mechanism, scheme=dataclasses.replace(scheme, max_batch_size=None))
+
+
+def truncated_curve(mechanism: MatrixMechanism) -> TruncatedMinSepCurve:
+    """The deterministic bounds of a mechanism that ``truncated_refusal`` does not refuse."""
+    scheme = mechanism.scheme
+    assert isinstance(scheme, MinSep)
+    whole = MinSepRenyiCurve(min_sep_law(whole_batches(mechanism)))
+    return TruncatedMinSepCurve(whole, FullBatches.of(scheme))
+
+
+class TruncatedMinSepRenyi(DeterministicAccountant):
+    """``MinSepRenyi`` for ``MinSep`` with ``max_batch_size`` under zero-out, bands ≤ b.
+
+    To δ is added what an example that meets a full batch may lose
+    (docs/theory/min-sep.md#thm-min-sep-cut): nothing that shows at a cap that is rarely reached,
+    too much at one near the mean.
+    """
+
+    name = "truncated-min-sep-renyi"
+    display = "truncated b-min-sep Rényi"
+    kind = Kind.UPPER_BOUND
+    truncation = True
+
+    def refusal(self, mechanism: MatrixMechanism) -> str | None:
+        """As the Monte Carlo accountant; and separations too large even for order 2."""
+        if reason := truncated_refusal(mechanism):
+            return reason
+        found = affordable(min_sep_law(whole_batches(mechanism)), math.inf)
+        if found.largest < 2:
+            return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
+        return None
+
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """Simulation is tighter."""
+        return "the simulated bound is tighter; ask for it by name where nothing may be simulated"
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Seconds: a program over the states for each order."""
+        return Cost.SECONDS
+
+    def curve(self, mechanism: MatrixMechanism) -> TruncatedMinSepCurve:
+        """The curve of the law and of its full batches."""
+        return truncated_curve(mechanism)
