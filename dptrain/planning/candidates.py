@@ -12,8 +12,8 @@ from typing import Any
 from dptrain.configuration import build_scheme, build_strategy
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.question import Question
-from dptrain.planning.truncation import least_max_batch_size
-from dptrain.sampling import SampledRun, scheme_types
+from dptrain.planning.truncation import least_max_batch_size, least_min_sep_batch_size
+from dptrain.sampling import MinSep, SampledRun, scheme_types
 from dptrain.strategies import RunShape, Strategy, proposals
 
 Settings = dict[str, Any]
@@ -142,8 +142,14 @@ def with_cut_batches(question: Question, candidate: Candidate) -> list[Candidate
     kind: Any = scheme_types()[candidate.scheme["type"]]
     if "max_batch_size" not in inspect.signature(kind.for_batch_size).parameters:
         return []
-    cut = {**candidate.scheme, "max_batch_size": _cut(question, 1)}
-    return [Candidate(cut, candidate.strategy)]
+    scheme = candidate.mechanism(question).scheme
+    largest = _cut(question, 1)
+    if isinstance(scheme, MinSep):
+        largest = least_min_sep_batch_size(
+            scheme, epsilon=question.epsilon, delta=question.delta,
+            multiple_of=question.physical_batch_size or 1,
+        )  # fmt: skip
+    return [Candidate({**candidate.scheme, "max_batch_size": largest}, candidate.strategy)]
 
 
 def _cut(question: Question, parts: int) -> int:

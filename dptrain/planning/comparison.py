@@ -11,7 +11,13 @@ from tqdm.auto import tqdm
 
 from dptrain.accounting import Accountant, Cost, accountant_named, accountants_for, find_accountants
 from dptrain.accounting.base import DeterministicAccountant, told_once
-from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law, min_sep_refusal
+from dptrain.accounting.min_sep import (
+    TiltedEstimate,
+    TruncatedMinSepImportance,
+    min_sep_law,
+    min_sep_refusal,
+    whole_batches,
+)
 from dptrain.accounting.simulation import MonteCarloAccountant, SimulatedAccountant, samples_needed
 from dptrain.accounting.simulation.weighted import WeightedAccountant
 from dptrain.core import Kind
@@ -190,9 +196,13 @@ class _Trials:
         # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
         delta = self.question.delta
         target = delta if states in weighted else samples_needed(delta).threshold
-        if min_sep_refusal(mechanism) is None:
+        # A cap under which those samples answer is not met in a way that shows.
+        probe = mechanism
+        if isinstance(states, TruncatedMinSepImportance):
+            probe = whole_batches(mechanism)
+        if min_sep_refusal(probe) is None:
             tilted = TiltedEstimate(self.question.epsilon, target)
-            sigma = tilted.noise(min_sep_law(mechanism))
+            sigma = tilted.noise(min_sep_law(probe))
         else:
             simulation = quickest.simulation(mechanism)
             sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
+import numpy as np
+
+from dptrain.accounting.min_sep import FullBatches, MinSepLaw
 from dptrain.accounting.poisson import Branches
+from dptrain.sampling import MinSep
 
 # Share of δ that an example's expected number of displacements may reach.
 SHARE = 0.1
@@ -40,17 +46,48 @@ def least_max_batch_size(
         multiple_of: rows that the device holds at a time.
     """
 
-    def fits(blocks: int) -> bool:
+    def fits(largest: int) -> bool:
         expected = displacements(
             dataset_size=dataset_size,
             probability=probability,
-            max_batch_size=blocks * multiple_of,
+            max_batch_size=largest,
             draws=draws,
         )
         return expected <= SHARE * delta
 
-    low, high = 0, math.ceil(dataset_size / multiple_of)  # B = N always fits
+    return _least_multiple(fits, dataset_size, multiple_of)
+
+
+def least_min_sep_batch_size(
+    scheme: MinSep, *, epsilon: float, delta: float, multiple_of: int = 1
+) -> int:
+    """The least B, a multiple of ``multiple_of``, at which cutting adds at most δ/10 to δ(ε).
+
+    That is so at every σ (docs/theory/min-sep.md#thm-min-sep-cut;
+    ``test_a_cap_of_b_min_sep_sampling_adds_little``).
+
+    Args:
+        scheme: the sampling; its own cap is ignored.
+        epsilon: ε of the run.
+        delta: δ of the run.
+        multiple_of: rows that the device holds at a time.
+    """
+    law = MinSepLaw(
+        coefficients=np.ones(1), probability=scheme.probability, min_sep=scheme.min_sep,
+        steps=scheme.steps, warm_start=scheme.warm_start,
+    )  # fmt: skip
+
+    def fits(largest: int) -> bool:
+        cut = dataclasses.replace(scheme, max_batch_size=largest)
+        return FullBatches.of(cut).worst_loss(law, epsilon) <= SHARE * delta
+
+    return _least_multiple(fits, scheme.dataset_size, multiple_of)
+
+
+def _least_multiple(fits: Callable[[int], bool], most: int, multiple_of: int) -> int:
+    """By bisection; all of ``most`` examples always fit."""
+    low, high = 0, math.ceil(most / multiple_of)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        low, high = (low, middle) if fits(middle * multiple_of) else (middle, high)
     return high * multiple_of

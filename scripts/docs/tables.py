@@ -525,6 +525,8 @@ def _accounting_scale(tree: Mapping[str, Any]) -> Table:
     for each in tree["cases"].values():
         run = f"{each['dataset_size']:,} examples, batches of {each['batch_size']:,}"
         run += f", {each['steps']:,} steps"
+        if each.get("max_batch_size"):
+            run += f", cut to {each['max_batch_size']:,}"
         bands = f"{each['min_sep']}, {each['bands']} bands"
         goal = f"({each['epsilon']:g}, {each['delta']:g})"
         if "sigma" in each:

@@ -13,8 +13,13 @@ from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning import Question, compare, training_yaml
 from dptrain.planning.estimate import estimate_noise
-from dptrain.planning.truncation import SHARE, displacements, least_max_batch_size
-from dptrain.sampling import Poisson
+from dptrain.planning.truncation import (
+    SHARE,
+    displacements,
+    least_max_batch_size,
+    least_min_sep_batch_size,
+)
+from dptrain.sampling import MinSep, Poisson
 from dptrain.strategies import BandMF, Identity
 
 SMALL = {
@@ -162,6 +167,20 @@ def test_truncation_costs_nothing_that_shows():
         assert shown == pytest.approx(by_sum(largest), rel=1e-6)
     assert by_sum(found) <= SHARE * delta < by_sum(found - 8)
     assert least_max_batch_size(dataset_size=5, probability=1.0, draws=9, delta=1e-9) == 5
+
+
+def test_a_cap_of_b_min_sep_sampling_adds_little():
+    scheme = MinSep.for_batch_size(batch_size=512, dataset_size=50_000, min_sep=16, steps=800)
+    delta, p0 = 1e-6, 512 / 50_000
+    found = least_min_sep_batch_size(scheme, epsilon=8.0, delta=delta, multiple_of=8)
+    assert found % 8 == 0
+    tail = 800 * binom.sf([found - 1, found - 9], 49_999, p0)
+    rho = scheme.probability * (1 - scheme.probability) ** -16
+    # Neither direction: -log Pr[x = 0] is above ε here.
+    losses = [max(2 * t * p0, t * p0 + t * math.log2(1 + rho)) for t in tail]
+    assert losses[0] <= SHARE * delta < losses[1]
+    tiny = MinSep(probability=1.0, min_sep=2, dataset_size=5, steps=9)
+    assert least_min_sep_batch_size(tiny, epsilon=1.0, delta=1e-9) == 5
 
 
 def test_truncated_row_needs_no_more_noise_than_poisson(plan):

@@ -12,13 +12,16 @@ from dptrain.accounting.min_sep.monte_carlo import (
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
 from dptrain.accounting.min_sep.truncated import (
+    FullBatches,
     TruncatedMinSepImportance,
     TruncatedMinSepMonteCarlo,
     TruncatedMinSepRenyi,
+    whole_batches,
 )
 
 __all__ = [
     "AnyMatrixMonteCarlo",
+    "FullBatches",
     "MinSepImportance",
     "MinSepLaw",
     "MinSepLosses",
@@ -30,4 +33,5 @@ __all__ = [
     "TruncatedMinSepRenyi",
     "min_sep_law",
     "min_sep_refusal",
+    "whole_batches",
 ]

@@ -6,7 +6,11 @@ from dptrain.accounting.min_sep.truncated.losses import (
     TruncatedMinSepLosses,
     TruncatedMinSepMonteCarlo,
 )
-from dptrain.accounting.min_sep.truncated.renyi import TruncatedMinSepCurve, TruncatedMinSepRenyi
+from dptrain.accounting.min_sep.truncated.renyi import (
+    TruncatedMinSepCurve,
+    TruncatedMinSepRenyi,
+    whole_batches,
+)
 
 __all__ = [
     "FullBatches",
@@ -15,4 +19,5 @@ __all__ = [
     "TruncatedMinSepLosses",
     "TruncatedMinSepMonteCarlo",
     "TruncatedMinSepRenyi",
+    "whole_batches",
 ]

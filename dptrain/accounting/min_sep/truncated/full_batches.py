@@ -62,6 +62,12 @@ class FullBatches:
         pad = 1.0 + 4.0 * n * np.finfo(float).eps
         return cls(float(tail @ times) * pad, float(tail @ (times * taking)) * pad, odds)
 
+    def worst_loss(self, law: MinSepLaw, epsilon: float) -> float:
+        """The larger loss of both directions at any σ, for whoever chooses a cap."""
+        at, certain = np.array([epsilon]), np.ones(1)
+        remove = self.loss_of_removing(law, math.inf, at, certain)
+        return float(np.maximum(remove, self.loss_of_adding(law, at, certain))[0])
+
     def loss_of_removing(
         self, law: MinSepLaw, log_second_moment: float, epsilon: Array, unamplified: Array
     ) -> Array:
