@@ -64,6 +64,7 @@ class MonteCarloAccountant(SimulatedAccountant):
     samples: int | None = None
     profile_samples: int | None = None
 
+    instead: ClassVar[str] = "an accountant without simulation"  # where samples would be too many
     counts: ClassVar[tuple[str, ...]] = ("samples", "profile_samples", "max_samples", "threads")
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
@@ -206,7 +207,7 @@ class MonteCarloAccountant(SimulatedAccountant):
             raise ValueError(
                 f"delta={delta}: simulation would take {samples:.3g} samples a direction, above "
                 f"max_samples={self.max_samples}, enough for δ of about {least:.2g} or more; raise "
-                "max_samples, or use a larger δ or an accountant without simulation"
+                f"max_samples, or use a larger δ or {self.instead}"
             )
         check_resolution(delta)
 

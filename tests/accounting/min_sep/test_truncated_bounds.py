@@ -117,6 +117,56 @@ def test_bounds_are_above_longer_runs(seed):
         assert (claimed >= least).all()
 
 
+def exact(mechanism, sigma):
+    """The profile of whole batches in both directions, integrated."""
+    scheme = mechanism.scheme
+    law = (min_sep_warm if scheme.warm_start else min_sep_cold)(
+        scheme.steps, scheme.probability, scheme.min_sep
+    )
+    matrix = toeplitz(mechanism.strategy.first_column(scheme.steps), scheme.steps)
+    return true_delta.of_patterns(law, matrix, sigma).evidence(size=0, seed=0)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(16), *(pytest.param(i, marks=pytest.mark.slow) for i in range(16, 80))]
+)
+def test_two_steps_hold_at_any_cap(seed):
+    rng = np.random.default_rng([9, seed])
+    mechanism = drawn_mechanism(rng, int(rng.integers(2, 5)), 1 + seed % 2)
+    sigma, gap = mechanism.noise_multiplier, EPSILONS[1:]
+    lower = truth(mechanism, rng).evidence(size=0, seed=0).lower(gap)
+    plain, doubled = exact(mechanism, sigma), exact(mechanism, sigma / 2)
+    for side, least in enumerate(lower):
+        first = (doubled.remove, plain.remove)[side]
+        second = (plain.add, doubled.add)[side]
+        for share in (0.1, 0.4, 0.8):
+            for epsilon, true in zip(gap, least, strict=True):
+                rest = math.exp((1 - share) * epsilon) * second.value(share * epsilon)
+                bound = first.value((1 - share) * epsilon) + rest
+                assert true <= bound * (1 + 2e-2) + 1e-12
+
+
+def test_two_steps_without_doubling_would_be_false():
+    """A full step of a large batch: who is drawn is nearly always kept and displaces another."""
+    p, sigma, epsilon = 0.3, 1.0, 6.0
+    limit = -math.log1p(-p)
+    kept = p * 0.9
+    worlds = (
+        true_delta.World(np.array([kept, 1 - kept]), np.array([[v], [0.0]])) for v in (2.0, -1.0)
+    )
+    pair = true_delta.TruePair((true_delta.Branch(1.0, *worlds),), sigma)
+    (true,), (other,) = pair.evidence(size=0, seed=0).lower([epsilon + limit])
+    scheme = MinSep(probability=p, min_sep=1, dataset_size=100, steps=1, max_batch_size=9)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=banded(1.0), noise_multiplier=sigma)
+    without, doubled = exact(mechanism, sigma), exact(mechanism, sigma / 2)
+    assert without.remove.value(epsilon) < 0.1 * true
+    assert true <= doubled.remove.value(epsilon)
+    assert other <= without.remove.value(epsilon)
+    curve = truncated_curve(mechanism)
+    assert curve.two_steps(0, sigma, epsilon + limit) >= true
+    assert curve.two_steps(1, sigma, epsilon + limit) >= other
+
+
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(("p", "b", "steps"), [(0.2, 2, 5), (0.5, 3, 5), (0.05, 1, 4), (0.3, 7, 4)])
 def test_a_pattern_that_avoids_steps_is_nearly_as_likely(p, b, steps, warm):
@@ -293,6 +343,7 @@ class TestImportanceContract(AccountantContract):
         return whole(self.mechanism())
 
 
+@pytest.mark.slow
 def test_a_cap_that_is_rarely_met_costs_hardly_any_noise():
     strategy = banded(1.0, 0.5)
     options = {"strategy": strategy, "epsilon": 1.0, "delta": 1e-5}

@@ -218,6 +218,10 @@ class TruncatedMinSepMonteCarlo(MonteCarloAccountant):
     name = "truncated-min-sep-monte-carlo"
     display = "truncated b-min-sep Monte Carlo"
     truncation = True
+    instead = (
+        "a larger max_batch_size, which is reached less often, or accountant="
+        "'truncated-min-sep-renyi' without simulation"
+    )
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for MinSep with a largest batch and a banded Toeplitz C, bands ≤ b."""
