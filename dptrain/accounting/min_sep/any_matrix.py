@@ -82,6 +82,16 @@ class AnyMatrixLosses(Simulation):
         )
 
     @property
+    def participation(self) -> float:
+        """Chance that an example takes part at all, rounded up."""
+        return self._draws.participation
+
+    @property
+    def add_limit(self) -> float:
+        """-log Pr[x = 0], rounded up."""
+        return self._draws.add_limit
+
+    @property
     def work(self) -> int:
         """n² products a sample; counted a hundredfold cheaper than steps."""
         return self.steps + self.steps**2 // 100

@@ -241,6 +241,16 @@ class MinSepLosses(Simulation):
         return self.law.sensitivity
 
     @property
+    def participation(self) -> float:
+        """Chance that an example takes part at all, rounded up."""
+        return self.law.participation
+
+    @property
+    def add_limit(self) -> float:
+        """-log Pr[x = 0], rounded up."""
+        return self.law.add_limit
+
+    @property
     def work(self) -> int:
         """Number of steps."""
         return self.law.steps

@@ -157,8 +157,9 @@ class MonteCarloAccountant(SimulatedAccountant):
         """Upper confidence values of δ(ε): all of them hold at once except with probability q.
 
         Each is the Bernoulli-KL upper bound at q over the number of points and directions, or the
-        unamplified Gaussian's δ where that is smaller; a value at a smaller ε bounds all later
-        ones. The plain means are those of ``estimate``.
+        unamplified Gaussian's δ where that is smaller, or what follows from the chance of never
+        taking part; a value at a smaller ε bounds all later ones. The plain means are those of
+        ``estimate``.
 
         Raises:
             ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
@@ -168,12 +169,15 @@ class MonteCarloAccountant(SimulatedAccountant):
             return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
         samples, share = self._profile_size(simulation), self.failure_probability / (2 * grid.size)
         means = self._means(simulation, sigma, grid - simulation.slack, samples, PROFILE)[1][:, 0]
-        certain = gaussian.delta(grid, simulation.sensitivity / sigma)
+        remove = np.minimum(
+            gaussian.delta(grid, simulation.sensitivity / sigma), simulation.participation
+        )
+        add = np.where(grid < simulation.add_limit, remove, 0.0)
         upper = [
             np.minimum.accumulate(
                 np.minimum([upper_confidence(m, samples, share) for m in row.tolist()], certain)
             )
-            for row in means
+            for row, certain in zip(means, (remove, add), strict=True)
         ]
         return Profile(grid, upper[0], upper[1], self.kind, self.name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -37,6 +38,19 @@ class Simulation(ABC):
     @abstractmethod
     def sensitivity(self) -> float:
         """A sensitivity (at σ = 1) that bounds the pair without the randomness of sampling."""
+
+    @property
+    def participation(self) -> float:
+        """At most this is δ(ε), at every σ: the chance that the example takes part; 1 if unknown.
+
+        (docs/theory/min-sep.md#thm-participation.)
+        """
+        return 1.0
+
+    @property
+    def add_limit(self) -> float:
+        """No loss of the add direction is larger: δ(ε) is 0 from here on; ∞ if unknown."""
+        return math.inf
 
     @property
     @abstractmethod

@@ -14,6 +14,7 @@ from dptrain.accounting.losses.hockey_stick_terms import (
     hockey_stick,
     hockey_stick_moments,
 )
+from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.core.guarantee import Guarantee, Kind
@@ -232,3 +233,19 @@ def test_declared_epsilons() -> None:
     assert np.diff(grid).max() <= 0.07
     assert declare_epsilons(0.0).size == 0
     assert declare_epsilons(1e4)[-1] < 500
+
+
+@pytest.mark.parametrize("bands", [2, 4])
+def test_a_simulated_profile_knows_what_an_absent_example_loses(bands: int) -> None:
+    """δ ≤ Pr[x ≠ 0], and nothing from -log Pr[x = 0] on in the add direction, without a sample."""
+    p, steps = 0.01, 6
+    scheme = MinSep(probability=p, min_sep=3, dataset_size=100, steps=steps, warm_start=False)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=BandMF(bands=bands), noise_multiplier=0.05)
+    absent = (1 - p) ** steps
+    limit = -math.log(absent)
+    kind = MinSepMonteCarlo if bands <= 3 else AnyMatrixMonteCarlo
+    member = kind(seed=1, progress=False, profile_samples=2_000, threads=1)
+    found = member.profile(mechanism, [0.0, 0.5 * limit, limit * (1 + 1e-9), 1.0])
+    assert (found.remove <= (1 - absent) * (1 + 1e-9)).all()
+    assert found.add[1] > 0.0
+    assert found.add[2] == found.add[3] == 0.0

@@ -245,6 +245,8 @@ def test_the_default_follows_from_how_often_batches_are_cut():
     )
     reserved = TruncatedMinSepImportance().reserved(asked)
     assert "choose a larger max_batch_size than 1850" in reserved
+    with pytest.raises(ValueError, match=r"larger max_batch_size.*truncated-min-sep-renyi"):
+        calibrate(scheme=asked.scheme, strategy=asked.strategy, epsilon=10.0, delta=1.301e-8)
 
 
 def small(largest=110, **options):
