@@ -47,8 +47,10 @@ from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users import (
     ExposedSteps,
+    ExposedStepsImportance,
     RevealedDraws,
     RevealedDrawsAnyBlocking,
+    UserMinSepImportance,
     UserMinSepMonteCarlo,
 )
 
@@ -101,6 +103,8 @@ for _accountant in (
     AllocationMonteCarlo(),
     TruncatedMinSepImportance(),
     TruncatedMinSepMonteCarlo(),
+    UserMinSepImportance(),
+    ExposedStepsImportance(),
     UserMinSepMonteCarlo(),
     ExposedSteps(),
 ):

@@ -2,13 +2,16 @@
 
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.users.importance import ExposedStepsImportance, UserMinSepImportance
 from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
 
 __all__ = [
     "ExposedSteps",
+    "ExposedStepsImportance",
     "RevealedDraws",
     "RevealedDrawsAnyBlocking",
+    "UserMinSepImportance",
     "UserMinSepMonteCarlo",
     "neighbor_facts",
 ]

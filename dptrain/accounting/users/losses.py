@@ -65,7 +65,7 @@ class UserLosses(Simulation):
         counts = law.draw_counts(rng, size)
         exposed = law.draw_exposed(rng, size)
         uniform = rng.random(size)
-        product = _transposed(law.columns, noise)
+        product = transposed(law.columns, noise)
         half_norms = law.squared_norms / 2.0
         losses = np.full((len(directions), len(sigmas), size), -np.inf)
         buffer = np.empty_like(product)
@@ -74,7 +74,7 @@ class UserLosses(Simulation):
             signal = None
             if "remove" in directions:
                 x = participations(law, drawn, _barred(law.start(examples), uniform))
-                signal = _gram_product(law.columns, x)
+                signal = gram_product(law.columns, x)
             for index, sigma in enumerate(sigmas):
                 every = rescale_interval(law, examples, sigma)
                 for row, each in enumerate(directions):
@@ -98,7 +98,7 @@ def _barred(start: Array, uniform: Array) -> npt.NDArray[np.int64]:
     return np.minimum(found, start.size - 1)
 
 
-def _transposed(columns: Array, z: Array) -> Array:
+def transposed(columns: Array, z: Array) -> Array:
     """C^T z, in blocks of rows as one product each."""
     steps, bands = columns.shape
     out = np.empty_like(z)
@@ -117,7 +117,7 @@ def _transposed(columns: Array, z: Array) -> Array:
     return out
 
 
-def _gram_product(columns: Array, x: Counts) -> Array:
+def gram_product(columns: Array, x: Counts) -> Array:
     """C^T C x for a sparse x."""
     steps, bands = columns.shape
     out = np.zeros(x.shape)

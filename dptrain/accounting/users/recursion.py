@@ -60,15 +60,19 @@ def log_ratio(
     j = np.arange(examples + 1)
     factors = np.exp(-np.outer(half_norms, j * j))  # L_j = (e^u)^j e^{-j² h}
     result = np.empty(exponents.shape[1])
-    _compiled(_linear)(
+    compiled(_linear)(
         exponents, factors, codes, mass, start, law.min_sep, sampling, rescale_every, result
     )
     assert np.isfinite(result).all(), "linear recursion left the range of float64"
     return result
 
 
-def rescale_interval(law: UserLaw, examples: int, sigma: float) -> int | None:
+def rescale_interval(
+    law: UserLaw, examples: int, sigma: float, *, power: float = 1.0, copies: float = 1.0
+) -> int | None:
     """Rows between two renewals of the scale, or ``None`` where only log space is safe.
+
+    L_j may be raised to a ``power``, and y have the signal of so many ``copies`` of x.
 
     Within b rows a user takes part once, which multiplies by e^{±U} at most: U bounds |log L_j|
     with noise within 12 standard deviations (a breach has probability 4e-33 an element and is
@@ -77,7 +81,8 @@ def rescale_interval(law: UserLaw, examples: int, sigma: float) -> int | None:
     ``"participation"`` by e^{2U} (1-p)^{-k'b} at most.
     """
     norm = math.sqrt(float(law.squared_norms.max())) / sigma
-    bound = examples * (12.0 * norm + 2.0 * examples * norm**2) + examples**2 * norm**2 / 2.0
+    bound = examples * (12.0 * norm + 2.0 * copies * examples * norm**2)
+    bound = power * (bound + examples**2 * norm**2 / 2.0)
     spread = 3.0 * bound
     if law.exclusion != "sampling":
         if law.probability == 1.0:
@@ -212,7 +217,7 @@ def participations(law: UserLaw, drawn: Codes, barred: Counts) -> Codes:
     left = barred.astype(np.int64)
     sampling = law.exclusion == "sampling"
     if compiles():
-        _compiled(_chain)(drawn, left, law.min_sep - 1, sampling, x)
+        compiled(_chain)(drawn, left, law.min_sep - 1, sampling, x)
         return x
     for t in range(law.steps):
         free = left == 0
@@ -228,7 +233,7 @@ def compiles() -> bool:
 
 
 @functools.cache
-def _compiled(function: Any) -> Any:
+def compiled(function: Any) -> Any:
     """A kernel, compiled at its first use."""
     import numba  # late: it takes long to import
 
