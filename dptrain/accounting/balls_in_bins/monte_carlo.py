@@ -30,7 +30,10 @@ class BallsInBinsMonteCarlo(MonteCarloAccountant):
         if reason := periodic_refusal(mechanism):
             return reason
         if bins > MOST_BINS:
-            return f"{bins} bins exceed the {MOST_BINS} whose products it can correlate"
+            return (
+                f"{bins} bins exceed the {MOST_BINS} whose products it can correlate in half a "
+                "gigabyte; with a banded Toeplitz strategy see 'min-sep-importance'"
+            )
         return None
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:

@@ -16,6 +16,7 @@ from dptrain.accounting.simulation.weighted.accountant import (
     WeightedAccountant,
 )
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import MinSep
 
 
 class _MinSepBounds(Bounds):
@@ -40,10 +41,21 @@ class MinSepImportance(WeightedAccountant):
 
     name = "min-sep-importance"
     display = "b-min-sep importance sampling"
+    refines = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""
         return min_sep_refusal(mechanism)
+
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """By name only where the noise is independent and the loss is known without samples."""
+        scheme = mechanism.scheme
+        hidden = isinstance(scheme, MinSep) and not (
+            scheme.probability == 1.0 and scheme.warm_start
+        )
+        if mechanism.strategy.bands == 1 and not hidden:
+            return "the noise is independent, where the loss is known without samples"
+        return None
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """Minutes at most at the usual δ."""

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.moments import periodic
 from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
 from dptrain.core import Array
@@ -22,6 +23,15 @@ _LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
 # What skipping settled steps may add to log A, in all.
 _SETTLED = 1e-10
 _UNIT = 2.0**-53
+
+
+# Values of the program above which periodic laws take the sums over pairs and triples.
+_MANY = 10**7
+
+
+def _periodic(law: MinSepLaw, order: int) -> bool:
+    many = state_count(law.min_sep, order) * law.steps > _MANY
+    return many and periodic.covers(law, order)
 
 
 class Affordable(NamedTuple):
@@ -48,7 +58,11 @@ def affordable(law: MinSepLaw, sigma: float) -> Affordable:
     most_work = MOST_WORK if available() else MOST_PLAIN_WORK
     for order in range(2, _MOST_COPIES + 1):
         size, b = bytes_needed(law, order), law.min_sep
-        if size > MOST_BYTES:
+        if _periodic(law, order):
+            if order * (order - 1) * scaled <= _LARGEST_EXPONENT:
+                continue
+            reason = f"has weights beyond e^{_LARGEST_EXPONENT:g} at σ = {sigma:.3g}"
+        elif size > MOST_BYTES:
             reason = f"takes {size / 2**30:.3g} GiB at b = {b}, more than {MOST_BYTES / 2**30:.3g}"
         elif (work := state_count(b, order) * law.steps) > most_work:
             reason = f"takes {work:.2g} values at b = {b} and n = {law.steps}, over {most_work:.2g}"
@@ -84,6 +98,8 @@ def log_moment(
         progress: whether to show a bar after two seconds.
     """
     assert order >= 2, order
+    if compiled is None and _periodic(law, order):
+        return periodic.log_moment(law, sigma, order)
     compiled = available() if compiled is None else compiled
     states = States.of(law.min_sep, order)
     return _MomentProgram(law, sigma, states, order, compiled=compiled).log_moment(
