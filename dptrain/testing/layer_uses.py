@@ -60,6 +60,9 @@ class _Book:
     def discard(self) -> None:
         self.uses.clear()
 
+    def hidden(self) -> None:
+        """Nothing."""
+
     def replays(self, rule: Any) -> None:
         pass
 

@@ -33,7 +33,7 @@ class Loss:
         return reduced(output, targets, self.reduction)
 
 
-def wired(a, mode, bound=0.5, reduction="mean", most=None):
+def wired(a, mode, bound=0.5, reduction="mean", most=None, probe="shapes"):
     return PrivacyEngine().make_private(
         module=a.module,
         optimizer=torch.optim.SGD([p for p in a.module.parameters() if p.requires_grad], lr=0.0),
@@ -42,7 +42,7 @@ def wired(a, mode, bound=0.5, reduction="mean", most=None):
         noise_multiplier=0.0,
         max_grad_norm=bound,
         seed=1,
-        gradients=Gradients(loss=Loss(reduction), mode=mode),
+        gradients=Gradients(loss=Loss(reduction), mode=mode, probe=probe),
         loading=Loading(max_physical_batch_size=most),
     )
 

@@ -83,6 +83,9 @@ class BookkeepingClipper(GradientClipper):
         self.batch = self.at_hand()
         return True
 
+    def hidden(self) -> None:
+        """Nothing: what is run again reports then."""
+
     def replays(self, rule: Replays) -> None:
         """Take note of a layer that was run again, and of what that takes."""
         self._costs.add(rule)

@@ -133,7 +133,7 @@ class Confirmation:
         """
         parameters = {n: p for n, p in self._trained.items() if p.requires_grad}
         self.replayed = False
-        with _exact_products():
+        with exact_products():
             wanted = self._by_autograd(rows, start, parameters)
             found = self._reported(rows, self._factors(rows.rows), start)
             self._half, self.replayed = found.half, found.replayed
@@ -143,7 +143,7 @@ class Confirmation:
         off = self._beyond(wanted, found, noise)
         if off:
             # Of what is constant but for rounding, a norm makes numbers that are nothing but that.
-            with _exact_products():
+            with exact_products():
                 shaken = self._by_autograd(rows.moved(self._unit), start, parameters)
             for n in parameters:
                 noise[n] += _SHAKEN * _length(wanted[n], shaken[n])
@@ -186,7 +186,7 @@ class Confirmation:
         """
         factors = 1.0 + torch.arange(base.rows) % 2
         factors[own.start : own.stop] = 0
-        with _exact_products():
+        with exact_products():
             before = self._reported(base, factors, start)
             after = self._reported(changed, factors, start)
         worst: tuple[float, str | None] = (1.0, None)
@@ -262,12 +262,20 @@ class Confirmation:
         return measured * noise + self._unit(p) * (units * length + whole)
 
     def _unit(self, tensor: torch.Tensor) -> float:
-        """One unit in the last place of a number near one, as it is computed with.
+        return unit(tensor, self._half)
 
-        That a module of float64 numbers rounds nothing to float32 on the way cannot be seen.
-        """
-        kind = self._half or tensor.dtype
-        return float(torch.finfo(torch.float32 if kind == torch.float64 else kind).eps)
+
+def unit(tensor: torch.Tensor, half: torch.dtype | None = None) -> float:
+    """One unit in the last place of a number near one, as it is computed with.
+
+    That a module of float64 numbers rounds nothing to float32 on the way cannot be seen.
+
+    Args:
+        tensor: of a floating-point type.
+        half: the half precision that is computed with, if that is known.
+    """
+    kind = half or tensor.dtype
+    return float(torch.finfo(torch.float32 if kind == torch.float64 else kind).eps)
 
 
 def _first(pair: tuple[float, str | None]) -> float:
@@ -288,13 +296,20 @@ def _length(a: torch.Tensor | None, b: torch.Tensor | None = None) -> float:
 
 
 @contextlib.contextmanager
-def _moved(parameters: Any, unit: Callable[[torch.Tensor], float]) -> Iterator[None]:
+def rounded_otherwise(module: nn.Module, rows: Rows) -> Iterator[Rows]:
+    """The module and the rows off by a few units in the last place, as roundings are, meanwhile."""
+    with _moved(list(module.parameters()), unit):
+        yield rows.moved(unit)
+
+
+@contextlib.contextmanager
+def _moved(parameters: Any, by: Callable[[torch.Tensor], float]) -> Iterator[None]:
     """Small parameters off by a few units in the last place, up or down at random."""
     generator = torch.Generator().manual_seed(1)
     before = [(p, p.data) for p in parameters if p.is_floating_point() and p.numel() <= _SMALL]
     try:
         for p, data in before:
-            p.data = data * (1 + unit(p) * steps(p.shape, generator).to(data))
+            p.data = data * (1 + by(p) * steps(p.shape, generator).to(data))
         yield
     finally:
         for p, data in before:
@@ -318,7 +333,7 @@ def _without_hooks(parameters: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _exact_products() -> Iterator[None]:
+def exact_products() -> Iterator[None]:
     """Of float32 numbers: rounded further, both ways would be off by other errors."""
     kinds: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
     kept = [(kind, kind.fp32_precision) for kind in kinds if hasattr(kind, "fp32_precision")]

@@ -13,8 +13,14 @@ import torch
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.checkpoint import CheckpointError
 
-from dptrain.clipping.probe.confirmation import Confirmation, Disagreement
+from dptrain.clipping.probe.confirmation import (
+    Confirmation,
+    Disagreement,
+    exact_products,
+    rounded_otherwise,
+)
 from dptrain.clipping.probe.inputs import (
     Change,
     Rows,
@@ -29,6 +35,7 @@ from dptrain.clipping.probe.inputs import (
     padding_id,
     structure,
 )
+from dptrain.clipping.probe.left_out import moved_without
 from dptrain.clipping.probe.restoring import attached, eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.weighing import take_back, weigh
@@ -70,6 +77,13 @@ _MIXED = (
     "output did not: the layer takes something else from the whole batch (a number such as "
     "x.max().item(), or an attribute or global that is set before the call). Compute it from each "
     "example alone, as a tensor with a row for each. " + _SWITCH
+)
+_COUNTED = (
+    "the gradient of one example at layer {layer!r} moved when another example was left out of the "
+    "batch: what the module makes of a row depends on how many there are, or on its place among "
+    "them (len(x), x.shape[0], a mean over the first dimension, positions counted along it), which "
+    "one example more or less changes. Compute every row as if it were alone, and have means over "
+    "the batch taken by the loss; " + _SWITCH
 )
 _FAILED = (
     "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
@@ -126,7 +140,10 @@ class RowProbe:
     - their number has to follow the number of examples, for two numbers of examples;
     - when the numbers of one example change, in every argument with a row for each, no row of
       another may change; each example's turn comes. Then the same when a sequence ends early: its
-      second half padding, masked, without labels.
+      second half padding, masked, without labels;
+    - when examples are left out of the batch, no row of the others may change, but for roundings
+      (``test_what_counts_the_rows_is_refused``). Of a module that draws random numbers, in eval
+      mode: others are drawn for another number of rows.
 
     That holds the module's own loss, where it returns one, to the same. It is shown for these
     examples and these shapes, which is a test and not a proof
@@ -321,13 +338,17 @@ class RowProbe:
                         smaller = self._run(base, start)
                         if not self.follow():
                             break
-                    larger = self._run(self._taken(rows, batch, more), start)
+                    most = self._taken(rows, batch, more)
+                    larger = self._run(most, start)
+                except CheckpointError:  # a real pass would raise it too, in words of torch's
+                    raise
                 except Exception as error:
                     first_error = first_error or error
                     continue
                 self._check_rows(smaller.seen, few * batch.views)
                 self._check_rows(larger.seen, more * batch.views)
                 known = self._vary(base, smaller, batch.views, start)
+                self._leave_out(most, few, batch.views, start)
                 return self._unconfirmed(base, start) or known
             # Of a module that takes batches of one size only, that size is all there is to see.
             if whole.rows == batch.views:
@@ -354,6 +375,60 @@ class RowProbe:
             if number and not any(changed or ()):
                 return
 
+    def _leave_out(self, rows: Rows, few: int, views: int, start: Callable[[], None]) -> None:
+        """Refuse a module of which rows move where some examples are left out of the batch.
+
+        So many are kept: the second to the one before, each one place further to the front, and the
+        last.
+        """
+        examples = [*range(1, few), rows.rows // views - 1]
+        kept = [k for e in examples for k in range(e * views, (e + 1) * views)]
+        rest = rows.taken(torch.tensor(kept))
+        try:
+            with self._steadily(rows, start) as steady, exact_products():
+                if not steady:
+                    return
+                a, b = self._run(rows, start), self._run(rest, start, of=(rows.rows, kept))
+                found = moved_without(a.seen, b.seen, kept, rows.rows, reduced=a.reduced)
+                if found is None:
+                    return
+                # Is it rounding?
+                with rounded_otherwise(self.module, rows) as moved:
+                    c = self._run(moved, start)
+        except Exception:  # which the run itself is left to raise
+            return
+        found = moved_without(a.seen, b.seen, kept, rows.rows, shaken=c.seen, reduced=a.reduced)
+        if found is not None:
+            raise RuntimeError(_COUNTED.format(layer=self._name(found)))
+
+    @contextlib.contextmanager
+    def _steadily(self, rows: Rows, start: Callable[[], None]) -> Iterator[bool]:
+        """In eval mode, if random numbers are drawn otherwise; yields whether none are now.
+
+        Batches of other sizes have other random numbers.
+        """
+        if not _is_random(rows, start, self._forward):
+            yield True
+            return
+        with self._evaluating():
+            yield not _is_random(rows, start, self._forward)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """In eval mode; in the modes of hooks, which see nothing then, only what has no weights."""
+        before = [
+            (m, m.training)
+            for m in self._layers
+            if self.confirms or not any(p is not None for p in m._parameters.values())
+        ]
+        try:
+            for m, _ in before:
+                m.training = False
+            yield
+        finally:
+            for m, training in before:
+                m.training = training
+
     def _unconfirmed(self, base: Rows, start: Callable[[], None]) -> str | None:
         """Which parameter's gradients are not those of autograd, and what may be done about it."""
         if not self.confirms:
@@ -372,14 +447,8 @@ class RowProbe:
             if not _is_random(base, start, self._forward):
                 return self._say(off)
             # A rule may draw other random numbers than the layer, of the same distribution.
-            before = [(m, m.training) for m in self._layers]
-            try:
-                for m in self._layers:
-                    m.training = False
+            with self._evaluating():
                 off = check.disagreement(base, start)
-            finally:
-                for m, training in before:
-                    m.training = training
         except Exception:  # which the run itself is left to raise
             return None
         return None if off is None else self._say(off)
@@ -428,16 +497,33 @@ class RowProbe:
         return rows.taken((picked[:, None] * batch.views + within).flatten())
 
     def _forward(self, rows: Rows, start: Callable[[], None]) -> None:
-        start()
-        with untouched(self.module), eagerly(self._layers), self.witnessed(Witness(rows.rows)):
-            rows.call(self.module)
-
-    def _run(self, rows: Rows, start: Callable[[], None]) -> _Run:
+        """A pass there, and back where that may run layers again that ran without gradients."""
         start()
         witness = Witness(rows.rows)
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
             outputs = list(_tensors(rows.call(self.module)))
-            gradients, reduced = _gradients(outputs)
+            if witness.hides:
+                take_back(outputs, _gradients(outputs)[0])
+
+    def _run(
+        self,
+        rows: Rows,
+        start: Callable[[], None],
+        *,
+        of: tuple[int, Sequence[int]] | None = None,
+    ) -> _Run:
+        """A pass there and back.
+
+        Args:
+            rows: to run on.
+            start: brings the random generators into the state that each run begins with.
+            of: how many rows these are some of, and which, so that they are weighed as there.
+        """
+        start()
+        witness = Witness(rows.rows)
+        with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
+            outputs = list(_tensors(rows.call(self.module)))
+            gradients, reduced = _gradients(outputs, rows.rows, of)
             take_back(outputs, gradients)
         return _Run(witness.sightings, witness.finite, reduced, rows)
 
@@ -589,7 +675,9 @@ def _noisy(ours: Sequence[Sighting], theirs: Sequence[Sighting]) -> bool:
     return False
 
 
-def _gradients(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], bool]:
+def _gradients(
+    outputs: Sequence[torch.Tensor], rows: int = 0, of: tuple[int, Sequence[int]] | None = None
+) -> tuple[list[torch.Tensor], bool]:
     """By all outputs, of Σ w·y − cos y with random w (``weigh``); and whether one is a loss.
 
     A single number is taken for a loss, which is a sum over the examples as it is.
@@ -602,7 +690,13 @@ def _gradients(outputs: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], boo
             found.append(torch.ones_like(y))
             reduced = True
         else:
-            found.append(weigh(y, torch.randn(y.shape, generator=generator)))
+            shape, picked = y.shape, None
+            if of is not None and not len(y) % rows:
+                each = len(y) // rows
+                shape = torch.Size((of[0] * each, *y.shape[1:]))
+                picked = [k * each + j for k in of[1] for j in range(each)]
+            w = torch.randn(shape, generator=generator)
+            found.append(weigh(y, w if picked is None else w[picked]))
     return found, reduced
 
 

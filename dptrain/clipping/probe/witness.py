@@ -33,11 +33,16 @@ class Witness:
 
     Args:
         rows: that the module is fed.
+
+    Attributes:
+        sightings: what was seen, from the last to the first.
+        hides: whether a layer ran without gradients, as where a reentrant checkpoint begins.
     """
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self.sightings: list[Sighting] = []
+        self.hides = False
 
     def rows(self) -> int:
         """Rows that the module is fed."""
@@ -58,6 +63,10 @@ class Witness:
 
     def discard(self) -> None:
         """Nothing."""
+
+    def hidden(self) -> None:
+        """Take note."""
+        self.hides = True
 
     def replays(self, rule: Any) -> None:
         """Nothing."""

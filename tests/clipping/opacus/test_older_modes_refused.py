@@ -91,10 +91,17 @@ def with_ids(ids):
 
 
 @older
-def test_positions_that_look_like_one_id_an_example_are_refused(mode):
+@pytest.mark.parametrize(
+    ("probe", "match"),
+    [
+        ("off", r"4 consecutive ids 2 \.\.\. 5 .*expand\(rows, -1\)"),
+        ("shapes", "another example was left out .*positions counted along"),
+    ],
+)
+def test_positions_that_look_like_one_id_an_example_are_refused(mode, probe, match):
     """Row i would be the gradient of position i from all examples, which one example changes."""
-    with pytest.raises(RuntimeError, match=r"4 consecutive ids 2 \.\.\. 5 .*expand\(rows, -1\)"):
-        step(wired(with_ids(lambda x: torch.arange(2, 2 + len(x))), mode))
+    with pytest.raises(RuntimeError, match=match):
+        step(wired(with_ids(lambda x: torch.arange(2, 2 + len(x))), mode, probe=probe))
 
 
 @older
