@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -20,11 +21,16 @@ class Readers:
 
     Args:
         module: the user's, bare.
+
+    Attributes:
+        again: modules whose parameters were read so in a backward pass, as a checkpoint within
+            their own forward does it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._found: dict[nn.Module, list[nn.Module]] = {}
+        self.again: set[nn.Module] = set()  # whose parameters were read in a backward pass
 
     def of(self, owner: nn.Module) -> list[nn.Module]:
         """Modules whose forward uses parameters of this one; none before it was noted."""
@@ -41,6 +47,8 @@ class Readers:
         kept = [(vars(owner), vars(owner)["_parameters"]) for owner in owners]
 
         def read(owner: nn.Module) -> None:
+            if torch._C._current_graph_task_id() != -1:
+                self.again.add(owner)
             reader = _innermost(sys._getframe(2), parts)
             found = self._found.setdefault(owner, [])
             if reader is not None and reader is not owner and reader not in found:

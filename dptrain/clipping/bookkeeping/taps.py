@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import CheckpointError
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
@@ -50,6 +52,14 @@ _LEAK = (
     "say, or in a penalty on the weights), which no rule for per-example gradients knows: call the "
     "layer, use the optimizer's weight_decay, or Gradients(mode='hooks'), which leaves such "
     "gradients out"
+)
+
+
+_CHECKPOINTED = (
+    "{names}: a checkpoint within its own forward runs a part of that again in the backward pass, "
+    "where nothing follows what its bare parameters do. Have the checkpoint around the whole layer "
+    "(checkpoint(layer, x)), or put these parameters into a module that the checkpoint calls; or "
+    "freeze them with requires_grad_(False)"
 )
 
 
@@ -142,8 +152,22 @@ class Taps(Generic[B]):
         """The module's forward is about to be called: probe it, if need be."""
         assert self.probe is not None
         with self._innermost():
-            self.probe.begin(args, kwargs)
+            try:
+                self.probe.begin(args, kwargs)
+            except CheckpointError as error:
+                raise RuntimeError(self._checkpointed(args, kwargs)) from error
             self._called = True
+
+    def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why a checkpoint does not come to the same again, by the layers that it is within."""
+        assert self.probe is not None
+        rules = [tap.rule for tap in self._taps if isinstance(tap.rule, OperationsRule)]
+        owners = {m: None for rule in rules for _, m in rule.holders(rule.layer)}
+        with self._readers.noting(list(owners)), contextlib.suppress(CheckpointError):
+            self.probe.begin(args, kwargs)
+        names = {m: name for name, m in self.bare.named_modules()}
+        found = [names[m] or "(the module itself)" for m in self._readers.again]
+        return _CHECKPOINTED.format(names=" and ".join(f"layer {name!r}" for name in found))
 
     @torch.compiler.disable
     def end(self, output: Any) -> None:
@@ -221,11 +245,19 @@ class Taps(Generic[B]):
         vain = {tap for name in escaped if (tap := followed.get(parameters[name])) is not None}
         for tap in vain:
             tap.run_again()
-        names = {name.rpartition(".")[0] for name in escaped if parameters[name] not in followed}
-        owners = [self.bare.get_submodule(name) for name in sorted(names)]
-        self._unread = [owner for owner in owners if not self._readers.known(owner)]
-        found = [self._follow(o) for o in owners if o not in self._unread]
+        others = [parameters[name] for name in sorted(escaped) if parameters[name] not in followed]
+        holders = [self._holders(p) for p in others]
+        every = list(dict.fromkeys(m for some in holders for m in some))
+        self._unread = [m for m in every if not self._readers.known(m)]
+        known = [some for some in holders if not any(m in self._unread for m in some)]
+        # Tied parameters are read by the name of one of their holders, which need not be the first.
+        owners = [[m for m in some if self._readers.of(m)] or some[:1] for some in known]
+        found = [self._follow(m) for m in dict.fromkeys(itertools.chain(*owners))]
         return bool(vain or self._unread) or any(found)
+
+    def _holders(self, p: nn.Parameter) -> list[nn.Module]:
+        """All modules that a parameter is one of; several, where it is tied."""
+        return [m for m in self.bare.modules() if any(q is p for q in m._parameters.values())]
 
     def _follow(self, owner: nn.Module) -> bool:
         """Have all uses of a layer's parameters past its own forward found; whether that is new."""
@@ -279,13 +311,14 @@ class Taps(Generic[B]):
         """Drop what the layers reported of the batch at hand."""
         self._reports_to.discard()
 
-    def _refuse(self, name: str, p: torch.Tensor) -> None:
+    def _refuse(self, name: str, p: nn.Parameter) -> None:
         p.grad = None  # not clipped
         self._escaped.add(name)
         if self._reports_to.idle():
             self._reports_to.saw(self.bare, (), p)
         elif not isinstance(self._reports_to, Witness):  # the real pass will raise it
-            readers = self._readers.of(self.bare.get_submodule(name.rpartition(".")[0]))
+            holders = self._holders(p)
+            readers = list(dict.fromkeys(m for own in holders for m in self._readers.of(own)))
             names = {m: each for each, m in self.bare.named_modules()}
             called = [
                 f"{names.get(m) or '(the module itself)'!r}, a {type(m).__name__}" for m in readers

@@ -107,6 +107,79 @@ def test_inputs_of_layers_are_not_kept_between_the_passes(reentrant):
     assert len(seen) == 2
 
 
+class Inner(nn.Module):
+    """What all examples share is made of parameters here."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run, self.bias = run, nn.Linear(1, 1)
+        self.a, self.b = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3, 4))
+        self.table = nn.Parameter(torch.randn(2 * ROWS - 1))
+
+    def forward(self, h):
+        return self.run(self, h)
+
+
+class Shared(nn.Module):
+    """Such a layer, checkpointed if ``reentrant`` says how."""
+
+    def __init__(self, run):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner = nn.Linear(4, 4), Inner(run)
+        self.reentrant = None
+
+    def forward(self, x):
+        h = self.first(x)
+        if self.reentrant is None:
+            return self.inner(h).mean(1)
+        return checkpoint(self.inner, h, use_reentrant=self.reentrant).mean(1)
+
+
+def _places(h):
+    where = torch.arange(ROWS)
+    return where[:, None] - where
+
+
+SHARED = {
+    "a product of parameters": lambda m, h: h + h @ (m.a @ m.b),
+    "a normalized one": lambda m, h: h @ (m.a / m.a.norm()),
+    "softmax": lambda m, h: (h @ m.a) @ m.b.softmax(-1),
+    "a bias by a layer": lambda m, h: (
+        (h @ h.transpose(1, 2) + m.bias(_places(h).to(h)[..., None]).squeeze(-1)) @ h
+    ),
+    # As many positions as rows: only passes over other numbers of rows tell which is which.
+    "a table, as large as the batch": lambda m, h: nn.functional.scaled_dot_product_attention(
+        h, h, h, m.table[_places(h) + ROWS - 1]
+    ),
+}
+
+
+@both
+@pytest.mark.parametrize("name", SHARED)
+def test_parameters_within(name, reentrant):
+    module = Shared(SHARED[name])
+    a = case(module, torch.randn(ROWS, ROWS, 4))
+    wanted = reference(module, a.inputs, a.targets)
+    module.reentrant = reentrant
+    private = run_of(a)
+    backward(private)
+    check(private, wanted)
+
+
+@both
+def test_a_part_of_a_layer_with_parameters_of_its_own(reentrant):
+    """The second run of it is no call of the layer."""
+
+    def run(m, h):
+        return checkpoint(lambda h: h + h @ (m.a @ m.b), h, use_reentrant=reentrant)
+
+    private = run_of(case(Shared(run), torch.randn(ROWS, ROWS, 4)))
+    named = r"parameter '[ab]' of layer 'inner'" if reentrant else r"layer 'inner': a checkp"
+    with pytest.raises(RuntimeError, match=named):
+        backward(private)
+
+
 def test_dropout_is_the_same_in_both_passes():
     """One draw of a mask for all rows, so that the loop can have the same one."""
 

@@ -76,6 +76,38 @@ def test_read_by_two():
     check(architecture(one(lambda: Reader(READ["called as well"]), run)))
 
 
+class TiedHead(nn.Module):
+    """As MobileBERT's: a bias by two names, a table that is part of the head's weight."""
+
+    def __init__(self, embed):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(5))
+        self.wide, self.decoder = nn.Linear(5, 2, bias=False), nn.Linear(WIDTH - 2, 5)
+        self.decoder.weight, self.decoder.bias = embed.weight, self.bias
+
+    def forward(self, x):
+        weight = torch.cat([self.decoder.weight.t(), self.wide.weight])
+        x = x @ weight
+        x += self.decoder.bias
+        return x
+
+
+class TiedByTwoNames(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, WIDTH - 2)
+        self.head = TiedHead(self.embed)
+
+    def forward(self, x):
+        ids = x[..., 0].detach().abs().long() % 5
+        return self.head(torch.cat([self.embed(ids), x[..., :2]], 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_read_by_another_name(dtype):
+    check(architecture(one(TiedByTwoNames), dtype))
+
+
 def test_a_refusal_names_both():
     def several(m, x):
         if len(x) < 2:

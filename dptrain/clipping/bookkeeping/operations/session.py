@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,8 @@ class LayerSession:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The operation's result, with whatever gradients it leads to observed."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise self.refusal(func, "is made within torch.func (vmap, grad, jvp or the like)")
         leaves, spec = tree_flatten((args, kwargs))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tracked)]
         by_others = places[0] > 0 and others_only_looked_at(func)
@@ -114,7 +117,8 @@ class LayerSession:
         """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
         used = [op.leaves[k] for k in op.places if op.leaves[k].used]
         versions = [op.leaves[k]._version for k in op.places]
-        result = op.func(*op.args, **op.kwargs)
+        with _kept():  # a gradient by this is taken in the backward pass, see pulled()
+            result = op.func(*op.args, **op.kwargs)
         after = [op.leaves[k]._version for k in op.places]
         changed = (k for k, a, b in zip(op.places, versions, after, strict=True) if a != b)
         written = [op.leaves[k] for k in changed]
@@ -267,6 +271,19 @@ class LayerSession:
         )
         found.layer = self.layer
         return found
+
+
+def _kept() -> contextlib.AbstractContextManager[Any]:
+    """Have autograd keep what it saves itself, within a checkpoint too.
+
+    A checkpoint would run its function again for it, within the backward pass of what that
+    function's first run had reported.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 def _together(one: Use, other: Use) -> Use:
