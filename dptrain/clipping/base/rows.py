@@ -6,6 +6,11 @@ import functools
 
 import torch
 
+
+class UnclearRows(RuntimeError):
+    """Of a layer's call nothing says which rows are whose; whose call it is, is to be added."""
+
+
 HALF = (torch.float16, torch.bfloat16)
 """Dtypes of 16 bits, whose sums are taken in float32."""
 
@@ -83,17 +88,17 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
         views: rows an example has.
 
     Raises:
-        RuntimeError: with what to change; clipping anything else would not bound an example.
+        UnclearRows: with what to change; clipping anything else would not bound an example.
     """
     if found == expected * views:
         return
     if views == 1:
-        raise RuntimeError(
+        raise UnclearRows(
             f"{found} per-example gradients for a batch of {expected} rows: keep one row per "
             "example in the first dimension of every layer's input, and train on the loader's "
             "batch as a whole"
         )
-    raise RuntimeError(
+    raise UnclearRows(
         f"{found} per-row gradients for a batch of {expected} examples with views={views}: feed "
         f"the model {expected * views} rows, the {views} views of an example one after the other, "
         "keep them in the first dimension of every layer's input, and train on the loader's batch "

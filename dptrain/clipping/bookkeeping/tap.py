@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from dptrain.clipping.base.precision import without_autocast
-from dptrain.clipping.base.rows import summing_dtype
+from dptrain.clipping.base.rows import UnclearRows, summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.base.untapped import is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
@@ -47,6 +47,9 @@ class Book(Protocol):
 
     def discard(self) -> None:
         """Forget what was recorded of the batch at hand."""
+
+    def hidden(self) -> None:
+        """Know that a layer ran without gradients: a backward pass may run it again with them."""
 
     def replays(self, rule: Replays) -> None:
         """Know that this rule, of one layer, ran its layer again."""
@@ -105,9 +108,15 @@ class LayerTap(StandIn):
         run = self._run if torch.compiler.is_compiling() else self.forward
         return run(*args, **kwargs)
 
+    @property
+    def called(self) -> str:
+        """The layer by its name and type, for messages."""
+        return f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}"
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's output, as its rule forms it where gradients are wanted."""
         if not torch.is_grad_enabled() or is_untapped():
+            self.book.hidden()
             return self.own(*args, **kwargs)
         if self.muted:  # the rule of what this is within finds what the call comes to
             with Detached(self._holders):
@@ -116,10 +125,10 @@ class LayerTap(StandIn):
             return self._idly(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
-                f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}, is "
-                "called within torch.func (vmap, grad, jvp or the like), where a layer cannot be "
-                "seen to have a row for each example: call it on the whole batch, or use its "
-                "parameters there without it (torch.vmap(lambda row: row @ self.weight)(x))"
+                f"{self.called}, is called within torch.func (vmap, grad, jvp or the like), where "
+                "a layer cannot be seen to have a row for each example: call it on the whole "
+                "batch, or use its parameters there without it "
+                "(torch.vmap(lambda row: row @ self.weight)(x))"
             )
         forward, rule = self.own, self.rule
         if isinstance(rule, OperationsRule):
@@ -145,6 +154,8 @@ class LayerTap(StandIn):
                 forward = functools.partial(forward, **bound.kwargs)
         if self._is_shared(args):
             return self._run_by(self._shared, forward, args)
+        if self._has_rows_second(rule, args):
+            return self._run_by(rule, forward, (args[0].transpose(0, 1),)).transpose(0, 1)
         return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
 
     def _idly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,8 +171,11 @@ class LayerTap(StandIn):
             return tree_map_only(torch.Tensor, observed, self.own(*args, **kwargs))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        with Detached(self._holders):
-            return rule.forward(self.layer, forward, args, self._observer)
+        try:
+            with Detached(self._holders):
+                return rule.forward(self.layer, forward, args, self._observer)
+        except UnclearRows as error:
+            raise RuntimeError(f"{self.called}: {error}") from error
 
     def run_again(self) -> None:
         """Have the layer run again for each example: its operations cannot be followed."""
@@ -217,7 +231,7 @@ class LayerTap(StandIn):
 
     def known(self) -> tuple[Any, ...]:
         """What such passes have shown so far."""
-        return type(self.rule), *(dict(plan.found) for plan in self._plans())
+        return type(self.rule), *(plan.state() for plan in self._plans())
 
     def _plans(self) -> list[RowPlan]:
         own = [self.rule.plan] if isinstance(self.rule, OperationsRule) else []
@@ -241,17 +255,23 @@ class LayerTap(StandIn):
             unclear = rows > 1 and self._plan.ambiguous(place, a.shape, rows)
             if unclear and not a.requires_grad:
                 raise RuntimeError(
-                    f"layer {self.rule.name or type(self.layer).__name__!r} is called on a tensor "
-                    f"of shape {tuple(a.shape)} in a batch of {rows} rows, and was called on rows "
-                    "of the batch as well as on what all examples share before: this may be "
-                    "either. Give what they share a row for each of them (x.expand(rows, ...)), "
-                    "or have the batch another size"
+                    f"{self.called}, is called on a tensor of shape {tuple(a.shape)} in a batch of "
+                    f"{rows} rows, and was called on rows of the batch as well as on what all "
+                    "examples share before: this may be either. Give what they share a row for "
+                    "each of them (x.expand(rows, ...)), or have the batch another size"
                 )
         if any(factor != 0 for factor in factors):
             return False
         if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):
             return False
         return not any(a.requires_grad and not isinstance(a, Tracked) for _, a in tensors)
+
+    def _has_rows_second(self, rule: LayerRule, args: tuple[Any, ...]) -> bool:
+        """Whether the examples are in the second dimension of a layer's only input, and may be."""
+        (x, *others) = args or (None,)
+        if others or not isinstance(x, torch.Tensor) or isinstance(x, Tracked) or x.dim() < 2:
+            return False
+        return rule.alike(self.layer, x.dim()) > 1 and self._plan.second(("input", 0, x.dim()))
 
     def _factor(self, place: str, shape: tuple[int, ...], factor: int | None) -> int:
         """Rows of an output for each of the batch's."""
@@ -263,11 +283,10 @@ class LayerTap(StandIn):
             unseen = not self._plan.watching and self._plan.unseen(place, shape, rows)
             if unseen and shape[0] == rows > 1:  # other numbers are refused as they are
                 raise RuntimeError(
-                    f"layer {self.name or '(the module itself)'!r}, a {type(self.layer).__name__}: "
-                    f"it has a result of {shape[0]} rows in a batch of {rows}, and had another "
-                    "number of rows for each example before, so that nothing says whose these are "
-                    "(tokens that were picked by a mask, say): call it on all positions of every "
-                    "example, and mask what does not count afterwards"
+                    f"{self.called}: it has a result of {shape[0]} rows in a batch of {rows}, and "
+                    "had another number of rows for each example before, so that nothing says "
+                    "whose these are (tokens that were picked by a mask, say): call it on all "
+                    "positions of every example, and mask what does not count afterwards"
                 )
         return factor if factor is not None and factor > 1 and factor * rows == shape[0] else 1
 
@@ -295,8 +314,12 @@ class LayerTap(StandIn):
             seen = _apart((gradient, *saved), several)
             # Of these no row is any example's.
             whole = [constant[None] for constant in shared]
-            if not self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+            if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+                return
+            try:
                 self._report(uses, rest, places, saved, gradient, since, doubt, several)
+            except UnclearRows as error:
+                raise RuntimeError(f"{self.called}: {error}") from error
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 

@@ -257,8 +257,11 @@ SHARED = {
 @pytest.mark.parametrize(
     ("name", "rows", "mode"),
     [
-        *itertools.product(ELSEWHERE, SIZES, MODES),
-        *itertools.product(SHARED, SIZES, [mode for mode in MODES if mode != "bookkeeping"]),
+        *itertools.product(["features first"], SIZES, MODES),
+        # Bookkeeping knows what to do with these.
+        *itertools.product(
+            ["positions first", *SHARED], SIZES, [mode for mode in MODES if mode != "bookkeeping"]
+        ),
     ],
 )
 def test_a_layer_that_sees_something_else_first_is_refused_by_name(name, rows, mode):
@@ -269,6 +272,13 @@ def test_a_layer_that_sees_something_else_first_is_refused_by_name(name, rows, m
     why = f"layer '{layer}' (has .* does not follow the examples|is given .* depends on another)"
     with pytest.raises(RuntimeError, match=why):
         step(private)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+def test_positions_first_in_bookkeeping(rows):
+    torch.manual_seed(0)
+    module, _ = ELSEWHERE["positions first"]()
+    check(module.double(), [numbers(rows, 4, 3)], "bookkeeping")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -25,6 +25,8 @@ class RowPlan:
         self._before: dict[Hashable, frozenset[int]] = {}  # what earlier probes showed
         self.found: dict[Hashable, frozenset[int]] = {}
         self._shared: dict[Hashable, set[Shape]] = {}  # shapes that stayed
+        self._second: dict[Hashable, bool] = {}  # where the second dimension follows, see second()
+        self._second_before: dict[Hashable, bool] = {}
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
         self.tentative = False
 
@@ -48,6 +50,7 @@ class RowPlan:
         if anew:
             self._before = {place: self._known(place) for place in {*self._before, *self.found}}
             self.found = {}
+            self._second_before = {place: self.second(place) for place in self._second}
         self.tentative = anew
         self._noted = {}
 
@@ -58,6 +61,7 @@ class RowPlan:
         for place, sizes in noted.items():
             if len({rows for rows, _ in sizes}) > 1:
                 self.found[place] = _factors(sizes)
+                self._second[place] = self.found[place] == {NEITHER} and _follow_second(sizes)
                 self._shared.setdefault(place, set()).update(_stayed(sizes))
 
     def _known(self, place: Hashable) -> frozenset[int]:
@@ -85,6 +89,14 @@ class RowPlan:
             return NEITHER if by_rows else 0
         return by_rows[0] if by_rows else NEITHER
 
+    def second(self, place: Hashable) -> bool:
+        """Whether the second dimension was the rows in all such passes, and never the first."""
+        return self._second.get(place, False) and self._second_before.get(place, True)
+
+    def state(self) -> tuple[dict[Hashable, frozenset[int]], dict[Hashable, bool]]:
+        """What the last such passes showed."""
+        return dict(self.found), dict(self._second)
+
     def ambiguous(self, place: Hashable, shape: Shape, rows: int) -> bool:
         """Whether a tensor of this shape may be the examples', or one that all share.
 
@@ -101,6 +113,11 @@ class RowPlan:
         """Whether rows were seen in this place, and never so many of them for each of the batch."""
         by_rows = {factor for factor in self._known(place) if factor > 0}
         return bool(by_rows) and all(factor * rows != shape[0] for factor in by_rows)
+
+
+def _follow_second(shapes: set[tuple[int, Shape]]) -> bool:
+    """Whether the second dimension has the rows, whatever their number is."""
+    return all(len(shape) > 1 and shape[1] == rows for rows, shape in shapes)
 
 
 def _stayed(shapes: set[tuple[int, Shape]]) -> set[Shape]:

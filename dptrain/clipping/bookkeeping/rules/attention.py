@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.stacked import Stacked
@@ -27,6 +29,9 @@ class AttentionRule(LayerRule):
     """
 
     recurses = True
+
+    def __init__(self) -> None:
+        self._rows_second: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def keeps_inputs(self, layer: nn.Module) -> bool:
         """Biases need none."""
@@ -67,6 +72,8 @@ class AttentionRule(LayerRule):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         _check_shapes(layer, query, key, value)
+        if not layer.batch_first:
+            self._check_square(layer, tuple(query.shape), observe.rows())
         if is_causal and attn_mask is None:
             raise ValueError("is_causal=True is a hint about attn_mask, which is None: give both")
         packed = query is key and key is value and layer.in_proj_weight is not None
@@ -100,6 +107,21 @@ class AttentionRule(LayerRule):
         out = observe(out, (h,), self.uses)
         return (out if layer.batch_first else out.transpose(0, 1)), weights
 
+    def _check_square(self, layer: nn.Module, shape: tuple[int, ...], rows: int | None) -> None:
+        """Of a square nobody can say which side the examples are; if the first, they are mixed.
+
+        What the layer was used for before tells, as a probe of other numbers of examples does.
+        """
+        if shape[0] != shape[1]:
+            if shape[1] == rows:
+                self._rows_second.add(layer)
+        elif shape[0] > 1 and layer not in self._rows_second:
+            raise UnclearRows(
+                f"nn.MultiheadAttention(batch_first=False) is given a query of shape {shape}: "
+                "whether the first dimension is positions, as it should be, or examples cannot be "
+                "told; use batch_first=True, with the rows in the first dimension"
+            )
+
 
 def _check_shapes(
     layer: nn.MultiheadAttention, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -107,17 +129,9 @@ def _check_shapes(
     shapes = [tuple(x.shape) for x in (query, key, value)]
     rows = 0 if layer.batch_first else 1
     if any(len(shape) != 3 for shape in shapes) or len({shape[rows] for shape in shapes}) > 1:
-        raise RuntimeError(
+        raise UnclearRows(
             f"nn.MultiheadAttention is given query, key and value of shapes {shapes}: each needs "
             "three dimensions and a row for every example"
-        )
-    # Of such a square nobody can say which side the examples are; if it is the first, they attend
-    # to one another.
-    if not layer.batch_first and query.shape[0] == query.shape[1] > 1:
-        raise RuntimeError(
-            f"nn.MultiheadAttention(batch_first=False) is given a query of shape {shapes[0]}: "
-            "whether the first dimension is positions, as it should be, or examples cannot be "
-            "told; use batch_first=True, with the rows in the first dimension"
         )
 
 
@@ -190,7 +204,7 @@ def _mask(
         if mask is None:
             continue
         if tuple(mask.shape) not in shapes:
-            raise RuntimeError(f"{name} has shape {tuple(mask.shape)}, expected one of {shapes}")
+            raise UnclearRows(f"{name} has shape {tuple(mask.shape)}, expected one of {shapes}")
         if not mask.is_floating_point():
             mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask, -math.inf)
         if name == "key_padding_mask":

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Observe
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.routed import Routed
@@ -41,7 +42,7 @@ class ExpertsRule(LayerRule):
         rows = observe.rows() or len(hidden)
         factor, rest = divmod(len(hidden), rows)
         if rest:
-            raise RuntimeError(
+            raise UnclearRows(
                 f"{type(layer).__name__} is given {len(hidden)} tokens for a batch of {rows} rows: "
                 "give every example as many tokens as the others, padding those that are shorter"
             )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import row_norms
+from dptrain.clipping.base.rows import UnclearRows, row_norms
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
@@ -34,9 +34,9 @@ from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 def positions(tensor: torch.Tensor) -> torch.Tensor:
     """(rows, features) or (rows, ..., features) as (rows, positions, features)."""
     if tensor.dim() < 2:
-        raise RuntimeError(
-            f"a layer of shape {tuple(tensor.shape)} for its output's gradient has no dimension "
-            "for the examples: give its input one row per example in the first dimension"
+        raise UnclearRows(
+            f"its output's gradient, of shape {tuple(tensor.shape)}, has no dimension for the "
+            "examples: give its input one row per example in the first dimension"
         )
     return tensor[:, None] if tensor.dim() == 2 else tensor.flatten(1, -2)
 
@@ -50,6 +50,10 @@ class LinearRule(WeightRule):
 
     def __init__(self, *, transposed: bool = False) -> None:
         self.transposed = transposed
+
+    @override
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        return dims - 1
 
     def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """The inputs and, for one position, their norms.
@@ -120,6 +124,10 @@ class EmbeddingRule(LayerRule):
     @override
     def refusal(self, layer: nn.Module) -> str | None:
         return refusal_of_frequencies(layer)
+
+    @override
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        return dims
 
     @override
     def uses(

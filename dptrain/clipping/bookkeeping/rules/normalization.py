@@ -24,6 +24,10 @@ class RMSNormRule(WeightRule):
     """w belongs to the last dimensions; x̂ is computed again, a few examples at a time."""
 
     @override
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        return dims - len(layer.normalized_shape)  # type: ignore[arg-type]
+
+    @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:

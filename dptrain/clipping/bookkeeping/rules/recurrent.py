@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import UnclearRows
 from dptrain.clipping.bookkeeping.recurrent.cells import GRU, LSTM, RNN, Cell, Weights
 from dptrain.clipping.bookkeeping.recurrent.recurrence import recurrence
 from dptrain.clipping.bookkeeping.recurrent.steps import Steps
@@ -112,12 +113,14 @@ class SequenceRule(RecurrentRule):
         final = [torch.stack(each).to(dtype) for each in zip(*found, strict=True)]
         if order is not None:
             final = [state.index_select(1, order.argsort()) for state in final]
+        # A copy of what the backward pass needs: the user may write into it.
+        x = x.clone() if len(ways) == 1 else x
         return x.to(dtype), tuple(final)
 
     def _check_shape(self, layer: nn.RNNBase, x: torch.Tensor, observe: Observe) -> None:
         kind, shape = type(layer).__name__, tuple(x.shape)
         if len(shape) != 3 or 0 in shape[:2]:
-            raise RuntimeError(
+            raise UnclearRows(
                 f"nn.{kind} is given an input of shape {shape}: it needs three dimensions, a row "
                 "for every example and one step at least"
             )
@@ -130,7 +133,7 @@ class SequenceRule(RecurrentRule):
             if shape[1] == observe.rows():
                 self._rows_second.add(layer)
         elif shape[0] > 1 and layer not in self._rows_second:
-            raise RuntimeError(
+            raise UnclearRows(
                 f"nn.{kind}(batch_first=False) is given an input of shape {shape}: whether the "
                 "first dimension is steps, as it should be, or examples cannot be told; use "
                 "batch_first=True, with the rows in the first dimension"
@@ -164,13 +167,13 @@ class CellRule(RecurrentRule):
         states = [] if hx is None else [*hx] if two else [hx]
         shapes = [tuple(t.shape) for t in (x, *states)]
         if len(shapes[0]) != 2 or any(s != (len(x), layer.hidden_size) for s in shapes[1:]):
-            raise RuntimeError(
+            raise UnclearRows(
                 f"nn.{type(layer).__name__} is given an input and states of shapes {shapes}: it "
                 f"needs (rows, {layer.input_size}) and (rows, {layer.hidden_size}), a row for "
                 "every example"
             )
         h, last = _direction(layer, "", x, states, Steps([len(x)]), observe)
-        dtype = _returned(layer, x)
+        dtype, h = _returned(layer, x), h.clone()  # which may be written into
         return (h.to(dtype), last[1].to(dtype)) if two else h.to(dtype)
 
 

@@ -119,6 +119,18 @@ class LayerRule(abc.ABC):
         """Places of the arguments that have the rows in their second dimension."""
         return ()
 
+    def alike(self, layer: nn.Module, dims: int) -> int:
+        """How many of the first dimensions of its only input are nothing but positions to a layer.
+
+        The layer computes the same for these in any order. So where the examples are in the second
+        of several, it is run with them in the first.
+
+        Args:
+            layer: the layer.
+            dims: of the input.
+        """
+        return 1
+
     def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """What ``uses`` is given as inputs: them, or also what is made of them at little cost.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from dptrain.clipping.base.rows import UnclearRows
+
 _REMEDY = (
     "give what all examples share the shape (1, positions), and ids of the examples' own the shape "
     "(rows, 1)"
@@ -54,7 +56,7 @@ class SharedRows:
             rows: that the model sees; ``None`` if that is not known.
 
         Raises:
-            RuntimeError: for ids that may be shared or one an example.
+            UnclearRows: for ids that may be shared or one an example.
         """
         if rows is None:
             return output
@@ -63,7 +65,7 @@ class SharedRows:
         if len(output) != 1 or rows == 1:
             return output
         if not _like_positions(ids):
-            raise RuntimeError(
+            raise UnclearRows(
                 f"an embedding looks up ids of shape {tuple(ids.shape)} in a batch of {rows} rows: "
                 "they are neither consecutive, as positions are, nor all the same, and may be the "
                 "examples' own; put the examples in the first dimension, and give what they share "
@@ -74,7 +76,7 @@ class SharedRows:
     def _flat(self, ids: torch.Tensor, output: torch.Tensor, rows: int) -> torch.Tensor:
         """For ids of one dimension."""
         if len(ids) == 1 != rows:  # the output may be meant for (rows, width) or (rows, 1, width)
-            raise RuntimeError(
+            raise UnclearRows(
                 f"an embedding looks up ids of shape (1,) in a batch of {rows} rows: {_REMEDY}"
             )
         if self._seen is not None:
@@ -85,14 +87,14 @@ class SharedRows:
             found = False
         elif found is None:
             if rows >= _FEW and bool((ids.diff() == 1).all()):
-                raise RuntimeError(
+                raise UnclearRows(
                     f"an embedding looks up ids {ids[:3].tolist()} ... of shape ({rows},) in a "
                     f"batch of {rows} rows, which may be positions that all examples share or one "
                     f"id an example: {_REMEDY}"
                 )
             found = True if rows >= _FEW else None
         if None not in (found, self._one_an_example) and found != self._one_an_example:
-            raise RuntimeError(
+            raise UnclearRows(
                 f"an embedding looks up ids of shape ({len(ids)},) in a batch of {rows} rows, and "
                 f"looked up one id an example before: {_REMEDY}"
             )
