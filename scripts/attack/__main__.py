@@ -6,12 +6,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from scripts.attack import canaries, inputs, kills, layers, mechanisms
+from scripts.attack import canaries, inputs, kills, layers, mechanisms, modules
 from scripts.attack.harness import attack, summary
 
 PARTS = {
     part.name: part
-    for part in (mechanisms.PART, layers.PART, inputs.PART, canaries.PART, kills.PART)
+    for part in (
+        mechanisms.PART,
+        layers.PART,
+        modules.PART,
+        inputs.PART,
+        canaries.PART,
+        kills.PART,
+    )
 }
 
 

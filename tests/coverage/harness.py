@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import re
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +25,9 @@ from tests.helpers.clipping_oracle import (
     reference,
     row_losses,
 )
+from tests.helpers.refusals import refuses
 
 ROUNDED_UP = 2e-3  # most that a norm in float32 may be above the loop's, relative
-
-# A refusal says which layer, by its name in the model, and what to do about it.
-_NAMED = re.compile(r"(?:layer|parameter|module|buffer)s? '([^']+)'")
-_REMEDY = re.compile(
-    r"[;,:.] .*\b(?:freeze|replace|call|use|keep|give|leave|set|declare|have|run|build|take|"
-    r"dptrain\.register_layer\(\)|Gradients\()",
-    re.DOTALL,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,13 +161,6 @@ def _norms_and_sums(
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=torch.ones(ROWS))
         found.append((clipper.norms, sums))
     return found
-
-
-def refuses(message: str, model: nn.Module) -> bool:
-    """Whether a message names a layer or parameter of the model, and a remedy."""
-    parts = {name for name, _ in [*model.named_modules(), *model.named_parameters()]}
-    names = set(_NAMED.findall(message))
-    return bool(names & {*parts, "(the module itself)"}) and _REMEDY.search(message) is not None
 
 
 def modes(model: nn.Module) -> dict[str, list[str]]:

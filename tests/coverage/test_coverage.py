@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tests.coverage.case import Case
-from tests.coverage.harness import built, examine, refuses
+from tests.coverage.harness import built, examine
 from tests.coverage.record import assert_as_recorded, dtypes, recorded
 from tests.coverage.zoo import HERE, WITH_TORCHVISION
+from tests.helpers.refusals import refuses
 
 
 def _runs(cases: list[Case]) -> list[object]:

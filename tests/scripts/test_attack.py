@@ -14,8 +14,10 @@ from scipy.stats import norm
 from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.clipping.base.styles import Flat
+from dptrain.clipping.bookkeeping import BookkeepingClipper
+from dptrain.clipping.probe import RowProbe
 from scripts.attack import __main__ as command
-from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms
+from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms, modules
 from scripts.attack.harness import Finding, Part
 from tests.oracles import enumeration
 from tests.oracles.random_mechanisms import Subject
@@ -45,6 +47,37 @@ def test_a_bound_that_is_exceeded_by_a_millionth_is_found(monkeypatch: pytest.Mo
     tally = run(layers.PART, 6)
     assert tally.failures
     assert all("releases" in told for _, told in tally.failures)
+
+
+def test_random_modules_hold() -> None:
+    tally = run(modules.PART, 12, seed=40)
+    assert tally.failures == []
+    assert tally.done >= 4  # the others mix the examples, are refused, or cannot be called so
+
+
+def test_a_sum_that_is_off_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BookkeepingClipper, "_unit", lambda self, examples: 1.0)
+    given = modules.Program((modules.Step("scale and shift", "", mixes=False),), 0, 1, mean=True)
+    with pytest.raises(Finding, match="another gradient than the loop's: scale and shift"):
+        modules.examine(given)
+
+
+@pytest.mark.parametrize("piece", modules.MIXERS)
+def test_modules_that_mix_the_examples_are_refused(piece: str) -> None:
+    steps = (modules.Step("linear", "", mixes=False), modules.Step(piece, "", mixes=True))
+    assert not modules.examine(modules.Program(steps, 1, 1, mean=False))
+
+
+def test_a_module_that_mixes_and_is_not_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowProbe, "_leave_out", lambda *_: None)
+    steps = (
+        modules.Step("linear", "residual", mixes=False),
+        modules.Step("the number of rows", "", mixes=True),
+    )
+    with pytest.raises(Finding, match="another gradient"):
+        modules.examine(modules.Program(steps, 1, 1, mean=False))
+    shorter = modules.shrunk(modules.Program(steps, 1, 1, mean=False))
+    assert [str(step) for step in shorter.steps] == ["the number of rows"]
 
 
 def test_mechanisms_hold() -> None:
