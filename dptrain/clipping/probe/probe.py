@@ -80,10 +80,10 @@ _MIXED = (
 )
 _COUNTED = (
     "the gradient of one example at layer {layer!r} moved when another example was left out of the "
-    "batch: what the module makes of a row depends on how many there are, or on its place among "
-    "them (len(x), x.shape[0], a mean over the first dimension, positions counted along it), which "
-    "one example more or less changes. Compute every row as if it were alone, and have means over "
-    "the batch taken by the loss; " + _SWITCH
+    "batch: the module mixes the examples, as what it makes of a row depends on how many there "
+    "are, or on its place among them (len(x), x.shape[0], a mean over the first dimension, "
+    "positions counted along it), which one example more or less changes. Compute every row as if "
+    "it were alone, and have means over the batch taken by the loss; " + _SWITCH
 )
 _FAILED = (
     "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "

@@ -68,8 +68,6 @@ class LayerSession:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The operation's result, with whatever gradients it leads to observed."""
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise self.refusal(func, "is made within torch.func (vmap, grad, jvp or the like)")
         leaves, spec = tree_flatten((args, kwargs))
         places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tracked)]
         by_others = places[0] > 0 and others_only_looked_at(func)
@@ -78,6 +76,8 @@ class LayerSession:
                 leaves[k] = leaves[k].detach()
             args, kwargs = tree_unflatten(leaves, spec)
             return func(*args, **kwargs)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise self.refusal(func, "is made within torch.func (vmap, grad, jvp or the like)")
         factors: dict[int, int] = {}
         name = getattr(func, "__name__", "")
         looked_at = places[0] == 0 and others_only_looked_at(func)
