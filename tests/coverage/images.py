@@ -174,6 +174,12 @@ def _spoken() -> Inputs:
     return {**_spectrum("input_features", 8, 32)(), "decoder_input_ids": ids}
 
 
+def _labelled() -> Inputs:
+    """The model shifts labels itself, and returns a loss beside the logits."""
+    labels = torch.randint(3, 50, (ROWS, 5), generator=generator())
+    return {**_spectrum("input_features", 8, 32)(), "labels": labels}
+
+
 def _frames() -> Inputs:
     ids = torch.randint(3, 50, (ROWS, 5), generator=generator())
     return {**_spectrum("input_features", 32, 8)(), "decoder_input_ids": ids}
@@ -198,7 +204,10 @@ AUDIO = [
     sound("HuBERT", "Hubert"),
     sound("WavLM", "WavLM"),
     sound("UniSpeech", "UniSpeech"),
+    sound("UniSpeech-SAT", "UniSpeechSat"),
     sound("SEW", "SEW"),
+    sound("SEW-D", "SEWD"),
+    sound("wav2vec 2.0 Conformer", "Wav2Vec2Conformer"),
     sound("Data2Vec (audio)", "Data2VecAudio"),
     sound("AST", "AST", "ForAudioClassification", max_length=32, num_mel_bins=16, patch_size=8,
           frequency_stride=8, time_stride=8, inputs=_spectrum("input_values", 32, 16)),
@@ -206,6 +215,8 @@ AUDIO = [
           max_source_positions=16, max_target_positions=16, inputs=_spoken, **_SPEECH),
     sound("Whisper, encoder", "Whisper", "ForAudioClassification", num_mel_bins=8,
           max_source_positions=16, inputs=_spectrum("input_features", 8, 32), **_SPEECH),
+    sound("Whisper, with labels", "Whisper", "ForConditionalGeneration", num_mel_bins=8,
+          max_source_positions=16, max_target_positions=16, inputs=_labelled, **_SPEECH),
     sound("Speech2Text", "Speech2Text", "ForConditionalGeneration", input_feat_per_channel=8,
           conv_channels=8, max_source_positions=32, max_target_positions=16, inputs=_frames,
           **_SPEECH),
