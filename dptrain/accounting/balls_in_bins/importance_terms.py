@@ -13,7 +13,11 @@ from scipy.special import logsumexp
 from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, UNIT, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.renyi import log_delta_add
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
+from dptrain.accounting.simulation.weighted.terms import (
+    WeightedTerms,
+    below_linear_loss,
+    noise_along,
+)
 from dptrain.core import Array
 
 # Multisets of bins that are tabulated, and the largest order; a larger one gains little.
@@ -177,11 +181,12 @@ class TiltedBallsInBins:
         slack = self.slack(sigma, 1)
         near = np.array([max(epsilon - slack, 0.0)])
 
-        def loss(noise: Array) -> Array:
+        def losses(unit: Array, rng: np.random.Generator, along: Array) -> Array:
+            noise = noise_along(unit, rng, along)
             return -self._loss(sigma * (noise.T @ self._losses.factor.T), sigma)
 
         return below_linear_loss(
-            loss,
+            losses,
             epsilon,
             nu=float(self._half.mean()) / sigma**2,
             direction=self._center / sigma,

@@ -18,6 +18,7 @@ from dptrain.core import Array
 LANES = 4096  # samples a chunk; a thread works on 128 of them at a time
 LARGEST_NORMAL = 8.16  # √(2·48·log 2), rounded up: U ≥ 2^-48
 PAIR_ERROR = 2e-12  # Euclidean error of a pair of normals
+LARGEST_HELD = 16.0  # of a normal where a direction is held; beyond it a sample is spoiled
 BREACH = 12.0  # C^T z beyond this many standard deviations spoils a sample
 UNIT = 2.0**-53
 
@@ -41,7 +42,9 @@ def refusal(law: MinSepLaw) -> str | None:
     return None
 
 
-def rounding_bound(law: MinSepLaw, sigma: float, *, copies: int = 1) -> float:
+def rounding_bound(
+    law: MinSepLaw, sigma: float, *, copies: int = 1, held: float | None = None
+) -> float:
     """Bound on what rounding takes from a loss drawn by the compiled or the tensor engine.
 
     *The statement.* Let the generator's words be independent and uniform. Then the losses drawn
@@ -71,7 +74,8 @@ def rounding_bound(law: MinSepLaw, sigma: float, *, copies: int = 1) -> float:
     of normals ≤ 8.16, has an error ≤ (T+2) u ‖c‖₁ 8.16, times 1/σ (two roundings more); <c_i, Cx> ≤
     2‖c‖² has one ≤ (T'+4) u of it. Here T ≤ bands + 11 and T' = bands; the tensor engine's
     products of dense blocks of B = max(16, bands) rows have T ≤ 2B, T' ≤ 5B, zeros counted. With
-    α ``copies`` of x the signal is a sum of α such terms. e^x,
+    α ``copies`` of x the signal is a sum of α such terms. Where a direction is held, ``held``
+    bounds what that adds to ‖Δ‖ (``held_error``), and normals reach 16. e^x,
     |x| ≤ X = 12 r + (2α + ½) r², r = ‖c‖/σ, has one of 1e-14 (the series goes on by less than
     (.347)^12/12! e^.35 ≤ 9e-15) plus 2 u X; a participation's weight one of 4 u (X + |log p| +
     b |log(1-p)|); a step 4 u, and in log space 8 u times the largest |log f|; renewals multiply by
@@ -83,8 +87,10 @@ def rounding_bound(law: MinSepLaw, sigma: float, *, copies: int = 1) -> float:
     most, ratio = -(-law.steps // law.min_sep), norm / sigma
     largest = BREACH * ratio + (2.0 * copies + 0.5) * ratio**2
     gauge = abs(log_gauge(law.probability))
-    draws = law.sensitivity / sigma * PAIR_ERROR * math.sqrt(law.steps / 2 + 1)
-    product = (4 * law.block_rows + 15) * u * total * LARGEST_NORMAL / sigma
+    moved = PAIR_ERROR * math.sqrt(law.steps / 2 + 1) + (held or 0.0)
+    draws = law.sensitivity / sigma * moved
+    normal = LARGEST_NORMAL if held is None else LARGEST_HELD
+    product = (4 * law.block_rows + 15) * u * total * normal / sigma
     signal = (6 * law.block_rows + 15) * u * 2.0 * copies * ratio**2
     weight = 4.0 * u * (largest + rate + law.min_sep * gauge)
     exponent = product + signal + 1.2e-14 + 2.0 * u * largest + weight
@@ -121,10 +127,6 @@ def kernel_arguments(
     c, bands = law.coefficients, law.bands
     tail = -(-(bands + kernel.TILE - 1) // kernel.TAPS) * kernel.TAPS - bands
     padded = np.concatenate([np.zeros(kernel.TILE - 1), c, np.zeros(tail + kernel.TILE - 1)])
-    cross = np.zeros((bands + 1, bands))
-    for d in range(bands):
-        sums = np.cumsum(c[: bands - d] * c[d:])
-        cross[1:, d] = sums[np.minimum(np.arange(bands), bands - d - 1)]
     scales = 1.0 / np.asarray(sigmas, dtype=np.float64)
     every = np.array([interval(law, sigma, copies) for sigma in sigmas], dtype=np.int64)
     logs = math.log(law.probability) - np.outer(scales**2, law.squared_norms / 2.0)
@@ -133,7 +135,8 @@ def kernel_arguments(
     limit = BREACH * math.sqrt(float(law.squared_norms[0]))
     signals = np.array([direction == "remove" for direction in directions])
     return (
-        law.steps, law.min_sep, law.probability, law.warm_start, padded, bands, cross, limit,
+        law.steps, law.min_sep, law.probability, law.warm_start, padded, bands,
+        law.column_products, limit,
         scales, logs, every, signals,
     )  # fmt: skip
 
@@ -141,6 +144,86 @@ def kernel_arguments(
 def generators(rng: np.random.Generator, blocks: int, lanes: int) -> npt.NDArray[np.uint64]:
     """States of xoshiro256++ for noise and participations: shape (2, blocks, 4 lanes)."""
     return rng.integers(0, 1 << 64, size=(2, blocks, 4 * lanes), dtype=np.uint64)
+
+
+def held_rows(unit: Array) -> Array:
+    """What ``engine_kernel.log_ratios`` needs to draw normals z with a given <unit, z> = g.
+
+    Rows are drawn from the last to the first. With R what the rows up to i still have to give and
+    S_i = Σ_{j≤i} unit_j², z_i has the conditional law N(unit_i R/S_i, S_{i-1}/S_i), and leaves
+    R - unit_i z_i: together they have the law of N(0, I) given g
+    (``test_a_direction_can_be_held``).
+
+    Returns:
+        unit, unit/S, √(S_{i-1}/S_i) of every row; shape (3, steps + 1), the last column
+        LARGEST_HELD, beyond which a normal spoils its sample.
+    """
+    found = np.zeros((3, unit.size + 1))
+    found[0, :-1], found[:, -1] = unit, LARGEST_HELD
+    total = rest = 0.0
+    for i, value in enumerate((unit**2).tolist()):
+        # Neumaier's sum: every S_i to its last digit.
+        before, exact = total + rest, total + value
+        rest += (total - exact) + value if total >= value else (value - exact) + total
+        total = exact
+        after = total + rest
+        if after == 0.0:
+            found[2, i] = 1.0
+        else:
+            found[1, i], found[2, i] = unit[i] / after, math.sqrt(before / after)
+    return found
+
+
+def held_error(unit: Array) -> float:
+    """Bound on the Euclidean error that ``held_rows`` adds to the normals of an unspoiled sample.
+
+    The map from free normals and g to z is an isometry, so that it passes on their own errors as
+    they are. Its coefficients err by 6 units u, a z_i, |z_i| ≤ 16, by λ = 300 u of its own, as its
+    two terms are at most 16 + 8.16 and 8.16. With e_i the error of R, R ≤ 16 U_i, U_i = Σ_{j≤i}
+    |unit_j|, and e_{i-1} = e_i S_{i-1}/S_i - unit_i λ_i + ν_i, |ν_i| ≤ 32 u (U_i + |unit_i|) from
+    the rounding of the difference. So e_i/S_i ≤ Σ_{j>i} (|unit_j| λ + |ν_j|)/S_{j-1}, and z_i errs
+    by |unit_i| times that, plus λ. The direction's own rounding turns z by 2 u √n at most, of a
+    norm of at most 16 √n.
+    """
+    size, u = np.abs(unit), UNIT
+    own, most = 300.0 * u, np.cumsum(size)
+    squares = np.cumsum(size**2)
+    before = np.concatenate([[0.0], squares[:-1]])
+    new = size * own + 32.0 * u * (most + size)
+    drift = np.divide(new, before, out=np.zeros_like(new), where=before > 0.0)
+    later = np.cumsum(drift[::-1])[::-1] - drift  # of the rows after i
+    n = unit.size
+    error = np.linalg.norm(size * later) + own * math.sqrt(n) + 32.0 * u * n
+    return float(error) * (1.0 + 1e-9)
+
+
+def losses_along(
+    law: MinSepLaw, sigma: float, unit: Array, rng: np.random.Generator, along: Array
+) -> Array:
+    """Add-direction losses log Q/P of y = σz, z standard normal but that <unit, z> = along.
+
+    They are raised by the bound on their rounding, and +∞ where a sample is spoiled: shape (k,).
+    """
+    from dptrain.accounting.min_sep import engine_kernel as kernel
+
+    size, lanes = along.size, kernel.LANES
+    blocks = -(-size // lanes)
+    noise = generators(rng, blocks, lanes)[0]
+    arguments = kernel_arguments(law, [sigma], ["add"])
+    targets = np.zeros(blocks * lanes)
+    targets[:size] = along
+    held, found, out = held_rows(unit), np.empty(blocks * lanes), np.empty((1, 1, lanes))
+    times, none = np.empty((0, lanes), dtype=np.int32), np.zeros(lanes, dtype=np.int64)
+    for block in range(blocks):
+        place = slice(block * lanes, (block + 1) * lanes)
+        spoiled = np.zeros(lanes, dtype=np.int64)
+        kernel.log_ratios(noise[block], times, none, spoiled, targets[place], held, *arguments, out)
+        found[place] = out[0, 0]
+    bound = rounding_bound(law, sigma, held=held_error(unit))
+    return np.where(np.isnan(found), np.inf, bound - found)[:size]
+
+
+NOTHING_HELD = (np.empty(0), np.empty((3, 0)))
 
 
 def sample(
@@ -172,7 +255,7 @@ def sample(
                 law.steps, law.min_sep, law.probability, law.warm_start, events[block],
                 times, counts, spoiled,
             )  # fmt: skip
-        kernel.log_ratios(noise[block], times, counts, spoiled, *arguments, out)
+        kernel.log_ratios(noise[block], times, counts, spoiled, *NOTHING_HELD, *arguments, out)
         losses[..., block * kernel.LANES : (block + 1) * kernel.LANES] = out
     return upper_losses(law, sigmas, directions, losses[..., :size])
 

@@ -226,6 +226,16 @@ def _add_signal(start, rows, steps, bands, cross, times, left, out):  # type: ig
 
 
 @_compile
+def _hold(row, left, unit, lean, spread, limit, spoiled):  # type: ignore[no-untyped-def]
+    """Turn free normals of a row into those whose remaining products with ``unit`` give left."""
+    for i in range(LANES):
+        z = lean * left[i] + spread * row[i]
+        left[i] -= unit * z
+        row[i] = z
+        spoiled[i] |= np.int64(not abs(z) <= limit)
+
+
+@_compile
 def _mark(values, limit, spoiled):  # type: ignore[no-untyped-def]
     for i in range(LANES):
         spoiled[i] |= np.int64(not abs(values[i]) <= limit)
@@ -289,8 +299,8 @@ def _ratio(window, exponents, min_sep, probability, warm, log_gauge, steps, line
 # fmt: off
 @_compile
 def log_ratios(  # type: ignore[no-untyped-def]
-    noise_state, times, left, spoiled, steps, min_sep, probability, warm, padded, bands, cross,
-    limit, scales, weights, every, signals, out,
+    noise_state, times, left, spoiled, along, held, steps, min_sep, probability, warm, padded,
+    bands, cross, limit, scales, weights, every, signals, out,
 ):
     # fmt: on
     """Write log P/Q of drawn outputs, NaN where a lane is spoiled: shape (direction, σ, lanes).
@@ -299,6 +309,10 @@ def log_ratios(  # type: ignore[no-untyped-def]
         noise_state: generators of one block of LANES.
         times: participation times of the lanes, ``left`` of them each, ascending; one that stands
             twice counts twice. ``spoiled``: lanes that are spoiled already. Both are overwritten.
+        along: products of the lanes' noise with a direction that is held fixed; overwritten.
+        held: of each row the direction's unit vector, what a lane leans by and what is left of its
+            spread, and in the last place the limit of a normal, see ``held_rows``; no columns where
+            no direction is held.
         padded: see ``_filter``. ``cross``: [k, d] = Σ_{j<k} c_j c_{j+d}.
         limit: a lane is spoiled where a row of C^T z exceeds it.
         scales: 1/σ. ``weights``: of a participation, shape (σ, steps), as a logarithm where
@@ -326,6 +340,10 @@ def log_ratios(  # type: ignore[no-untyped-def]
         first = max(0, -start)
         for i in range(first - first % 2, rows, 2):
             normals(noise_state, noise[i * LANES : (i + 2) * LANES], spoiled)
+        for i in range(rows - 1, (first if held.shape[1] else rows) - 1, -1):
+            unit, lean, spread = held[0, start + i], held[1, start + i], held[2, start + i]
+            row = noise[i * LANES : (i + 1) * LANES]
+            _hold(row, along, unit, lean, spread, held[0, steps], spoiled)
         _filter(noise, padded, rows, product)
         for i in range(first, rows):
             _mark(product[i * LANES : (i + 1) * LANES], limit, spoiled)
@@ -416,26 +434,68 @@ def _choices(  # type: ignore[no-untyped-def]
 
 # fmt: off
 @_compile
+def _one_free(  # type: ignore[no-untyped-def]
+    t, order, steps, min_sep, pulls, chances, levels, level_of, log_scale, out,
+):
+    # fmt: on
+    """Messages of the states in which one copy is free: it rests or takes part.
+
+    If it takes part nothing is free until the next copy is, so all states of one first wait need
+    one later level, from which runs of numbers are read.
+    """
+    after, keep = levels[level_of[t + 1]], chances[1, 0]
+    for first in range(1, min_sep):
+        then = min(t + first, steps)
+        row, late = levels[level_of[then]], min_sep - first
+        factor = chances[1, 1] * pulls[late] * math.exp(log_scale[then] - log_scale[t + 1])
+        if order == 2:
+            out[first] = keep * after[first - 1] + factor * row[late]
+            continue
+        two, three = late * (late + 1) // 2, late * (late + 1) * (late + 2) // 6
+        if order == 3:
+            for w in range(first, min_sep):
+                here, rest = first + w * (w + 1) // 2, first - 1 + w * (w - 1) // 2
+                pull = factor * pulls[min_sep - w]
+                out[here] = keep * after[rest] + pull * row[w - first + two]
+            continue
+        for v in range(first, min_sep):
+            middle, pulled = v - first, factor * pulls[min_sep - v]
+            here, rest = first + v * (v + 1) // 2, first - 1 + v * (v - 1) // 2
+            for w in range(v, min_sep):
+                cube = w * (w + 1) * (w + 2) // 6
+                below = cube - w * (w + 1) // 2
+                gap = w - first
+                value = pulled * pulls[min_sep - w] * row[middle + gap * (gap + 1) // 2 + three]
+                out[here + cube] = keep * after[rest + below] + value
+
+
+# fmt: off
+@_compile
 def tilted_level(  # type: ignore[no-untyped-def]
     t, order, steps, min_sep, gram, chances, levels, level_of, log_scale, out,
 ):
     # fmt: on
     """Write the messages of step t, one for each state with a free copy, from those after it."""
+    _one_free(
+        t, order, steps, min_sep, np.exp(gram), chances, levels, level_of, log_scale, out
+    )
+    # States with two free copies or more: the second wait is 0 too, the later ones run on.
     waits, after = np.zeros(order, dtype=np.int64), np.empty(order, dtype=np.int64)
     weights = np.empty(order + 1)
-    for state in range(out.size):
+    while True:
         free = _choices(
             waits, t, steps, min_sep, gram, chances, levels, level_of, log_scale, after, weights
         )
         total = 0.0
         for taking in range(free + 1):
             total += weights[taking]
-        out[state] = total
-        # The next state in the order of ``_place``: raise the first wait that may be raised.
-        k = 1
+        out[_place(waits)] = total
+        k = 2
         while k < order - 1 and waits[k] == waits[k + 1]:
             waits[k] = 0
             k += 1
+        if k >= order or waits[k] == min_sep - 1:
+            break
         waits[k] += 1
 
 
@@ -450,12 +510,31 @@ def _uniform(state, lane):  # type: ignore[no-untyped-def]
 
 # fmt: off
 @_compile
+def _stay(  # type: ignore[no-untyped-def]
+    waits, free, k, t, log_keep, levels, level_of, log_scale, after,
+):
+    # fmt: on
+    """Chance that none of the free copies takes part for k more steps, none becoming free before.
+
+    (1-p)^{fk} times the later message over the one of now: all between them cancel.
+    """
+    for i in range(waits.size):
+        after[i] = 0 if i < free else waits[i] - k
+    change = levels[level_of[t + k], _place(after)] / levels[level_of[t], _place(waits)]
+    return change * math.exp(log_keep * (free * k) + log_scale[t + k] - log_scale[t])
+
+
+# fmt: off
+@_compile
 def tilted_participations(  # type: ignore[no-untyped-def]
     first, steps, min_sep, grams, gram_of, chances, levels, level_of, log_scale, log_quiet, state,
     times, counts,
 ):
     # fmt: on
     """Participation times of all copies of LANES tuples, drawn from their tilted law.
+
+    While nobody takes part the state only ages, so that the step of the next participation, or that
+    there is none before another copy is free, is drawn at once.
 
     Args:
         first: waits before step 0, ascending, shape (LANES, order).
@@ -469,13 +548,13 @@ def tilted_participations(  # type: ignore[no-untyped-def]
     order = first.shape[1]
     waits, after = np.empty(order, dtype=np.int64), np.empty(order, dtype=np.int64)
     weights = np.empty(order + 1)
+    log_keep = math.log(chances[1, 0]) if chances[1, 0] > 0.0 else -800.0
     for lane in range(LANES):
         t, count = first[lane, 0], 0
         for k in range(order):
             waits[k] = first[lane, k] - t
         while t < steps:
-            chosen = np.int64(waits[order - 1] == 0)
-            if chosen == 1:  # all are free: draw at once when the next of them takes part
+            if waits[order - 1] == 0:  # all are free
                 end = log_quiet[t] + math.log(_uniform(state, lane))
                 if log_quiet[steps] >= end:
                     break
@@ -486,14 +565,33 @@ def tilted_participations(  # type: ignore[no-untyped-def]
                         high = middle
                     else:
                         t = middle
+            else:
+                free = 1
+                while waits[free] == 0:
+                    free += 1
+                high, u = min(waits[free], steps - t), _uniform(state, lane)
+                stays = u < _stay(
+                    waits, free, high, t, log_keep, levels, level_of, log_scale, after
+                )
+                low = high if stays else 0  # else the first k with a chance ≤ u is in low+1..high
+                while high - low > 1:
+                    k = (low + high) // 2
+                    chance = _stay(waits, free, k, t, log_keep, levels, level_of, log_scale, after)
+                    low, high = (k, high) if u < chance else (low, k)
+                t += low
+                for k in range(free, order):
+                    waits[k] -= low
+                if stays:
+                    continue
             free = _choices(
                 waits, t, steps, min_sep, grams[gram_of[t]], chances, levels, level_of, log_scale,
                 after, weights,
             )  # fmt: skip
             total = 0.0
-            for taking in range(chosen, free + 1):
+            for taking in range(1, free + 1):
                 total += weights[taking]
-            left = _uniform(state, lane) * total - weights[chosen]
+            chosen = 1
+            left = _uniform(state, lane) * total - weights[1]
             while left >= 0.0 and chosen < free:
                 chosen += 1
                 left -= weights[chosen]

@@ -14,25 +14,54 @@ from dptrain.accounting.simulation.weighted.accountant import (
     Bounds,
     TermsAtEpsilon,
     WeightedAccountant,
+    least_shown,
 )
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 
+# Work of the orders from whose bound sampling starts: a second of compiled code.
+_QUICK_WORK = 2 * 10**8
+# What a core draws in about a minute: rows of a sample, each of a few normals' cost and a
+# multiplication for every band.
+_MOST_ROWS, _ROW = 5e11, 100
+
 
 class _MinSepBounds(Bounds):
     def __init__(self, curve: MinSepRenyiCurve) -> None:
-        self._curve = curve
+        self._curve, self._quick = curve, curve.up_to(_QUICK_WORK)
+        self._last: tuple[float, TiltedMinSep] | None = None
 
     @property
     def curve(self) -> MinSepRenyiCurve:
         return self._curve
+
+    @property
+    def most_samples(self) -> int:
+        law = self._curve.law
+        return int(_MOST_ROWS / (law.steps * (_ROW + law.bands)))
+
+    def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
+        """By the orders that take a second at most: samples start from there."""
+        return least_shown(self._quick, epsilon, delta, progress=progress)
+
+    def better_sigma(
+        self, sigma: float, epsilon: float, delta: float, *, progress: bool
+    ) -> float | None:
+        """By all affordable orders."""
+        if self._quick is self._curve or self._curve.epsilon(sigma, delta) > epsilon:
+            return None
+        return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
     def to_dict(self) -> dict[str, Any]:
         law = self._curve.law
         return {**law.to_dict(), "engine": engine(law)}  # a seed means other draws in another one
 
     def tilted(self, sigma: float) -> TermsAtEpsilon:
-        return TiltedMinSep(self._curve, sigma).both
+        # One at a time: its messages may take a gigabyte.
+        if self._last is None or self._last[0] != sigma:
+            self._last = None
+            self._last = sigma, TiltedMinSep(self._curve, sigma)
+        return self._last[1].both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import numpy as np
 from scipy.signal import lfilter
@@ -12,19 +13,26 @@ from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
 from dptrain.accounting.min_sep.moments import affordable
-from dptrain.accounting.min_sep.moments.tilted import ORDERS, TiltedPatterns, engine, states
+from dptrain.accounting.min_sep.moments.tilted import ORDERS, TiltedPatterns, engine, fits, states
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
-from dptrain.accounting.simulation.weighted.terms import WeightedTerms, below_linear_loss
+from dptrain.accounting.simulation.weighted.terms import (
+    OnDemand,
+    WeightedTerms,
+    below_linear_loss,
+    noise_along,
+)
 from dptrain.core import Array
 
 # Losses err by less than 1e-10 (``min_sep_loss``); the terms are evaluated on the safe side of it.
 _SLACK = 1e-9
 _CHUNK_BYTES = 64 << 20
-# A larger order shrinks the terms a little further and makes each draw dearer by more: states of
-# ``Replicas``, and messages of ``TiltedPatterns`` (it takes some 8 b steps until they settle).
+_COMPILED_LANES = 1024  # samples a chunk of compiled draws
+_VARIATION = 1e-5  # of the ceiling: more than compiled draws are off in total variation
+# A larger order shrinks the terms and makes each draw dearer: states of ``Replicas``, and messages
+# of ``TiltedPatterns`` (it takes some 8 b steps until they settle).
 _MOST_STATES = 16_000
-_MOST_MESSAGES = 2 * 10**7
+_MOST_MESSAGES = 10**8
 
 
 class TiltedMinSep:
@@ -72,9 +80,35 @@ class TiltedMinSep:
         few = order == 2 or math.comb(b + order - 1, order) <= _MOST_STATES
         return few and order <= numpy_largest
 
-    def _log_range(self, order: int, epsilon: float) -> float:
+    @staticmethod
+    def _from_moment(log_moment: float, order: int, epsilon: float) -> float:
         conversion = order * math.log1p(-1.0 / order) - math.log(order - 1.0)
-        return self._curve.log_moment(self._sigma, order) - (order - 1) * epsilon + conversion
+        return log_moment - (order - 1) * epsilon + conversion
+
+    def _log_range(self, order: int, epsilon: float) -> float:
+        return self._from_moment(self._curve.log_moment(self._sigma, order), order, epsilon)
+
+    def _best_order(self, epsilon: float) -> tuple[int, float]:
+        """An order, and the logarithm of the largest of its terms.
+
+        A larger one has to halve the terms. Whether it might is foreseen from the orders below, as
+        log A is convex in α and its slope, for the most part, too.
+        """
+        best, least = self._orders[0], self._log_range(self._orders[0], epsilon)
+        moments = [0.0, self._curve.log_moment(self._sigma, best)]  # of α = 1, 2
+        for order in self._orders[1:]:
+            if len(moments) == 2:
+                foreseen = 2 * moments[-1] - moments[-2]
+            else:
+                foreseen = 3 * moments[-1] - 3 * moments[-2] + moments[-3]
+            if self._from_moment(foreseen, order, epsilon) > least - math.log(2.0):
+                break
+            moments.append(self._curve.log_moment(self._sigma, order))
+            found = self._from_moment(moments[-1], order, epsilon)
+            if found > least - math.log(2.0):
+                break
+            best, least = order, found
+        return best, least
 
     def _plain(self, epsilon: float) -> WeightedTerms:
         """Terms in [0, 1] of the remove direction, drawn from P itself."""
@@ -89,13 +123,12 @@ class TiltedMinSep:
         """Terms of the remove direction at ε ≥ 0: plain ones if no order is affordable."""
         if not self._orders:
             return self._plain(epsilon)
-        ranges = [self._log_range(order, epsilon) for order in self._orders]
-        if min(ranges) > 0.0:
+        order, largest = self._best_order(epsilon)
+        if largest > 0.0:
             return self._plain(epsilon)
-        order = self._orders[int(np.argmin(ranges))]
         log_moment = self._curve.log_moment(self._sigma, order)
         if self._engine == "numba" and order in ORDERS:
-            return self._compiled(order, epsilon, log_moment, min(ranges))
+            return self._compiled(order, epsilon, log_moment, largest)
         if order not in self._replicas:
             self._replicas = {order: Replicas(self._law, self._sigma, order)}
         replicas = self._replicas[order]
@@ -106,30 +139,40 @@ class TiltedMinSep:
             loss = log_ratio(self._law, self._sigma, outputs)
             return _terms(loss, order, epsilon, log_moment + self._pad, _SLACK)
 
-        ceiling = math.exp(min(ranges) + self._pad + 2 * order * _SLACK)
+        ceiling = math.exp(largest + self._pad + 2 * order * _SLACK)
         return WeightedTerms(ceiling, self.lanes, draw)
+
+    def _patterns_of(self, order: int) -> TiltedPatterns:
+        if order not in self._patterns:
+            self._patterns = {order: TiltedPatterns(self._law, self._sigma, order)}
+        return self._patterns[order]
 
     def _compiled(
         self, order: int, epsilon: float, log_moment: float, log_range: float
     ) -> WeightedTerms:
-        if order not in self._patterns:
+        if not fits(self._law, order):
             try:
-                self._patterns = {order: TiltedPatterns(self._law, self._sigma, order)}
+                self._patterns_of(order)
             except MemoryError:  # messages that settle late: without this order, then
                 self._orders.remove(order)
                 return self.remove(epsilon)
-        patterns = self._patterns[order]
-        slack = max(_SLACK, patterns.rounding)
+        # Else messages are computed when the first sample is drawn, if one is.
+        slack = max(_SLACK, compiled.rounding_bound(self._law, self._sigma, copies=order))
         largest = math.exp(log_range + self._pad + 2 * order * slack)
-        ceiling = largest * (1.0 + patterns.variation)
+        ceiling = largest * (1.0 + _VARIATION)
+        making = threading.Lock()
 
         def draw(rng: np.random.Generator, size: int) -> Array:
+            with making:
+                patterns = self._patterns_of(order)
+            if patterns.variation > _VARIATION:
+                return np.full(size, ceiling)  # as if all were spoiled
             losses = patterns.losses(rng, size)
             terms = _terms(losses, order, epsilon, log_moment + self._pad, slack)
             terms += largest * patterns.variation
             return np.where(np.isnan(terms), ceiling, terms)  # spoiled
 
-        return WeightedTerms(ceiling, compiled.LANES, draw)
+        return WeightedTerms(ceiling, _COMPILED_LANES, draw)
 
     def add(self, epsilon: float) -> WeightedTerms:
         """Terms of the add direction at ε ≥ 0; none where no loss is as large."""
@@ -137,22 +180,25 @@ class TiltedMinSep:
             return WeightedTerms(0.0, self.lanes, lambda _, size: np.zeros(size))
         linear = best_linear_loss(self._law, self._sigma, epsilon)
 
-        def loss(noise: Array) -> Array:
-            return -log_ratio(self._law, self._sigma, self._sigma * noise)
+        def losses(unit: Array, rng: np.random.Generator, along: Array) -> Array:
+            if self._engine == "numba":
+                return compiled.losses_along(self._law, self._sigma, unit, rng, along)
+            return -log_ratio(self._law, self._sigma, self._sigma * noise_along(unit, rng, along))
 
         return below_linear_loss(
-            loss,
+            losses,
             epsilon,
             nu=linear.nu,
             direction=linear.direction,
             log_mean=float(linear.log_delta(np.array([epsilon]))[0]) + 2 * ROUNDING,
             slack=_SLACK,
-            lanes=self.lanes,
+            lanes=_COMPILED_LANES if self._engine == "numba" else self.lanes,
         )
 
     def both(self, epsilon: float) -> dict[str, WeightedTerms]:
         """Terms of either direction at ε ≥ 0, by its name."""
-        return {"remove": self.remove(epsilon), "add": self.add(epsilon)}
+        make = {"remove": self.remove, "add": self.add}
+        return OnDemand(lambda direction: make[direction](epsilon))
 
 
 def _terms(loss: Array, order: int, epsilon: float, log_moment: float, slack: float) -> Array:

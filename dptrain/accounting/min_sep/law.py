@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -102,13 +103,20 @@ class MinSepLaw:
         took_part = self.participation
         return -math.log1p(-took_part) * (1.0 + 1e-12) if took_part < 1.0 else math.inf
 
+    @functools.cached_property
+    def column_products(self) -> Array:
+        """[k, d] = Σ_{j<k} c_j c_{j+d}: of columns d apart, cut k rows into the later one."""
+        c, bands = self.coefficients, self.bands
+        products = np.zeros((bands + 1, bands))
+        for d in range(bands):
+            sums = np.cumsum(c[: bands - d] * c[d:])
+            products[1:, d] = sums[np.minimum(np.arange(bands), bands - d - 1)]
+        return products
+
     def overlaps(self, step: int) -> Array:
         """<c_t, c_{t-d}> of t = ``step``, d = 0..b-1; 0 for what was before the first step."""
-        c = self.coefficients
-        products = np.zeros(self.min_sep)
-        for d in range(min(c.size, step + 1)):
-            length = min(c.size - d, self.steps - step)
-            products[d] = c[d : d + length] @ c[:length]
+        products, seen = np.zeros(self.min_sep), min(self.bands, step + 1)
+        products[:seen] = self.column_products[min(self.bands, self.steps - step), :seen]
         return products
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,13 +27,32 @@ class MinSepRenyiCurve(RenyiCurve):
     """Remove: R_α = log E_Q[(P/Q)^α]/(α-1) of the affordable α; add: ``LinearLoss``.
 
     Both: the Gaussian mechanism without amplification, and the chance of taking part at all.
+
+    Attributes:
+        law: the sampling law.
+        most_work: values of the moments' program that an order may take; by default its limit.
     """
 
     law: MinSepLaw
+    most_work: int | None = None
     _orders: dict[tuple[float, int], float] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     add_bound: ClassVar[str] = "Jensen's inequality at the best of other sampling rates"
+
+    def up_to(self, most_work: int) -> MinSepRenyiCurve:
+        """The curve of the orders that take no more work, or itself if there are no others.
+
+        Both remember the same moments.
+        """
+        if (
+            affordable(self.law, math.inf, most_work).largest
+            == affordable(self.law, math.inf).largest
+        ):
+            return self
+        found = dataclasses.replace(self, most_work=most_work)
+        object.__setattr__(found, "_orders", self._orders)
+        return found
 
     def log_moment(self, sigma: float, order: int) -> float:
         """log E_Q[(P/Q)^α], rounded up; remembered."""
@@ -50,7 +69,7 @@ class MinSepRenyiCurve(RenyiCurve):
     ) -> RenyiOrders:
         """Divergences up to the order at which a further one stops helping, or memory ends."""
         divergence = np.full(3, math.inf)
-        largest = affordable(self.law, sigma).largest
+        largest = affordable(self.law, sigma, self.most_work).largest
         for order in range(2, largest + 1):
             if order > 2:
                 divergence = np.append(divergence, math.inf)

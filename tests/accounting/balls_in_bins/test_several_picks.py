@@ -43,7 +43,7 @@ class TestAllocationImportance(AccountantContract):
     delta = 1e-4
 
     def accountant(self):
-        return AllocationImportance(seed=11, progress=False, max_samples=30_000)
+        return AllocationImportance(seed=11, progress=False, max_samples=60_000)
 
     def mechanism(self):
         return made(bins=6, picks=3, sigma=1.5)

@@ -20,7 +20,7 @@ from dptrain.accounting.min_sep.renyi import MinSepRenyi, MinSepRenyiCurve
 from dptrain.accounting.min_sep.replicas import Replicas, largest_order
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.simulation import certificate_cache
-from dptrain.accounting.simulation.weighted.accountant import STEP
+from dptrain.accounting.simulation.weighted.accountant import METHOD, STEP
 from dptrain.core.json_value import digest
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
@@ -181,9 +181,9 @@ def test_false_claims_are_rare() -> None:
     epsilon = 1.5
     known = float(PoissonPLD().profile(KNOWN, [epsilon]).remove[0])
     terms = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2).remove(epsilon)
-    rule = Rule(known * 0.999, 0.2, 10**6)
+    rule = Rule(known * 0.999, 0.2 * 12, 10**6)  # one look, of the twelve that a rule allows for
     accepted = sum(
-        judge(terms, rule, samples=256, seed=[seed], threads=1, progress=lambda _: None)["accepted"]
+        judge(terms, rule, looks=[256], seed=[seed], threads=1, progress=lambda _: None)["accepted"]
         for seed in range(100)
     )
     assert accepted <= 100 * 0.2 + 6 * math.sqrt(100 * 0.2 * 0.8)
@@ -363,7 +363,7 @@ def test_a_certificate_of_the_former_name_is_no_other_attempt(tmp_path) -> None:
     found = dataclasses.replace(accountant, cache=new).calibrate(small, **target)
     kept = found.certificate
     assert kept is not None
-    method = {"name": "b-min-sep importance sampling", "version": 1}
+    method = {"name": "b-min-sep importance sampling", "version": METHOD}
     kept = {**kept, "method": method, "request": {**kept["request"], "method": method}}
     file = certificate_cache.store(old, kept["request"], kept)
     again = dataclasses.replace(accountant, seed=2, cache=old).calibrate(small, **target)

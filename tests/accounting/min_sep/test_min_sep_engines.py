@@ -234,7 +234,8 @@ def test_words_at_the_ends_spoil_their_sample(word: int) -> None:
     law, out = make_law([1.0], 0.5, 3, 1), np.empty((2, 1, LANES))
     times, counts = np.zeros((1, LANES), np.int32), np.zeros(LANES, np.int64)
     arguments = min_sep_compiled.kernel_arguments(law, [1.0], DIRECTIONS)
-    kernel.log_ratios(state, times, counts, np.zeros(LANES, np.int64), *arguments, out)
+    nothing = min_sep_compiled.NOTHING_HELD
+    kernel.log_ratios(state, times, counts, np.zeros(LANES, np.int64), *nothing, *arguments, out)
     # One step: row 0 of a block of 16 is drawn first but for rows before it, which are not drawn.
     losses = min_sep_compiled.upper_losses(law, [1.0], DIRECTIONS, out)
     assert np.isfinite(np.delete(losses, 5, axis=2)).all()

@@ -83,7 +83,8 @@ def test_reduced_moments_equal_the_program_over_all_states(compiled) -> None:
         for order in range(2, min(5, largest_order(law, sigma)) + 1):
             truth = Replicas(law, sigma, order).log_moment
             found = moments.log_moment(law, sigma, order, compiled=compiled)
-            assert found == pytest.approx(truth, rel=1e-10, abs=1e-10)
+            # 1e-8 at most from skipping settled steps.
+            assert found == pytest.approx(truth, rel=1e-10, abs=1.1e-8)
 
 
 @pytest.mark.parametrize(("b", "order"), [(1, 2), (1, 5), (2, 3), (5, 2), (5, 4)])
@@ -111,8 +112,8 @@ def test_skipped_steps_add_nothing_but_rounding(monkeypatch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(program, "_SETTLED", -1.0)
             whole = moments.log_moment(law, sigma, order, compiled=False)
-        # 1e-10 at most from skipping, and float64's own.
-        assert abs(skipped - whole) < 2e-10 + 1e-13 * whole
+        # 1e-8 at most from skipping, and float64's own.
+        assert abs(skipped - whole) < 1.1e-8 + 1e-13 * whole
         # A loose notion of "settled" still bounds from above.
         with monkeypatch.context() as patch:
             patch.setattr(program, "_SETTLED", 1.0)

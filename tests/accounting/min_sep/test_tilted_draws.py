@@ -103,7 +103,7 @@ def test_losses_are_those_of_the_patterns_and_noise_drawn(name: str) -> None:
     # The same generators again, in numpy: y = C Σ x^k + σ z by a dense matrix.
     rng = np.random.default_rng(3)
     noise, events = compiled.generators(rng, 1, lanes)
-    times, counts = drawing._times(rng, events[0])
+    times, counts = drawing._times(drawing._first(rng, lanes), events[0])
     x = np.zeros((law.steps, lanes))
     for lane in range(lanes):
         np.add.at(x[:, lane], times[: counts[lane], lane], 1.0)
@@ -121,7 +121,7 @@ def test_losses_are_those_of_the_patterns_and_noise_drawn(name: str) -> None:
     reference = 1e-15 * law.steps * (1.0 + np.abs(exact))
     assert (np.abs(losses - exact) <= drawing.rounding + reference).all()
     assert drawing.rounding < 1e-7
-    assert drawing.variation < 1e-9
+    assert drawing.variation < 1e-6  # of the ceiling
 
 
 def test_weights_of_what_is_drawn_average_to_one() -> None:

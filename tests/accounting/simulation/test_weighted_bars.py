@@ -9,8 +9,10 @@ from tqdm import tqdm
 
 from dptrain.accounting.min_sep.importance_terms import WeightedTerms
 from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.accounting.simulation.weighted import estimate as weighted_estimate
 from dptrain.accounting.simulation.weighted import verdicts as weighted_verdicts
-from dptrain.accounting.simulation.weighted.verdicts import Rule, estimate_depth, verify_points
+from dptrain.accounting.simulation.weighted.estimate import estimate_depth
+from dptrain.accounting.simulation.weighted.verdicts import Rule, verify_points
 
 RULE = Rule(violated=0.1, failure=1e-3, most=10**6)
 
@@ -31,7 +33,8 @@ def bars(monkeypatch):
             super().update(n)
             self.seen.append((self.n, self.total))
 
-    monkeypatch.setattr(weighted_verdicts, "tqdm", Bar)
+    for module in (weighted_verdicts, weighted_estimate):
+        monkeypatch.setattr(module, "tqdm", Bar)
     return opened
 
 
@@ -59,13 +62,34 @@ def test_an_estimate_ends_at_its_total(bars, last, most):
 @pytest.mark.parametrize("last", [2, 9])
 def test_verdicts_are_counted_as_they_form(bars, last):
     points = [1.0, 2.0, 3.0, 4.0]
-    rows = verify_points(
-        points, terms_until(last), RULE, seed=[1], threads=1, progress=True, label="verify"
-    )
+
+    def at(point):
+        return {"remove": terms_until(last)(point)["remove"], "add": terms_until(9)(point)["add"]}
+
+    rows = verify_points(points, at, RULE, seed=[1], threads=1, progress=True, label="verify")
     assert [row["accepted"] for row in rows] == [point <= last for point in points][: len(rows)]
+    assert all(row["add"]["point"] == 4.0 for row in rows)
     counts = [n for n, _ in bars[0].seen]
-    assert {total for _, total in bars[0].seen} == {8}
+    assert {total for _, total in bars[0].seen} == {5}
     assert all(after >= before - 1e-9 for before, after in itertools.pairwise(counts))
     assert 0 < counts[0] < 1  # the first verdict has only begun
-    # 3 is rejected in its first direction: two points and one verdict.
-    assert counts[-1] == (5 if last == 2 else 8)
+    assert counts[-1] == (4 if last == 2 else 5)  # the add direction, and the points up to 3
+
+
+def test_the_add_direction_is_shown_from_the_last_point_on(bars):
+    """Rejected at 4 and 3 it is accepted at 2, and the remove direction is asked no further."""
+
+    def at(point):
+        return {"remove": terms_until(9)(point)["remove"], "add": terms_until(2)(point)["add"]}
+
+    points = [1.0, 2.0, 3.0, 4.0]
+    rows = verify_points(points, at, RULE, seed=[1], threads=1, progress=True, label="verify")
+    assert [row["point"] for row in rows] == [1.0, 2.0]
+    assert all(row["accepted"] and row["add"]["point"] == 2.0 for row in rows)
+    none = {"remove": terms_until(9)(1.0)["remove"], "add": terms_until(0)(1.0)["add"]}
+    assert (
+        verify_points(
+            points, lambda _: none, RULE, seed=[1], threads=1, progress=True, label="verify"
+        )
+        == []
+    )

@@ -21,7 +21,9 @@ _MOST_COPIES = 8
 # Weights up to e^300 on values up to 1e100 stay within float64.
 _LARGEST_EXPONENT, _LARGEST_VALUE, _LEAST_VALUE = 300.0, 1e100, 1e-200
 # What skipping settled steps may add to log A, in all.
-_SETTLED = 1e-10
+_SETTLED = 1e-8
+# Steps after which levels have usually settled, in units of b.
+_USUALLY = 8
 _UNIT = 2.0**-53
 
 
@@ -52,10 +54,23 @@ def bytes_needed(law: MinSepLaw, order: int) -> int:
     return (60 + 16 * order) * states + 8 * waiting_count(law.min_sep, order)
 
 
-def affordable(law: MinSepLaw, sigma: float) -> Affordable:
+def least_work(law: MinSepLaw, order: int) -> int:
+    """Values of the program if levels settle as early as they usually do.
+
+    Steps near the ends, where columns are cut or have nothing before them, never settle.
+    """
+    steps = min(law.steps, 2 * law.bands + _USUALLY * law.min_sep)
+    return state_count(law.min_sep, order) * steps
+
+
+def _most_work() -> int:
+    return MOST_WORK if available() else MOST_PLAIN_WORK
+
+
+def affordable(law: MinSepLaw, sigma: float, most_work: int | None = None) -> Affordable:
     """The largest order within ``MOST_BYTES``, the limit on work, and float64."""
     scaled = float(law.squared_norms[0]) / sigma**2
-    most_work = MOST_WORK if available() else MOST_PLAIN_WORK
+    most_work = min(_most_work(), most_work or _most_work())
     for order in range(2, _MOST_COPIES + 1):
         size, b = bytes_needed(law, order), law.min_sep
         if _periodic(law, order):
@@ -64,7 +79,7 @@ def affordable(law: MinSepLaw, sigma: float) -> Affordable:
             reason = f"has weights beyond e^{_LARGEST_EXPONENT:g} at σ = {sigma:.3g}"
         elif size > MOST_BYTES:
             reason = f"takes {size / 2**30:.3g} GiB at b = {b}, more than {MOST_BYTES / 2**30:.3g}"
-        elif (work := state_count(b, order) * law.steps) > most_work:
+        elif (work := least_work(law, order)) > most_work:
             reason = f"takes {work:.2g} values at b = {b} and n = {law.steps}, over {most_work:.2g}"
         elif order * (order - 1) * scaled > _LARGEST_EXPONENT:
             reason = f"has weights beyond e^{_LARGEST_EXPONENT:g} at σ = {sigma:.3g}"
@@ -82,7 +97,7 @@ def log_moment(
     compiled: bool | None = None,
     progress: bool = False,
 ) -> float:
-    """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64.
+    """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64, or the limit on work.
 
     A backward program over multisets of the ages of α copies. States without a free copy are not
     computed: nothing happens until their oldest copy is free. Where the levels of b steps in turn
@@ -153,6 +168,7 @@ class _MomentProgram:
         first, last = bands - 1, n - bands  # the homogeneous steps
         if self._order * (self._order - 1) * float(self._gram(0).max()) > _LARGEST_EXPONENT:
             return math.inf
+        left = _most_work() // self._new.size
         t, tick = n - 1, 0
         allowed, low, high, window = 0.0, math.inf, 0.0, 0
         with tqdm(
@@ -162,6 +178,8 @@ class _MomentProgram:
             while t >= 0:
                 if not first <= t < last:
                     self._compute_weights(t)
+                if -tick >= left:
+                    return math.inf  # settles later than hoped for
                 tick -= 1
                 self._step(tick)
                 bar.update()

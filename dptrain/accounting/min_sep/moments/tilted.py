@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import Literal
 
@@ -16,8 +15,11 @@ from dptrain.core import Array
 
 ORDERS = (2, 3, 4)  # whose states ``engine_kernel`` can number
 LEVEL_BYTES = 1 << 30
-# Messages are called settled when b steps in a row change none by more than this (relatively).
-_SETTLED = 1e-14
+START_BYTES = 64 << 20  # of weights of waits before the first step that are kept
+# Messages are called settled when in b steps in a row all of them grow by one factor, but for so
+# much (relatively) that all settled steps together change what is drawn by less than _UNSETTLED in
+# total variation; no more than rounding allows, and never less than _SETTLED.
+_UNSETTLED, _SETTLED, _AT_MOST = 1e-7, 2e-14, 1e-11
 _NEVER = -800.0  # below the logarithm of any uniform number drawn
 
 
@@ -30,6 +32,11 @@ def engine(law: MinSepLaw) -> Literal["numba", "numpy"]:
 def states(law: MinSepLaw, order: int) -> int:
     """How many states have a free copy: multisets of α-1 waits."""
     return math.comb(law.min_sep + order - 2, order - 1)
+
+
+def fits(law: MinSepLaw, order: int) -> bool:
+    """Whether the messages fit into memory even if they never settle."""
+    return 8 * states(law, order) * (law.steps + 1) <= LEVEL_BYTES
 
 
 class TiltedPatterns:
@@ -69,12 +76,16 @@ class TiltedPatterns:
                 self._gram_of[t] = len(rows)
                 rows.append(self._gram(t))
         self._grams = np.stack(rows)
+        self._uneven = 0.0  # of the growth of settled messages
         self._levels, self._level_of, self._log_scale = self._backward()
         self._log_quiet = self._quiet()
-        starts = self._starting_weights()
-        rows = starts.sum(axis=1)
-        self._starts, self._inside = np.cumsum(rows), np.cumsum(starts, axis=1, out=starts)
-        self.log_moment = math.log(float(rows.sum())) + float(self._log_scale[0])
+        warm = law.warm_start and law.min_sep > 1
+        self._orderings = _orderings(self._waits) if warm else np.empty(0)
+        self._kept_starts: dict[int, Array] = {}
+        bars = law.min_sep if warm else 1
+        totals = np.array([self._starting_weights(m)[-1] for m in range(bars)])
+        self._starts = np.cumsum(totals)
+        self.log_moment = math.log(float(totals.sum())) + float(self._log_scale[0])
 
     def _gram(self, t: int) -> Array:
         """<c_t, c_{t-d}>/σ² for d = 0..b-1; 0 for participations before the first step."""
@@ -89,23 +100,29 @@ class TiltedPatterns:
         level_of = np.zeros(n + 1, dtype=np.int64)
         log_scale = np.zeros(n + 1)
         levels[0] = 1.0
-        kept, alike, growth = 1, 0, 0.0
+        kept, alike, growth, low, high = 1, 0, 0.0, math.inf, 0.0
+        tolerance = min(_AT_MOST, max(_SETTLED, _UNSETTLED / (n * (b + 2))))
         fresh = np.empty(len(self._waits))
         for t in range(n - 1, -1, -1):
             inner = self._inner[0] <= t <= self._inner[1]
             if inner and alike >= b:
                 level_of[t], log_scale[t] = level_of[t + 1], log_scale[t + 1] + growth
+                self._uneven = high / low - 1.0
                 continue
             kernel.tilted_level(
                 t, self.order, n, b, self._grams[self._gram_of[t]], self._chances,
                 levels, level_of, log_scale, fresh,
             )  # fmt: skip
+            if inner:
+                ratio = fresh / levels[level_of[t + 1]]
+                low, high = min(low, float(ratio.min())), max(high, float(ratio.max()))
+                alike += 1
+            if not inner or high / low - 1.0 > tolerance:
+                alike, low, high = 0, math.inf, 0.0
             top = float(fresh.max())
             fresh /= top
             growth = math.log(top)
             log_scale[t] = log_scale[t + 1] + growth
-            change = float(np.abs(fresh / levels[level_of[t + 1]] - 1.0).max())
-            alike = alike + 1 if inner and change < _SETTLED else 0
             if kept == most:
                 raise MemoryError(
                     f"order {self.order}: the messages of more than {most} steps of "
@@ -122,30 +139,29 @@ class TiltedPatterns:
             stay = np.log(self._chances[self.order, 0]) + np.diff(alone)
         return np.concatenate([[0.0], np.cumsum(np.clip(stay, _NEVER, 0.0))])
 
-    def _starting_weights(self) -> Array:
-        """Row m: weight of every state once the first copy is free at step m, over M_0's scale."""
+    def _starting_weights(self, m: int) -> Array:
+        """Partial sums of the weights of all states if the first copy is free at step m.
+
+        They are relative to M_0's scale.
+        """
+        if m in self._kept_starts:
+            return self._kept_starts[m]
         law, order = self.law, self.order
-        p, n = law.probability, law.steps
-        if not (law.warm_start and law.min_sep > 1):
-            weights = np.zeros((1, len(self._waits)))
-            weights[0, 0] = self._levels[self._level_of[0], 0]
-            return weights
-        same = [[len(list(group)) for _, group in itertools.groupby(row)] for row in self._waits]
-        orderings = np.array(
-            [math.factorial(order) / math.prod(math.factorial(k) for k in row) for row in same]
-        )
-        free = (self._waits == 0).sum(axis=1)
-        # A copy is free with weight 1, and barred for each of 1..b-1 steps with weight p.
-        each = 1.0 / (1.0 + (law.min_sep - 1) * p)
-        weights = np.zeros((law.min_sep, len(self._waits)))
-        for m in range(law.min_sep):
-            then = min(m, n)
+        if self._orderings.size == 0:
+            weights = np.zeros(len(self._waits))
+            weights[0] = self._levels[self._level_of[0], 0]
+        else:
+            # A copy is free with weight 1, and barred for each of 1..b-1 steps with weight p.
+            p, then = law.probability, min(m, law.steps)
+            barred = order - (self._waits == 0).sum(axis=1) if m == 0 else order
             scale = math.exp(float(self._log_scale[then] - self._log_scale[0]))
-            message = self._levels[self._level_of[then]] * scale
-            barred = order - free if m == 0 else order
-            possible = self._waits[:, -1] + m < law.min_sep
-            weights[m] = np.where(possible, orderings * each**order * p**barred * message, 0.0)
-        return weights
+            weights = self._orderings * self._levels[self._level_of[then]]
+            weights *= scale * (1.0 + (law.min_sep - 1) * p) ** -order * p**barred
+            weights[self._waits[:, -1] + m >= law.min_sep] = 0.0
+        sums = np.cumsum(weights, out=weights)
+        if sums.nbytes * (len(self._kept_starts) + 1) <= START_BYTES:
+            self._kept_starts[m] = sums
+        return sums
 
     def _first(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
         """Waits before step 0, ascending: shape (size, order)."""
@@ -153,11 +169,12 @@ class TiltedPatterns:
         waits = np.empty((size, self.order), dtype=np.int64)
         for m in np.unique(m_of):
             here = np.flatnonzero(m_of == m)
-            waits[here] = self._waits[_drawn(self._inside[m], rng.random(here.size))] + m
+            sums = self._starting_weights(int(m))
+            waits[here] = self._waits[_drawn(sums, rng.random(here.size))] + m
         return waits
 
     def _times(
-        self, rng: np.random.Generator, events: npt.NDArray[np.uint64]
+        self, first: npt.NDArray[np.int64], events: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Times of all copies, ascending, and how many there are, for one block of lanes."""
         from dptrain.accounting.min_sep import engine_kernel as kernel
@@ -167,7 +184,7 @@ class TiltedPatterns:
         times = np.empty((most, kernel.LANES), dtype=np.int32)
         counts = np.zeros(kernel.LANES, dtype=np.int64)
         kernel.tilted_participations(
-            self._first(rng, kernel.LANES), law.steps, law.min_sep, self._grams, self._gram_of,
+            first, law.steps, law.min_sep, self._grams, self._gram_of,
             self._chances, self._levels, self._level_of, self._log_scale, self._log_quiet,
             events, times, counts,
         )  # fmt: skip
@@ -179,9 +196,10 @@ class TiltedPatterns:
 
         blocks = -(-size // kernel.LANES)
         events = compiled.generators(rng, blocks, kernel.LANES)[1]
+        first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
         found = np.zeros((self.law.steps, blocks * kernel.LANES), dtype=np.int16)
         for block in range(blocks):
-            times, counts = self._times(rng, events[block])
+            times, counts = self._times(first[block], events[block])
             for lane in range(kernel.LANES):
                 np.add.at(found[:, block * kernel.LANES + lane], times[: counts[lane], lane], 1)
         return found[:, :size]
@@ -196,11 +214,13 @@ class TiltedPatterns:
         blocks = -(-size // kernel.LANES)
         noise, events = compiled.generators(rng, blocks, kernel.LANES)
         arguments = compiled.kernel_arguments(self.law, [self.sigma], ["remove"], copies=self.order)
+        first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
         found, out = np.empty(blocks * kernel.LANES), np.empty((1, 1, kernel.LANES))
+        nothing = compiled.NOTHING_HELD
         for block in range(blocks):
-            times, counts = self._times(rng, events[block])
+            times, counts = self._times(first[block], events[block])
             spoiled = np.zeros(kernel.LANES, dtype=np.int64)
-            kernel.log_ratios(noise[block], times, counts, spoiled, *arguments, out)
+            kernel.log_ratios(noise[block], times, counts, spoiled, *nothing, *arguments, out)
             found[block * kernel.LANES : (block + 1) * kernel.LANES] = out[0, 0]
         return found[:size]
 
@@ -213,16 +233,28 @@ class TiltedPatterns:
     def variation(self) -> float:
         """Bound on the distance in total variation between the patterns drawn and exact ones.
 
-        Uniforms have 53 bits, and patterns differ only where one of them lies within 2^-51 of a
-        boundary: a choice has at most α of them and a gap n; there are at most n choices, and at
-        most α⌈n/b⌉ + 1 gaps. A gap's partial sums err by 2^-51 of the last one. Messages that are
-        taken for settled change the chance that nobody takes part by at most 4e-14 a step.
+        *Boundaries.* Uniforms have 53 bits; patterns differ only where one of them lies so close to
+        a boundary between two outcomes as this is rounded. Of a sample's at most E = α⌈n/b⌉
+        participations each has one choice with at most α boundaries, off by 2^-51; the at most
+        E + 1 stretches without a bar have n each, off by 2^-51 of the logarithm of the last one,
+        and the at most 2E + α others b each, off by 2^-49 and, in exponents of size X, by 2^-51 X.
+        *Steps.* The chance of a step without participation is that of its stored messages. They are
+        sums of the stored messages after them but for rounding, less than (4α + 20) 2^-53 and
+        2^-50 of the scale's logarithm, and where they are taken for settled: all of them grew by
+        one factor in b steps but for a part η, hence in all later ones
+        (docs/theory/min-sep.md#thm-min-sep-reduced, c), and a sum over messages of b steps by
+        (b + 2) η.
         """
-        n, b = self.law.steps, self.law.min_sep
-        gaps = self.order * -(-n // b) + 1
-        sums = gaps * abs(float(self._log_quiet[-1]))
-        boundaries = n * self.order + n * gaps + self._inside.size
-        return (boundaries + sums) * 2.0**-51 + 4e-14 * n
+        n, b, order = self.law.steps, self.law.min_sep, self.order
+        events = order * -(-n // b)
+        keep = abs(math.log1p(-self.law.probability)) if self.law.probability < 1.0 else 800.0
+        scale = float(np.abs(self._log_scale).max())
+        exponent = 2.0 * scale + order * b * keep
+        choices = (events * order + self._starts.size + len(self._waits)) * 2.0**-51
+        quiet = (events + 1) * (n + abs(float(self._log_quiet[-1])) * n) * 2.0**-51
+        others = (2 * events + order) * b * (2.0**-49 + 2.0**-51 * exponent)
+        steps = n * ((4 * order + 20) * 2.0**-53 + 2.0**-50 * scale + (b + 2) * self._uneven)
+        return choices + quiet + others + 2.0 * steps
 
 
 def _drawn(cumulated: Array, uniform: Array) -> npt.NDArray[np.int64]:
@@ -243,3 +275,12 @@ def _sorted_waits(min_sep: int, order: int) -> npt.NDArray[np.int64]:
             parts.append(below)
         waits = np.concatenate(parts)
     return waits
+
+
+def _orderings(waits: npt.NDArray[np.int64]) -> Array:
+    """α!/Π(multiplicities): in how many ways the copies can have these waits, ascending rows."""
+    run, divisor = np.ones(len(waits)), np.ones(len(waits))
+    for column in range(1, waits.shape[1]):
+        run = np.where(waits[:, column] == waits[:, column - 1], run + 1.0, 1.0)
+        divisor *= run
+    return np.asarray(math.factorial(waits.shape[1]) / divisor)

@@ -39,18 +39,18 @@ from dptrain.accounting.simulation.weighted.certificate import (
     problem_of,
     redrawn,
 )
+from dptrain.accounting.simulation.weighted.estimate import estimate_depth
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms
 from dptrain.accounting.simulation.weighted.verdicts import (
     Point,
     Rule,
-    estimate_depth,
     mean_of,
     verify_points,
 )
 from dptrain.core import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 
-METHOD = 1  # raise it when the meaning of a certificate changes
+METHOD = 2  # raise it when the meaning of a certificate changes
 STEP = 1.01
 ESTIMATE, VERIFY, GUARANTEE, PROFILE = 10, 11, 12, 13  # purposes of streams, never shared
 # What certificates called these methods before accountants had plain names.
@@ -59,7 +59,7 @@ _FORMER_NAMES = {
     "min-sep-importance": "b-min-sep importance sampling",
 }
 # Points of the declared grid, from the most private one: the last is where the estimate was.
-_OFFSETS = (4, 2, 1, 0)
+_OFFSETS = (2, 0)
 # 1 % a step: a factor of 20,000 in all.
 _DEEPEST = 1000
 _PROFILE_POINTS, _PROFILE_SAMPLES = 24, 20_000
@@ -85,24 +85,44 @@ class Bounds(ABC):
     def tilted(self, sigma: float) -> TermsAtEpsilon:
         """Both directions' terms at an ε, for one σ."""
 
+    @property
+    def most_samples(self) -> int:
+        """Samples a direction that are worth their time: by default all that are asked for."""
+        return 10**9
+
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
-        """The least σ at which the bounds show (ε, δ), to a relative 1e-3; ``None`` if none."""
-        curve = self.curve
-        with tqdm(
-            desc="deterministic bounds", unit="σ", disable=not progress, delay=2.0, leave=False
-        ) as bar:
+        """The least σ at which the bounds show (ε, δ), to a relative 1e-3; ``None`` if none.
 
-            def excess(sigma: float) -> float:
-                bar.update()
-                return math.log(max(curve.epsilon(sigma, delta), 1e-300) / epsilon)
+        It may leave out bounds that take long: see ``better_sigma``.
+        """
+        return least_shown(self.curve, epsilon, delta, progress=progress)
 
-            return least_scale(
-                excess,
-                start=1.0,
-                relative_tolerance=1e-3,
-                smallest=SMALLEST_SIGMA,
-                largest=LARGEST_SIGMA,
-            )
+    def better_sigma(
+        self, sigma: float, epsilon: float, delta: float, *, progress: bool
+    ) -> float | None:
+        """A σ of at most this one that bounds show which ``least_sigma`` left out, if any."""
+        return None
+
+
+def least_shown(
+    curve: Curve, epsilon: float, delta: float, *, progress: bool, start: float = 1.0
+) -> float | None:
+    """The least σ at which a curve shows (ε, δ), to a relative 1e-3; ``None`` if none."""
+    with tqdm(
+        desc="deterministic bounds", unit="σ", disable=not progress, delay=2.0, leave=False
+    ) as bar:
+
+        def excess(sigma: float) -> float:
+            bar.update()
+            return math.log(max(curve.epsilon(sigma, delta), 1e-300) / epsilon)
+
+        return least_scale(
+            excess,
+            start=start,
+            relative_tolerance=1e-3,
+            smallest=SMALLEST_SIGMA,
+            largest=LARGEST_SIGMA,
+        )
 
 
 def _below(bounds: Bounds, ceiling: float, epsilon: float) -> Point:
@@ -121,7 +141,8 @@ class WeightedAccountant(SimulatedAccountant):
     δ(ε) is the mean of terms that never exceed a proven bound M: so many samples are needed as M/δ
     says, not 1/δ (docs/theory/certification.md#thm-weighted-verdict). Statements and their failure
     are those of ``certify_noise``: a grid is declared, fresh samples verify it from its most
-    private point on, and the answer is wrong only if one event of probability q happened.
+    private point on (the add direction from the other end), and the answer is wrong only if one
+    event of probability q happened (docs/theory/certification.md#thm-weighted-looks).
 
     In ``calibrate`` the chance of failure is a thousandth of δ and part of it. Where more than
     ``max_samples`` samples would be needed to better the deterministic bound, that bound stands.
@@ -137,6 +158,9 @@ class WeightedAccountant(SimulatedAccountant):
     def _checked(self, mechanism: MatrixMechanism) -> Bounds:
         self.check_covers(mechanism)
         return self.bounds(mechanism)
+
+    def _rule(self, bounds: Bounds, violated: float, failure: float) -> Rule:
+        return Rule(violated, failure, min(self.max_samples, bounds.most_samples), self.ample)
 
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
@@ -161,7 +185,7 @@ class WeightedAccountant(SimulatedAccountant):
         }
         failure = delta / 1000.0
         violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
-        rule = Rule(violated, failure, self.max_samples, self.ample)
+        rule = self._rule(bounds, violated, failure)
         if self.cache is not None:
             declared = self._declared(bounds, rule, epsilon)
             for asked in (request, *self._formerly(request)):
@@ -179,6 +203,10 @@ class WeightedAccountant(SimulatedAccountant):
             )
         rows = self._verified_rows(_below(bounds, top, epsilon), rule, seed, VERIFY)
         sigma = top / STEP ** (chosen_point(rows) or 0.0)
+        better = bounds.better_sigma(sigma, epsilon, violated, progress=self.progress)
+        if better is not None:  # no sample has to show it
+            top, rows = min(better, sigma), []
+            sigma = top
         certificate = {
             **self._evidence(bounds, rule, seed, rows),
             "request": request,
@@ -223,7 +251,7 @@ class WeightedAccountant(SimulatedAccountant):
         if sigma == 0.0:
             return without_noise(mechanism, self, delta)
         top = bounds.curve.epsilon(sigma, delta)
-        rule = Rule(delta, self.failure_probability, self.max_samples, self.ample)
+        rule = self._rule(bounds, delta, self.failure_probability)
         tilted, seed = bounds.tilted(sigma), fresh_seed(self.seed)
 
         def epsilon_at(depth: float) -> float:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from dptrain.accounting.simulation.certificate_cache import differing_verdict, whole_number
-from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.weighted.verdicts import Point, Rule
 
 GridRows = list[dict[str, Any]]
@@ -75,14 +74,14 @@ def problem_of(
     if not (isinstance(ceiling, float) and 0.0 < ceiling < math.inf and declared.covers(ceiling)):
         return f"the deterministic bounds do not cover its ceiling, σ = {ceiling}"
     terms_at = declared.terms_at(ceiling)
+    if rows and (wrong := _other_add(rows, terms_at, declared)):
+        return wrong
     for row in rows:
         if row["accepted"] is not True:
             continue
-        terms = terms_at(row["point"])
-        for direction in DIRECTIONS:
-            wrong = _unsupported(row.get(direction), terms[direction].ceiling, rule)
-            if wrong:
-                return f"the {direction} direction of its point {row['point']} {wrong}"
+        wrong = _unsupported(row["remove"], terms_at(row["point"])["remove"].ceiling, rule)
+        if wrong:
+            return f"the remove direction of its point {row['point']} {wrong}"
     if certificate["noise_multiplier"] != ceiling / declared.step ** (chosen_point(rows) or 0.0):
         return "its verdicts do not support its noise multiplier"
     return None
@@ -96,13 +95,36 @@ def _other_grid(points: list[Any], rows: GridRows, declared: Declared) -> str | 
         return "it goes on after a rejection"
     if any(type(point) is not int or not 0 < point <= declared.most for point in points):
         return "its grid does not descend from its ceiling"
+    # It may stop at a rejection, or at the last point where the add direction was accepted.
     stopped = bool(rows) and rows[-1]["accepted"] is not True
+    limit = rows[-1]["add"].get("point") if rows and isinstance(rows[-1]["add"], dict) else None
+    stopped = stopped or (bool(rows) and limit == points[-1])
     depths = {point + offset for point in points[:1] for offset in declared.offsets} or {0}
     for depth in depths:
         grid = declared_points(depth, declared.offsets)
         if points == grid or (stopped and points == grid[: len(points)]):
             return None
     return f"its points {points} are not those of a declared grid"
+
+
+def _other_add(rows: GridRows, terms_at: Point, declared: Declared) -> str | None:
+    """Why the add direction is not shown at a point of the grid from where on it holds, or None."""
+    add, last = rows[0]["add"], rows[-1]["point"]
+    if not isinstance(add, dict) or any(row["add"] != add for row in rows):
+        return "the add direction has no verdict for all of its points"
+    point = add.get("point")
+    grids = [
+        declared_points(depth, declared.offsets)
+        for depth in {rows[0]["point"] + offset for offset in declared.offsets}
+    ]
+    tested = [len(grid) for grid in grids if point in grid and last in grid]
+    if type(point) is not int or point < last or not tested:
+        return f"the add direction is shown at {point}, not at a point of its grid from {last} on"
+    ceiling = terms_at(point)["add"].ceiling
+    wrongs = [
+        _unsupported(add, ceiling, declared.rule.shared(count)) for count in sorted(set(tested))
+    ]
+    return None if None in wrongs else f"the add direction of its point {point} {wrongs[0]}"
 
 
 def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str | None:
@@ -112,12 +134,12 @@ def _unsupported(side: dict[str, Any] | None, ceiling: float, rule: Rule) -> str
     # Another machine's last digits are as good.
     if not math.isclose(side["ceiling"], ceiling, rel_tol=1e-9):
         return f"has terms of at most {ceiling}, not {side['ceiling']}"
-    samples, mean, (least, enough) = side["samples"], side["mean"], rule.span(ceiling)
+    samples, mean = side["samples"], side["mean"]
     unneeded = ceiling <= rule.violated
     if unneeded and (samples, mean) != (0, None):
         return "has samples where none are drawn"
-    if not unneeded and not (type(samples) is int and least <= samples <= enough + 1):
-        return f"has {samples} samples where {least} to {enough} are drawn"
+    if not unneeded and not (type(samples) is int and rule.is_look(ceiling, samples)):
+        return f"has {samples} samples, after which no verdict is due"
     threshold = rule.violated if unneeded else rule.threshold(ceiling, samples)
     if not math.isclose(side["threshold"], threshold, rel_tol=1e-6):
         return f"has the threshold {side['threshold']} and should have {threshold}"

@@ -28,8 +28,31 @@ class WeightedTerms:
     draw: Callable[[np.random.Generator, int], Array]
 
 
+class OnDemand(dict[str, WeightedTerms]):
+    """Both directions' terms by name, each made when it is first asked for.
+
+    Args:
+        make: the terms of a direction.
+    """
+
+    def __init__(self, make: Callable[[str], WeightedTerms]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, direction: str) -> WeightedTerms:
+        self[direction] = self._make(direction)
+        return self[direction]
+
+
+def noise_along(unit: Array, rng: np.random.Generator, along: Array) -> Array:
+    """Normals of the law of N(0, I) given their products with ``unit``: (len(unit), size)."""
+    noise = rng.standard_normal((unit.size, along.size))
+    noise += unit[:, None] * (along - unit @ noise)
+    return noise
+
+
 def below_linear_loss(
-    loss: Callable[[Array], Array],
+    losses: Callable[[Array, np.random.Generator, Array], Array],
     epsilon: float,
     *,
     nu: float,
@@ -45,7 +68,8 @@ def below_linear_loss(
     drawn by rejection from a truncated normal (docs/theory/certification.md#thm-weighted-add).
 
     Args:
-        loss: L' of standard normals, shape (len(direction), size).
+        losses: ``losses(unit, rng, along)`` draws normals with these products with a unit vector,
+            as ``noise_along`` does, and gives their L'.
         epsilon: ε ≥ 0.
         nu: ν.
         direction: not 0.
@@ -71,10 +95,8 @@ def below_linear_loss(
 
     def draw(rng: np.random.Generator, size: int) -> Array:
         tilted = along(rng, size)
-        noise = rng.standard_normal((unit.size, size))
-        noise += unit[:, None] * (tilted - unit @ noise)
         top = hockey_stick(nu - xi * tilted, epsilon)
-        share = np.minimum(hockey_stick(loss(noise), epsilon - slack) / top, 1.0)
+        share = np.minimum(hockey_stick(losses(unit, rng, tilted), epsilon - slack) / top, 1.0)
         return np.asarray(math.exp(log_mean) * share)
 
     return WeightedTerms(math.exp(log_mean), lanes, draw)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from tqdm.auto import tqdm
 
 from dptrain.accounting.simulation.confidence import largest_threshold
-from dptrain.accounting.simulation.simulation import DIRECTIONS, chunks
+from dptrain.accounting.simulation.simulation import chunks
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms
+from dptrain.core import Array
 
-_ROUGH_SAMPLES = 16_384
-_FIRST_DEPTH = 8
 _IN_PARTS = "{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
+# Looks at the samples drawn so far: the first where next to nothing has been seen, each later one
+# at so many times as many.
+_FIRST_LOOK, _NEXT_LOOK, _MOST_LOOKS = 1.3, 1.6, 12
+_HOPELESS = 4.0  # standard errors above what would be accepted in the end
 
 Point = Callable[[float], dict[str, WeightedTerms]]  # both directions at a point of the grid
 
 
 class Rule(NamedTuple):
     """When a direction's terms are accepted.
+
+    A direction is looked at several times while its samples come in, and accepted at the first look
+    that shows enough: each look may err with an equal share of q
+    (docs/theory/certification.md#thm-weighted-looks).
 
     Attributes:
         violated: δ_v, the δ that a rejected mechanism may have and an accepted one should not.
@@ -34,30 +42,60 @@ class Rule(NamedTuple):
     most: int
     ample: int = 65_536
 
-    def span(self, ceiling: float) -> tuple[int, int]:
-        """The least samples that pay, and enough for a threshold near .9 δ_v (or ``ample``).
+    def _scale(self, ceiling: float) -> float:
+        """So many samples in [0, ceiling] that a mean of 0 is just enough at one look."""
+        return math.log(_MOST_LOOKS / self.failure) * ceiling / self.violated
 
-        With fewer than about 4 log(1/q) M/δ_v the threshold falls below half of δ_v.
+    def span(self, ceiling: float) -> tuple[int, int]:
+        """The least samples of a last look, and those for a threshold near .9 δ_v (or ``ample``).
+
+        With 4.2 times the least for a mean of 0 the threshold is about .4 δ_v.
         """
-        scale = -math.log(self.failure) * ceiling / self.violated
-        least = math.ceil(5.0 * scale) + 1
+        scale = self._scale(ceiling)
+        least = math.ceil(4.2 * scale) + 1
         return least, max(least, min(math.ceil(200.0 * scale), self.ample))
 
-    def samples(self, ceiling: float) -> int | None:
-        """How many to draw, or ``None`` where ``most`` is too few for sampling to pay."""
+    def looks(self, ceiling: float) -> list[int]:
+        """How many samples there are at each look, ascending; none where ``most`` is too few."""
         least, enough = self.span(ceiling)
-        return None if least > self.most else min(enough, self.most)
+        if least > self.most:
+            return []
+        last = min(enough, self.most)
+        found = [math.ceil(_FIRST_LOOK * self._scale(ceiling)) + 1]
+        while found[-1] * _NEXT_LOOK < last:
+            found.append(math.ceil(found[-1] * _NEXT_LOOK))
+        assert len(found) < _MOST_LOOKS, found
+        return [*found, last]
+
+    def is_look(self, ceiling: float, samples: int) -> bool:
+        """Whether a verdict may come after so many samples, whatever ``most`` was."""
+        least, enough = self.span(ceiling)
+        looks = self._replace(most=max(self.most, enough)).looks(ceiling)
+        # Another machine's last digits may round up otherwise.
+        return least <= samples <= enough + 1 or any(abs(samples - each) <= 1 for each in looks)
 
     def threshold(self, ceiling: float, samples: int) -> float:
-        """The largest mean of that many terms in [0, ceiling] that is accepted."""
-        return ceiling * largest_threshold(self.violated / ceiling, samples, self.failure)
+        """The largest mean of that many terms in [0, ceiling] that a look accepts."""
+        share = self.failure / _MOST_LOOKS
+        return ceiling * largest_threshold(self.violated / ceiling, samples, share)
+
+    def shared(self, count: int) -> Rule:
+        """The rule of one of so many tests, of which any may be wrong."""
+        return self._replace(failure=self.failure / count)
+
+
+def drawn(
+    terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads: int
+) -> Iterator[Array]:
+    """So many terms, in blocks; they do not depend on the number of threads."""
+    return chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=threads)
 
 
 def judge(
     terms: WeightedTerms,
     rule: Rule,
     *,
-    samples: int | None = None,
+    looks: Sequence[int] | None = None,
     seed: Sequence[int],
     threads: int,
     progress: Callable[[float], object],
@@ -71,20 +109,27 @@ def judge(
     row: dict[str, Any] = {"ceiling": terms.ceiling, "samples": 0, "mean": None}
     if terms.ceiling <= rule.violated:
         return {**row, "threshold": rule.violated, "accepted": True}
-    wanted = samples or rule.samples(terms.ceiling)
-    if wanted is None:
+    looks = looks or rule.looks(terms.ceiling)
+    if not looks:
         return {**row, "threshold": None, "accepted": False}
-    threshold = rule.threshold(terms.ceiling, wanted)
-    total, used = 0.0, 0
-    for block in chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=wanted, threads=threads):
-        # The factor covers the rounding of the sum, on the side of rejection.
-        total += float(block.sum()) * (1.0 + 1e-12)
-        used += block.size
-        progress(block.size / wanted)
-        if total > wanted * threshold:
+    end = rule.threshold(terms.ceiling, looks[-1])
+    total, squares, used = 0.0, 0.0, 0
+    for number, wanted in enumerate(looks):
+        stream = [*seed, number]
+        for block in drawn(terms, wanted - used, seed=stream, threads=threads):
+            # The factor covers the rounding of the sum, on the side of rejection.
+            total += float(block.sum()) * (1.0 + 1e-12)
+            squares += float(np.square(block).sum())
+            used += block.size
+            progress(block.size / looks[-1])
+            if total > looks[-1] * end:
+                break
+        mean = total / used
+        threshold = rule.threshold(terms.ceiling, wanted)
+        accepted = used == wanted and mean <= threshold
+        error = math.sqrt(squares) / used
+        if accepted or used < wanted or mean - _HOPELESS * error > end:
             break
-    accepted = used == wanted and total <= wanted * threshold
-    mean = total / used
     return {**row, "samples": used, "mean": mean, "threshold": threshold, "accepted": accepted}
 
 
@@ -100,90 +145,47 @@ def verify_points(
 ) -> list[dict[str, Any]]:
     """Verdicts for points from the most to the least private, up to the first rejection.
 
-    Accepted is a point whose two directions are; the last one accepted is the answer. It is not
-    (ε, δ_v)-private with probability at most q (docs/theory/certification.md#thm-weighted-verdict;
+    The add direction, mostly the smaller one, is shown once: at the last point, and only if it is
+    rejected there at the one before, and so on; points beyond the one where it was accepted are
+    not looked at. The remove direction is shown at each point from the first on. Accepted is a
+    point whose two directions are; the last one accepted is the answer. It is not (ε, δ_v)-private
+    with probability at most q (docs/theory/certification.md#thm-weighted-looks;
     ``test_false_claims_are_rare``).
     """
-    rows = []
     # How many samples a verdict takes shows when it begins: the bar counts verdicts, in parts.
     with tqdm(
-        total=len(DIRECTIONS) * len(points), desc=label, unit="verdict", bar_format=_IN_PARTS,
+        total=1 + len(points), desc=label, unit="verdict", bar_format=_IN_PARTS,
         disable=not progress, delay=2.0,
     ) as bar:  # fmt: skip
-        for number, point in enumerate(points):
-            terms = terms_at(point)
-            row: dict[str, Any] = {"point": point, "remove": None, "add": None, "accepted": True}
-            for side, direction in enumerate(DIRECTIONS):
-                row[direction] = judge(
-                    terms[direction], rule, seed=[*seed, number, side], threads=threads,
-                    progress=bar.update,
-                )  # fmt: skip
-                bar.update(number * len(DIRECTIONS) + side + 1 - bar.n)
-                row["accepted"] = row[direction]["accepted"]
-                if not row["accepted"]:
-                    break
-            rows.append(row)
-            if not row["accepted"]:
+
+        def verdict(number: int, direction: str, each: Rule) -> dict[str, Any]:
+            side = 1 if direction == "add" else 0
+            return judge(
+                terms_at(points[number])[direction], each, seed=[*seed, number, side],
+                threads=threads, progress=bar.update,
+            )  # fmt: skip
+
+        add, end = None, len(points)
+        while end > 0:
+            add = {"point": points[end - 1], **verdict(end - 1, "add", rule.shared(len(points)))}
+            bar.total, bar.n = 1 + end, 1
+            bar.refresh()
+            if add["accepted"]:
+                break
+            end -= 1
+        rows = []
+        for number in range(end):
+            remove = verdict(number, "remove", rule)
+            bar.update(number + 2 - bar.n)
+            accepted = remove["accepted"]
+            rows.append(
+                {"point": points[number], "remove": remove, "add": add, "accepted": accepted}
+            )
+            if not accepted:
                 break
     return rows
 
 
 def mean_of(terms: WeightedTerms, samples: int, *, seed: Sequence[int], threads: int) -> float:
     """Plain mean of so many terms."""
-    drawn = chunks(terms.draw, lanes=terms.lanes, seed=seed, samples=samples, threads=threads)
-    return sum(float(block.sum()) for block in drawn) / samples
-
-
-def estimate_depth(
-    terms_at: Point,
-    rule: Rule,
-    *,
-    seed: Sequence[int],
-    most: int,
-    threads: int,
-    progress: bool,
-) -> int:
-    """The deepest point ≤ ``most`` at which rough means pass the rule; proves nothing.
-
-    Points 0, 1, 2, … ascend from the most private one, at which nothing is drawn.
-    """
-
-    def passes(depth: int) -> bool:
-        both = terms_at(depth)
-        for side, direction in enumerate(DIRECTIONS):
-            terms = both[direction]
-            if terms.ceiling <= rule.violated:
-                continue
-            planned = rule.samples(terms.ceiling)
-            if planned is None:
-                return False
-            rough = min(planned, _ROUGH_SAMPLES)
-            mean = mean_of(terms, rough, seed=[*seed, depth, side], threads=threads)
-            if mean > rule.threshold(terms.ceiling, planned):
-                return False
-        return True
-
-    with tqdm(
-        total=_doublings(most) + most.bit_length(), desc="estimate", unit="point",
-        disable=not progress, delay=2.0, leave=False,
-    ) as bar:  # fmt: skip
-        low, high = 0, _FIRST_DEPTH
-        while high < most:
-            passed = passes(high)
-            bar.update()
-            if not passed:
-                break
-            low, high = high, high * 2
-        high = min(high, most)
-        bar.total = bar.n + (high - low - 1).bit_length()
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if passes(middle) else (low, middle)
-            bar.update()
-            bar.total = bar.n + (high - low - 1).bit_length()  # a shorter half may save a point
-    return low
-
-
-def _doublings(most: int) -> int:
-    """How often a depth that begins at ``_FIRST_DEPTH`` doubles before it reaches ``most``."""
-    return max(0, (most - 1) // _FIRST_DEPTH).bit_length()
+    return sum(float(b.sum()) for b in drawn(terms, samples, seed=seed, threads=threads)) / samples

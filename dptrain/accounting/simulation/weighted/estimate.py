@@ -1,0 +1,104 @@
+"""How deep a grid may go, from a few weighted samples; proves nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.accounting.simulation.weighted.terms import WeightedTerms
+from dptrain.accounting.simulation.weighted.verdicts import Point, Rule, drawn
+
+_ROUGH_SAMPLES = 16_384
+_FIRST_DEPTH = 8
+_PRECISE = 0.02  # relative standard error at which no more samples are drawn
+_MARGIN = 2.0  # standard errors
+
+
+def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threads: int) -> float:
+    """log of a rough mean over what the rule accepts in the end, taken so high that it would pass.
+
+    -∞ where nothing needs to be drawn, and ∞ where it would not pay.
+    """
+    if terms.ceiling <= rule.violated:
+        return -math.inf
+    looks = rule.looks(terms.ceiling)
+    if not looks:
+        return math.inf
+    last = looks[-1]
+    samples = min(last, _ROUGH_SAMPLES)
+    total = squares = 0.0
+    used = 0
+    for block in drawn(terms, samples, seed=seed, threads=threads):
+        total, squares = total + float(block.sum()), squares + float(np.square(block).sum())
+        used += block.size
+        if math.sqrt(squares) <= _PRECISE * total:
+            break
+    # The verdict's own error counts as well.
+    error = math.sqrt(squares) / used * math.sqrt(1.0 + used / last)
+    upper = total / used + _MARGIN * error
+    return math.log(upper / rule.threshold(terms.ceiling, last)) if upper > 0.0 else -math.inf
+
+
+def estimate_depth(
+    terms_at: Point,
+    rule: Rule,
+    *,
+    seed: Sequence[int],
+    most: int,
+    threads: int,
+    progress: bool,
+) -> int:
+    """The deepest point ≤ ``most`` at which rough means pass the rule with a margin.
+
+    Points 0, 1, 2, … ascend from the most private one, at which nothing is drawn. Logarithms of
+    means are near a straight line in the depth, so the next point is where that reaches the rule.
+    """
+
+    def excess(depth: int) -> float:
+        both, found = terms_at(depth), -math.inf
+        for side, direction in enumerate(DIRECTIONS):
+            stream = [*seed, depth, side]
+            found = max(found, rough_excess(both[direction], rule, seed=stream, threads=threads))
+            if found > 0.0:
+                break
+        return found
+
+    with tqdm(
+        total=_doublings(most) + most.bit_length(), desc="estimate", unit="point",
+        disable=not progress, delay=2.0, leave=False,
+    ) as bar:  # fmt: skip
+        low, high, below, above = 0, _FIRST_DEPTH, -math.inf, math.inf
+        while high < most:
+            value = excess(high)
+            bar.update()
+            if value > 0.0:
+                above = value
+                break
+            low, high, below = high, high * 2, value
+        high = min(high, most)
+        halvings = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            if math.isfinite(below) and math.isfinite(above) and halvings < 2:
+                guess = low + (high - low) * below / (below - above)
+                middle, halvings = min(max(math.floor(guess), low + 1), high - 1), halvings + 1
+            else:
+                halvings = 0
+            bar.total = bar.n + (high - low - 1).bit_length() + 2
+            value = excess(middle)
+            if value > 0.0:
+                high, above = middle, value
+            else:
+                low, below = middle, value
+            bar.update()
+        bar.total = bar.n
+    return low
+
+
+def _doublings(most: int) -> int:
+    """How often a depth that begins at ``_FIRST_DEPTH`` doubles before it reaches ``most``."""
+    return max(0, (most - 1) // _FIRST_DEPTH).bit_length()
