@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.signal import lfilter
+from scipy.signal import lfilter, oaconvolve
 
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.renyi.curve import log_delta_gaussian_loss
 from dptrain.core import Array
+
+# ψ's log-odds relative to those of the true law: where the loss is large few have taken part.
+_LEAST_ODDS, _MOST_ODDS, _CHOICES = -3.0, 0.1, 63
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +53,16 @@ def availability(law: MinSepLaw, probability: float) -> Array:
     if law.warm_start:
         released[0] = 1.0 / (1.0 + (b - 1) * law.probability)
         released[1:b] = law.probability * released[0]
-    # free_t = released_t + (1-p) free_{t-1} + p free_{t-b}: all terms are non-negative.
-    feedback = np.zeros(b + 1)
-    feedback[0] = 1.0
-    feedback[1] -= 1.0 - probability
-    feedback[b] -= probability
-    return np.asarray(lfilter([1.0], feedback, released[:n]))
+    # free_t = released_t + (1-p) free_{t-1} + p free_{t-b}: all terms are non-negative. Of b steps
+    # in a row the last term is known before.
+    free, state = np.zeros(b + max(n, b)), np.zeros(1)
+    for start in range(0, n, b):
+        block = released[start : min(start + b, n)]
+        given = block + probability * free[start : start + block.size]
+        free[b + start : b + start + block.size], state = lfilter(
+            [1.0], [1.0, probability - 1.0], given, zi=state
+        )
+    return free[b : b + n]
 
 
 def linear_loss(law: MinSepLaw, sigma: float, probability: float) -> LinearLoss:
@@ -68,21 +76,60 @@ def linear_loss(law: MinSepLaw, sigma: float, probability: float) -> LinearLoss:
         assert p < 1.0
         divergence += (1.0 - own) * (math.log1p(-own) - math.log1p(-p))
     nu = float(taking @ law.squared_norms) / (2.0 * sigma**2) + float(free.sum()) * divergence
-    direction = np.convolve(taking, law.coefficients)[: law.steps] / sigma
+    direction = _through(law, taking) / sigma
     return LinearLoss(nu, direction)
 
 
+def _through(law: MinSepLaw, pattern: Array) -> Array:
+    """C times a vector; by Fourier transforms of pieces where there are many bands."""
+    convolve = np.convolve if law.bands <= 64 else oaconvolve
+    return np.asarray(convolve(pattern, law.coefficients)[: law.steps])
+
+
+class _Family(NamedTuple):
+    """ψ of several probabilities: ν = squares/σ² + divergence and ξ = spread/σ."""
+
+    probability: Array
+    squares: Array
+    divergence: Array
+    spread: Array
+
+
+@functools.lru_cache(maxsize=8)
+def _family(
+    coefficients: bytes, probability: float, min_sep: int, steps: int, warm_start: bool
+) -> _Family:
+    law = MinSepLaw(
+        coefficients=np.frombuffer(coefficients), probability=probability, min_sep=min_sep,
+        steps=steps, warm_start=warm_start,
+    )  # fmt: skip
+    center = math.log(probability) - math.log1p(-probability)
+    odds = center + np.linspace(_LEAST_ODDS, _MOST_ODDS, _CHOICES)
+    chosen = 1.0 / (1.0 + np.exp(-odds))
+    once = [linear_loss(law, 1.0, each) for each in chosen.tolist()]
+    own = np.array(
+        [each * float(availability(law, each) @ law.squared_norms) / 2.0 for each in chosen]
+    )
+    return _Family(
+        probability=chosen,
+        squares=own,
+        divergence=np.array([found.nu for found in once]) - own,
+        spread=np.array([found.xi for found in once]),
+    )
+
+
 def best_linear_loss(law: MinSepLaw, sigma: float, epsilon: float) -> LinearLoss:
-    """The bound with the least δ at ε over ψ's probability (any is valid)."""
+    """The bound with the least δ at ε of several ψ (any is valid)."""
     if law.probability == 1.0:
         return linear_loss(law, sigma, 1.0)
-
-    def value(log_odds: float) -> float:
-        found = linear_loss(law, sigma, 1.0 / (1.0 + math.exp(-log_odds)))
-        return float(found.log_delta(np.array([epsilon]))[0])
-
-    center = math.log(law.probability) - math.log1p(-law.probability)
-    result = minimize_scalar(
-        value, bounds=(center - 3.0, center + 0.1), method="bounded", options={"xatol": 1e-3}
+    known = _family(
+        law.coefficients.tobytes(), law.probability, law.min_sep, law.steps, law.warm_start
     )
-    return linear_loss(law, sigma, 1.0 / (1.0 + math.exp(-float(result.x))))
+    at = np.array([epsilon])
+    values = [
+        float(log_delta_gaussian_loss(nu, xi, at)[0])
+        for nu, xi in zip(
+            known.squares / sigma**2 + known.divergence, known.spread / sigma, strict=True
+        )
+    ]
+    return linear_loss(law, sigma, float(known.probability[int(np.argmin(values))]))
