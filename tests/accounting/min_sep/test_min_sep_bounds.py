@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dptrain.accounting.losses import gaussian
+from dptrain.accounting.min_sep import importance
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
@@ -302,8 +303,9 @@ def test_a_fresh_digest_forges_no_weighted_certificate(tmp_path) -> None:
     kept = json.loads(path.read_text())
     last = [float(row["point"]) for row in kept["grid"] if row["accepted"]][-1]
     unsampled = {"ceiling": 1e-9, "samples": 0, "mean": None, "threshold": 1e-5, "accepted": True}
-    row = {"point": 1000, "accepted": True, "remove": unsampled, "add": unsampled}
-    deep = [{**row, "point": depth} for depth in (996, 998, 999, 1000)]
+    shown = {**unsampled, "point": 1000}
+    row = {"point": 1000, "accepted": True, "remove": unsampled, "add": shown}
+    deep = [{**row, "point": depth} for depth in (998, 1000)]
     for change in (
         {"step": 1.1, "noise_multiplier": kept["ceiling"] / 1.1**last},
         {"grid": [], "ceiling": 0.009, "noise_multiplier": 0.009},
@@ -350,6 +352,35 @@ def test_where_sampling_does_not_pay_the_deterministic_bound_stands() -> None:
     needed = MinSepRenyi().calibrate(few, epsilon=1.0, delta=1e-8).noise_multiplier
     found = none.calibrate(few, epsilon=1.0, delta=1e-8)
     # The top of the grid shows less than δ, to a relative 1e-3 in σ.
+    assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
+
+
+def test_who_asks_for_the_deterministic_bound_draws_no_sample(monkeypatch) -> None:
+    def refuse(*_, **__):
+        raise AssertionError("a sample was drawn")
+
+    monkeypatch.setattr(np.random, "SeedSequence", refuse)
+    monkeypatch.setattr(np.random, "default_rng", refuse)
+    found = MinSepRenyi().calibrate(mechanism(), epsilon=1.0, delta=1e-5)
+    assert found.certificate is None
+    assert MinSepRenyi().guarantee(mechanism(found.noise_multiplier), delta=1e-5).epsilon <= 1.0
+    with pytest.raises(AssertionError, match="a sample was drawn"):
+        MinSepImportance(progress=False).guarantee(mechanism(), delta=1e-5)
+
+
+def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) -> None:
+    """Order 2 alone is quick here and nothing may be drawn: all orders count in the end."""
+    scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40)
+    few = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=1.0)
+    monkeypatch.setattr(importance, "_QUICK_WORK", 40 * 4)
+    asked = MinSepImportance(max_samples=1, seed=1, progress=False)
+    found = asked.calibrate(few, epsilon=6.0, delta=1e-6)
+    needed = MinSepRenyi().calibrate(few, epsilon=6.0, delta=1e-6).noise_multiplier
+    bounds = asked.bounds(few)
+    quick = bounds.least_sigma(6.0, 1e-6, progress=False)
+    assert quick is not None
+    assert needed < 0.9 * quick
+    # The top shows less than δ, to a relative 1e-3 in σ.
     assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -110,7 +111,11 @@ def _other_grid(points: list[Any], rows: GridRows, declared: Declared) -> str | 
 def _other_add(rows: GridRows, terms_at: Point, declared: Declared) -> str | None:
     """Why the add direction is not shown at a point of the grid from where on it holds, or None."""
     add, last = rows[0]["add"], rows[-1]["point"]
-    if not isinstance(add, dict) or any(row["add"] != add for row in rows):
+    # As text: 1 is not true here.
+    if (
+        not isinstance(add, dict)
+        or len({json.dumps(row["add"], sort_keys=True) for row in rows}) > 1
+    ):
         return "the add direction has no verdict for all of its points"
     point = add.get("point")
     grids = [
