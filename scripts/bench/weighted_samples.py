@@ -4,7 +4,7 @@ The run is that of Dong & Ganesh 2026 (arXiv 2602.09338), section 7.4: 7,200 ste
 batches of 1,793 of 14,745,600 examples. A sample is a draw of the outputs and their privacy loss.
 
 Run: PYTHONPATH=. python scripts/bench/weighted_samples.py [--rounds 5] [--samples 8192]
-[--threads 2] [--min-sep 256] [--sigma 0.47]
+[--threads 2] [--min-sep 256] [--sigma 0.47] [--engine cuda]
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--min-sep", type=int, default=256)
     parser.add_argument("--sigma", type=float, default=0.47)
+    parser.add_argument("--engine", choices=("auto", "cuda"), default="auto")
     options = parser.parse_args()
     scheme = MinSep.for_batch_size(
         batch_size=1793, dataset_size=14_745_600, min_sep=options.min_sep, steps=7200
@@ -37,7 +38,8 @@ def main() -> None:
         scheme=scheme, strategy=BandMF(bands=options.min_sep), noise_multiplier=options.sigma
     )
     start = time.perf_counter()
-    terms = MinSepImportance().bounds(mechanism).tilted(options.sigma)(10.0)["remove"]
+    accountant = MinSepImportance(engine=options.engine)
+    terms = accountant.bounds(mechanism).tilted(options.sigma)(10.0)["remove"]
     terms.draw(np.random.default_rng(0), terms.lanes)
     print(f"moments, messages and the first {terms.lanes}: {time.perf_counter() - start:.1f} s")
 

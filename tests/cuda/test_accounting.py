@@ -7,10 +7,20 @@ import pytest
 
 from dptrain import BandMF, MatrixMechanism, MinSep
 from dptrain.accounting.min_sep import engine_compiled, engine_torch
+from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import MinSepLosses, log_ratio
+from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.poisson import PoissonPLD
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from tests.accounting.min_sep.test_min_sep_engines import LAWS, dense, replayed_tensors, source
+from tests.accounting.min_sep.test_tilted_device import (
+    check_held_losses,
+    check_losses_of_given_copies,
+    check_mean,
+    needs_numba,
+)
+from tests.accounting.min_sep.test_tilted_draws import AS_MIN_SEP, KNOWN
 from tests.cuda.devices import needs_gpu
 
 
@@ -50,6 +60,30 @@ def test_mean_ratios_are_one(direction, device):
     losses = engine_torch.sample(law, [3.0], (direction,), source(11), size, device=device)
     ratios = np.exp(-losses[0, 0])
     assert abs(ratios.mean() - 1) < 6 * ratios.std() / math.sqrt(size) + 1e-6
+
+
+@pytest.mark.parametrize("sigma", [0.05, 1.0])
+@pytest.mark.parametrize("name", sorted(LAWS))
+def test_weighted_losses_are_those_of_given_copies_and_noise(name, sigma, device):
+    """Several copies, some at one step, and the normals of the engine's own words."""
+    check_losses_of_given_copies(LAWS[name], sigma, 3, device)
+
+
+@pytest.mark.parametrize("name", ["warm", "many bands"])
+def test_losses_where_a_direction_is_held(name, device):
+    """By the rows of the compiled engine on the normals of the engine's own words."""
+    check_held_losses(LAWS[name], device)
+
+
+@needs_numba
+@pytest.mark.parametrize("epsilon", [1.0, 6.0])
+def test_weighted_terms_average_to_a_known_delta(epsilon, device):
+    """Six standard errors, in both directions: participations by compiled code."""
+    known = PoissonPLD().profile(KNOWN, [epsilon, 6.5])
+    tilted = TiltedMinSep(MinSepRenyiCurve(AS_MIN_SEP), 1.2, "cuda", device=device)
+    check_mean(tilted.remove(epsilon), known.remove[0], 0.05)
+    if epsilon < AS_MIN_SEP.add_limit:
+        check_mean(tilted.add(epsilon), known.add[0], 0.05)
 
 
 @needs_gpu

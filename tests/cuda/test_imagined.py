@@ -2,11 +2,15 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dptrain.accounting.min_sep import engine_torch
 from dptrain.testing import check_layer_rule, check_norms_of_releases
+from tests.accounting.min_sep.test_min_sep_engines import LAWS, source
+from tests.accounting.min_sep.test_tilted_device import events, some_copies
 from tests.clipping.bookkeeping.test_norms_of_releases import CASES
 from tests.cuda.imagined import PLACE, Elsewhere, Imagined, moved, on_the_imagined_device
 from tests.cuda.test_rules import ROWS_FIRST
@@ -72,3 +76,34 @@ def test_numbers_and_gradients_are_those_of_the_cpu():
         out.square().sum().backward()
     assert torch.equal(layer.weight.grad.inner, expected)
     assert torch.zeros(2).device.type == "cpu"
+
+
+class Words(engine_torch._Words):
+    """Words that the CPU draws for another device."""
+
+    def draw(self, *shape):
+        words = torch.empty(shape, dtype=torch.int64)
+        return Elsewhere(words.random_(-(1 << 63), None, generator=self.generator))
+
+
+def test_losses_of_the_accountant_stay_on_their_device(monkeypatch):
+    law, size = LAWS["odd block"], 20
+    unit, along = np.full(law.steps, law.steps**-0.5), np.linspace(-2.0, 2.0, size)
+    copies = events(some_copies(law, 3, size))
+
+    def all_losses(device):
+        return (
+            engine_torch.sample(law, [0.3, 2.0], ["remove", "add"], source(5), size, device=device),
+            engine_torch.tilted_losses(law, 1.0, *copies, source(6), size, copies=3, device=device),
+            engine_torch.losses_along(law, 1.0, unit, source(7), along, device=device),
+        )
+
+    def seeded(rng, device):
+        return Words(torch.Generator().manual_seed(int(rng.integers(0, 1 << 63))), PLACE)
+
+    expected = all_losses("cpu")
+    monkeypatch.setattr(engine_torch._Words, "seeded", seeded)
+    with on_the_imagined_device(monkeypatch):
+        found = all_losses(PLACE)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)

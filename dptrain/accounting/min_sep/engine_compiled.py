@@ -33,12 +33,12 @@ def table_bytes(law: MinSepLaw) -> int:
     return 4 * 128 * ((law.steps - 1) // law.min_sep + 1) + 8 * (law.bands + 1) * law.bands
 
 
-def refusal(law: MinSepLaw) -> str | None:
+def refusal(law: MinSepLaw, *, instead: str = "numpy") -> str | None:
     """Why the compiled engine cannot draw from a law here, with a remedy, or ``None``."""
     if not available():
-        return "numba is not installed; install dptrain[fast], or use engine='numpy'"
+        return f"numba is not installed; install dptrain[fast], or use engine={instead!r}"
     if table_bytes(law) > CHUNK_BYTES or law.steps >= 1 << 31:
-        return "its tables would not stay small for so many steps or bands; use engine='numpy'"
+        return f"its tables would not stay small for so many steps or bands; use engine={instead!r}"
     return None
 
 

@@ -7,9 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from dptrain.accounting.min_sep.engine_compiled import BREACH, interval, upper_losses
+from dptrain.accounting.min_sep.engine_compiled import (
+    BREACH,
+    LARGEST_HELD,
+    held_error,
+    held_rows,
+    interval,
+    rounding_bound,
+    upper_losses,
+)
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.recursion import log_gauge
 from dptrain.accounting.simulation.simulation import Direction
@@ -20,11 +29,22 @@ DEVICE_BYTES = 1 << 30
 EDGE = 1 << 16
 
 
-def lanes(law: MinSepLaw) -> int:
+def lanes(law: MinSepLaw, copies: int = 1) -> int:
     """Samples a chunk: ``LANES``, or fewer so that a chunk stays within DEVICE_BYTES."""
     rows = 9 * law.block_rows + 4 * law.bands + 14 * law.min_sep  # windows of seven σ, twice
-    events = 4 * ((law.steps - 1) // law.min_sep + 2)
+    words = 4 if copies == 1 else 10 * copies  # several copies at a step are counted by sorting
+    events = words * ((law.steps - 1) // law.min_sep + 2)
     return max(1, min(LANES, DEVICE_BYTES // (8 * (rows + events))))
+
+
+def check_device(device: str | torch.device) -> None:
+    """Raise where draws are to be made on a GPU and torch finds none.
+
+    Raises:
+        ValueError: in that case.
+    """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("engine='cuda': torch finds no CUDA device; use engine='auto'")
 
 
 class _Words(NamedTuple):
@@ -32,6 +52,13 @@ class _Words(NamedTuple):
 
     generator: torch.Generator
     device: torch.device
+
+    @classmethod
+    def seeded(cls, rng: np.random.Generator, device: str | torch.device) -> _Words:
+        """Words of a device for a seed from ``rng``; see ``check_device``."""
+        check_device(device)
+        place = torch.device(device)
+        return cls(torch.Generator(place).manual_seed(int(rng.integers(0, 1 << 63))), place)
 
     def draw(self, *shape: int) -> torch.Tensor:
         words = torch.empty(shape, dtype=torch.int64, device=self.device)
@@ -59,6 +86,19 @@ class _Words(NamedTuple):
         swap = ((second >> 62) & 1).bool()
         out[:, 0] = torch.where(swap, sine, cosine)
         out[:, 1] = torch.where(swap, cosine, sine)
+
+
+class _Events(NamedTuple):
+    """Participations of all lanes, times ascending; so many copies at once, by default one."""
+
+    times: torch.Tensor
+    lanes: torch.Tensor
+    copies: torch.Tensor | None = None
+
+    def put(self, low: int, high: int, start: int, x: torch.Tensor) -> None:
+        """Write events low..high-1 into zeros, the first row of which is step ``start``."""
+        taking = 1.0 if self.copies is None else self.copies[low:high]
+        x[self.times[low:high] - start, self.lanes[low:high]] = taking
 
 
 def _participations(
@@ -108,8 +148,10 @@ def _participations(
 class _BackwardRecursion:
     """f_i, …, f_{i+b-1} of one σ and direction: the two recursions of ``min_sep_recursion``."""
 
-    def __init__(self, law: MinSepLaw, sigma: float, count: int, device: torch.device) -> None:
-        self._law, self._every = law, interval(law, sigma)
+    def __init__(
+        self, law: MinSepLaw, sigma: float, count: int, device: torch.device, copies: int
+    ) -> None:
+        self._law, self._every = law, interval(law, sigma, copies)
         self._gauge = log_gauge(law.probability) if self._every else 0.0
         p, b = law.probability, law.min_sep
         self._rows = torch.zeros((b, count), dtype=torch.float64, device=device)
@@ -158,11 +200,97 @@ class _BackwardRecursion:
         return total - (math.log1p((law.min_sep - 1) * p) if law.warm_start else 0.0)
 
 
+class _Held:
+    """A direction whose product with the normals is given: ``held_rows``, row by row."""
+
+    def __init__(self, unit: Array, along: Array, device: torch.device) -> None:
+        self._rows = held_rows(unit)[:, :-1].T.tolist()
+        self._left = torch.from_numpy(along.copy()).to(device)  # it is overwritten
+
+    def turn(self, first_row: int, normals: torch.Tensor, spoiled: torch.Tensor) -> None:
+        """Turn rows of free normals, the last first; beyond LARGEST_HELD they spoil their lane."""
+        for position in range(len(normals) - 1, -1, -1):
+            unit, lean, spread = self._rows[first_row + position]
+            row = normals[position]
+            row.mul_(spread).add_(self._left, alpha=lean)
+            self._left.sub_(row, alpha=unit)
+        spoiled |= ~(normals.abs() <= LARGEST_HELD).all(0)
+
+
 def _toeplitz(c: Array, rows: int, columns: int, shift: int) -> Array:
     """M[i, j] = c[j - i + shift], zero outside c."""
     index = np.arange(columns)[None, :] - np.arange(rows)[:, None] + shift
     inside = (index >= 0) & (index < len(c))
     return np.where(inside, c[np.clip(index, 0, len(c) - 1)], 0.0)
+
+
+def _log_ratios(
+    law: MinSepLaw,
+    sigmas: Sequence[float],
+    directions: Sequence[Direction],
+    words: _Words,
+    spoiled: torch.Tensor,
+    *,
+    events: _Events | None = None,
+    copies: int = 1,
+    held: _Held | None = None,
+) -> Array:
+    """log P/Q of outputs with drawn noise, NaN where spoiled: shape (direction, σ, lanes).
+
+    Args:
+        spoiled: lanes that are spoiled already; overwritten.
+        events: what the outputs of "remove" have taken part in.
+        copies: how often a lane may take part at a step.
+        held: turns the normals of every row, if a direction is held.
+    """
+    place, size = words.device, len(spoiled)
+    n, rows, halo = law.steps, law.block_rows, law.bands - 1
+    # C^T over a block: row i reads z_i, …, z_{i+halo}. C^T C: the same over C x, which reads x.
+    forward = _toeplitz(law.coefficients, rows, rows + halo, 0)
+    columns = _toeplitz(law.coefficients[::-1], rows + halo, rows + 2 * halo, 0)
+    matrix = torch.from_numpy(forward).to(place)
+    gram = torch.from_numpy(forward @ columns).to(place)
+    last_gram = torch.from_numpy(forward[:, :rows] @ columns[:rows]).to(place)
+    limit = BREACH * math.sqrt(float(law.squared_norms[0]))
+    starts = list(range(n - rows, -rows, -rows))
+    signal = None
+    if events is not None:
+        edges = np.array([(s - halo, s + rows + halo) for s in starts], dtype=np.int64)
+        bounds = torch.searchsorted(events.times, torch.from_numpy(edges).to(place)).tolist()
+        x = torch.zeros((rows + 2 * halo, size), dtype=torch.float64, device=place)
+        signal = torch.empty((rows, size), dtype=torch.float64, device=place)
+    noise = torch.zeros((rows + halo + rows % 2, size), dtype=torch.float64, device=place)
+    product = torch.empty((rows, size), dtype=torch.float64, device=place)
+    windows = [
+        [_BackwardRecursion(law, sigma, size, place, copies) for sigma in sigmas]
+        for _ in directions
+    ]
+    even = rows + rows % 2
+    pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=place)
+    for block, start in enumerate(starts):
+        first = max(0, -start)
+        noise[rows : rows + halo] = noise[:halo].clone()
+        words.normals(pairs, spoiled)
+        noise[:rows] = pairs.view(even, size)[:rows]
+        if held is not None:
+            held.turn(start + first, noise[first:rows], spoiled)
+        torch.mm(matrix, noise[: rows + halo], out=product)
+        spoiled |= ~(product[first:].abs() <= limit).all(0)
+        if events is not None and signal is not None:
+            x.zero_()
+            low, high = bounds[block]
+            events.put(low, high, start - halo, x)
+            torch.mm(last_gram if block == 0 else gram, x, out=signal)
+        for direction, by_sigma in zip(directions, windows, strict=True):
+            for sigma, window in zip(sigmas, by_sigma, strict=True):
+                exponents = product[first:] / sigma
+                if direction == "remove":
+                    assert signal is not None
+                    exponents.add_(signal[first:], alpha=1.0 / sigma**2)
+                window.consume(start + first, exponents)
+    ratios = torch.stack([torch.stack([w.log_ratio() for w in row]) for row in windows])
+    found: Array = ratios.masked_fill_(spoiled, math.nan).cpu().numpy()
+    return found
 
 
 def sample(
@@ -178,52 +306,61 @@ def sample(
 
     The draws of a seed are those of torch's generator on that kind of device.
     """
-    place = torch.device(device)
-    generator = torch.Generator(place).manual_seed(int(rng.integers(0, 1 << 63)))
-    words = _Words(generator, place)
-    n, rows, halo = law.steps, law.block_rows, law.bands - 1
-    spoiled = torch.zeros(size, dtype=torch.bool, device=place)
-    # C^T over a block: row i reads z_i, …, z_{i+halo}. C^T C: the same over C x, which reads x.
-    forward = _toeplitz(law.coefficients, rows, rows + halo, 0)
-    columns = _toeplitz(law.coefficients[::-1], rows + halo, rows + 2 * halo, 0)
-    matrix = torch.from_numpy(forward).to(place)
-    gram = torch.from_numpy(forward @ columns).to(place)
-    last_gram = torch.from_numpy(forward[:, :rows] @ columns[:rows]).to(place)
-    limit = BREACH * math.sqrt(float(law.squared_norms[0]))
-    starts = list(range(n - rows, -rows, -rows))
-    signal = None
+    words = _Words.seeded(rng, device)
+    spoiled = torch.zeros(size, dtype=torch.bool, device=words.device)
+    events = None
     if "remove" in directions:
-        times, lane = _participations(law, words, size, spoiled)
-        edges = [(s - halo, s + rows + halo) for s in starts]
-        bounds = torch.searchsorted(times, torch.tensor(edges, device=place)).tolist()
-        x = torch.zeros((rows + 2 * halo, size), dtype=torch.float64, device=place)
-        signal = torch.empty((rows, size), dtype=torch.float64, device=place)
-    noise = torch.zeros((rows + halo + rows % 2, size), dtype=torch.float64, device=place)
-    product = torch.empty((rows, size), dtype=torch.float64, device=place)
-    windows = [
-        [_BackwardRecursion(law, sigma, size, place) for sigma in sigmas] for _ in directions
-    ]
-    even = rows + rows % 2
-    pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=place)
-    for block, start in enumerate(starts):
-        first = max(0, -start)
-        noise[rows : rows + halo] = noise[:halo].clone()
-        words.normals(pairs, spoiled)
-        noise[:rows] = pairs.view(even, size)[:rows]
-        torch.mm(matrix, noise[: rows + halo], out=product)
-        spoiled |= ~(product[first:].abs() <= limit).all(0)
-        if signal is not None:
-            low, high = bounds[block]
-            x.zero_()
-            x[times[low:high] - (start - halo), lane[low:high]] = 1.0
-            torch.mm(last_gram if block == 0 else gram, x, out=signal)
-        for direction, by_sigma in zip(directions, windows, strict=True):
-            for sigma, window in zip(sigmas, by_sigma, strict=True):
-                exponents = product[first:] / sigma
-                if direction == "remove":
-                    assert signal is not None
-                    exponents.add_(signal[first:], alpha=1.0 / sigma**2)
-                window.consume(start + first, exponents)
-    ratios = torch.stack([torch.stack([w.log_ratio() for w in row]) for row in windows])
-    ratios.masked_fill_(spoiled, math.nan)
-    return upper_losses(law, sigmas, directions, ratios.cpu().numpy())
+        events = _Events(*_participations(law, words, size, spoiled))
+    ratios = _log_ratios(law, sigmas, directions, words, spoiled, events=events)
+    return upper_losses(law, sigmas, directions, ratios)
+
+
+def tilted_losses(
+    law: MinSepLaw,
+    sigma: float,
+    times: npt.NDArray[np.int64],
+    lanes: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+    size: int,
+    *,
+    copies: int,
+    device: str | torch.device = "cuda",
+) -> Array:
+    """log P/Q of y = C Σ_k x^k + σz with given participations of all copies, shape (size,).
+
+    Each is within ``engine_compiled.rounding_bound(law, sigma, copies=copies)``; NaN where spoiled.
+
+    Args:
+        times: of every participation, in any order; ``lanes``: which sample's. A pair that stands
+            twice counts twice.
+        copies: at most so many copies take part in a step.
+    """
+    words = _Words.seeded(rng, device)
+    keys, taking = torch.unique(
+        torch.from_numpy(times * size + lanes).to(words.device), return_counts=True
+    )
+    events = _Events(keys // size, keys % size, taking.double())
+    spoiled = torch.zeros(size, dtype=torch.bool, device=words.device)
+    ratios = _log_ratios(law, [sigma], ["remove"], words, spoiled, events=events, copies=copies)
+    return np.asarray(ratios[0, 0])
+
+
+def losses_along(
+    law: MinSepLaw,
+    sigma: float,
+    unit: Array,
+    rng: np.random.Generator,
+    along: Array,
+    *,
+    device: str | torch.device = "cuda",
+) -> Array:
+    """Add-direction losses where a direction is held, as ``engine_compiled.losses_along`` has them.
+
+    The direction's rows and their rounding (``held_error``) are those of the compiled engine.
+    """
+    words = _Words.seeded(rng, device)
+    spoiled = torch.zeros(along.size, dtype=torch.bool, device=words.device)
+    held = _Held(unit, along, words.device)
+    ratios = _log_ratios(law, [sigma], ["add"], words, spoiled, held=held)[0, 0]
+    bound = rounding_bound(law, sigma, held=held_error(unit))
+    return np.where(np.isnan(ratios), np.inf, bound - ratios)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, get_args
 
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.moments.tilted import engine
+from dptrain.accounting.min_sep.moments.tilted import Asked, engine
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
 from dptrain.accounting.simulation.weighted.accountant import (
@@ -16,6 +16,7 @@ from dptrain.accounting.simulation.weighted.accountant import (
     WeightedAccountant,
     least_shown,
 )
+from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 
@@ -27,8 +28,8 @@ _MOST_ROWS, _ROW = 5e11, 100
 
 
 class _MinSepBounds(Bounds):
-    def __init__(self, curve: MinSepRenyiCurve) -> None:
-        self._curve, self._quick = curve, curve.up_to(_QUICK_WORK)
+    def __init__(self, curve: MinSepRenyiCurve, asked: Asked) -> None:
+        self._curve, self._quick, self._asked = curve, curve.up_to(_QUICK_WORK), asked
         self._last: tuple[float, TiltedMinSep] | None = None
 
     @property
@@ -54,23 +55,38 @@ class _MinSepBounds(Bounds):
 
     def to_dict(self) -> dict[str, Any]:
         law = self._curve.law
-        return {**law.to_dict(), "engine": engine(law)}  # a seed means other draws in another one
+        # A seed means other draws in another one.
+        return {**law.to_dict(), "engine": engine(law, self._asked)}
 
     def tilted(self, sigma: float) -> TermsAtEpsilon:
         # One at a time: its messages may take a gigabyte.
         if self._last is None or self._last[0] != sigma:
             self._last = None
-            self._last = sigma, TiltedMinSep(self._curve, sigma)
+            self._last = sigma, TiltedMinSep(self._curve, sigma, self._asked)
         return self._last[1].both
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MinSepImportance(WeightedAccountant):
-    """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``."""
+    """Certifies b-min-sep sampling, bands ≤ min_sep, by the terms of ``TiltedMinSep``.
+
+    Args:
+        engine: ``"auto"`` (compiled code where numba is installed, else numpy) or ``"cuda"``: noise
+            and losses on a GPU by torch, after participations that compiled code draws. It is part
+            of the certificate, as one seed means other draws in another engine. A certificate is
+            read without a GPU; drawing without one raises ``ValueError``. The other options are
+            those of ``SimulatedAccountant``.
+    """
+
+    engine: Asked = "auto"
 
     name = "min-sep-importance"
     display = "b-min-sep importance sampling"
     refines = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.choice("engine", self.engine, get_args(Asked))
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` for b-min-sep laws with a banded Toeplitz C, bands ≤ b."""
@@ -92,4 +108,4 @@ class MinSepImportance(WeightedAccountant):
 
     def bounds(self, mechanism: MatrixMechanism) -> Bounds:
         """Rényi divergences of small orders, and a Gaussian loss in the add direction."""
-        return _MinSepBounds(MinSepRenyiCurve(min_sep_law(mechanism)))
+        return _MinSepBounds(MinSepRenyiCurve(min_sep_law(mechanism)), self.engine)

@@ -6,16 +6,25 @@ import math
 import threading
 
 import numpy as np
+import numpy.typing as npt
 from scipy.signal import lfilter
 
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.min_sep import engine_compiled as compiled
+from dptrain.accounting.min_sep import engine_torch as on_device
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
 from dptrain.accounting.min_sep.moments import affordable
-from dptrain.accounting.min_sep.moments.tilted import ORDERS, TiltedPatterns, engine, fits, states
+from dptrain.accounting.min_sep.moments.tilted import (
+    ORDERS,
+    Asked,
+    TiltedPatterns,
+    engine,
+    fits,
+    states,
+)
 from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
-from dptrain.accounting.min_sep.replicas import ROUNDING, Replicas, largest_order
+from dptrain.accounting.min_sep.replicas import ROUNDING, Indices, Replicas, largest_order
 from dptrain.accounting.simulation.weighted.terms import (
     OnDemand,
     WeightedTerms,
@@ -54,14 +63,32 @@ class TiltedMinSep:
     Rounding: losses are taken 1e-9 to the side that makes terms larger, A and the ceilings are
     rounded up by as much, which also covers the rounding of the probabilities drawn with. Where
     they are drawn by compiled code, it is by the bound on its own rounding, and what its patterns
-    are off in total variation is added to every term.
+    are off in total variation is added to every term. On a GPU noise and losses are torch's, within
+    the same bound; patterns are drawn as before.
+
+    Args:
+        curve: the law's moments.
+        sigma: σ > 0.
+        asked: ``"cuda"`` draws on a GPU.
+        device: what ``"cuda"`` means; the CPU stands in for a GPU in tests.
+
+    Raises:
+        ValueError: with ``"cuda"``, when something is drawn, where torch finds no GPU or numba,
+            which draws the patterns, is not installed.
     """
 
-    def __init__(self, curve: MinSepRenyiCurve, sigma: float) -> None:
+    def __init__(
+        self,
+        curve: MinSepRenyiCurve,
+        sigma: float,
+        asked: Asked = "auto",
+        *,
+        device: str = "cuda",
+    ) -> None:
         self._curve, self._law, self._sigma = curve, curve.law, sigma
         # Of A, and of the probabilities drawn with: some 1e-14 a step.
         self._pad = 2 * max(ROUNDING, 3e-14 * self._law.steps)
-        self._engine = engine(self._law)
+        self._engine, self._device = engine(self._law, asked), device
         self._patterns: dict[int, TiltedPatterns] = {}
         self._replicas: dict[int, Replicas] = {}
         self.lanes = max(64, min(4096, _CHUNK_BYTES // (8 * self._law.steps)))
@@ -74,7 +101,7 @@ class TiltedMinSep:
 
     def _pays(self, order: int, numpy_largest: int) -> bool:
         b = self._law.min_sep
-        if self._engine == "numba" and order in ORDERS:
+        if self._engine != "numpy" and order in ORDERS:
             messages = states(self._law, order) * min(8 * b, self._law.steps)
             return order == 2 or messages <= _MOST_MESSAGES
         few = order == 2 or math.comb(b + order - 1, order) <= _MOST_STATES
@@ -112,11 +139,18 @@ class TiltedMinSep:
 
     def _plain(self, epsilon: float) -> WeightedTerms:
         """Terms in [0, 1] of the remove direction, drawn from P itself."""
+        law, sigmas = self._law, [self._sigma]
 
         def draw(rng: np.random.Generator, size: int) -> Array:
-            losses = sample_losses(self._law, [self._sigma], "remove", rng, size)
+            losses = sample_losses(law, sigmas, "remove", rng, size)
             return hockey_stick(losses[0], epsilon - _SLACK)
 
+        def draw_on_device(rng: np.random.Generator, size: int) -> Array:
+            losses = on_device.sample(law, sigmas, ["remove"], rng, size, device=self._device)
+            return hockey_stick(losses[0, 0], epsilon - _SLACK)
+
+        if self._engine == "cuda":
+            return WeightedTerms(1.0, on_device.lanes(law), draw_on_device)
         return WeightedTerms(1.0, self.lanes, draw)
 
     def remove(self, epsilon: float) -> WeightedTerms:
@@ -127,22 +161,42 @@ class TiltedMinSep:
         if largest > 0.0:
             return self._plain(epsilon)
         log_moment = self._curve.log_moment(self._sigma, order)
-        if self._engine == "numba" and order in ORDERS:
+        if self._engine != "numpy" and order in ORDERS:
             return self._compiled(order, epsilon, log_moment, largest)
         if order not in self._replicas:
             self._replicas = {order: Replicas(self._law, self._sigma, order)}
         replicas = self._replicas[order]
+        slack = _SLACK if self._engine != "cuda" else self._slack(order)
+        ceiling = math.exp(largest + self._pad + 2 * order * slack)
 
-        def draw(rng: np.random.Generator, size: int) -> Array:
+        def losses(rng: np.random.Generator, size: int) -> Array:
+            if self._engine == "cuda":
+                return self._on_device(order, *_events(replicas.draw(rng, size)), rng, size)
             shift = lfilter(self._law.coefficients, [1.0], replicas.draw(rng, size), axis=0)
             outputs = shift + self._sigma * rng.standard_normal((self._law.steps, size))
-            loss = log_ratio(self._law, self._sigma, outputs)
-            return _terms(loss, order, epsilon, log_moment + self._pad, _SLACK)
+            return log_ratio(self._law, self._sigma, outputs)
 
-        ceiling = math.exp(largest + self._pad + 2 * order * _SLACK)
+        def draw(rng: np.random.Generator, size: int) -> Array:
+            terms = _terms(losses(rng, size), order, epsilon, log_moment + self._pad, slack)
+            return np.where(np.isnan(terms), ceiling, terms)  # spoiled
+
         return WeightedTerms(ceiling, self.lanes, draw)
 
+    def _slack(self, order: int) -> float:
+        """Bound on the rounding of losses of ``order`` copies by compiled code or on a device."""
+        return max(_SLACK, compiled.rounding_bound(self._law, self._sigma, copies=order))
+
+    def _on_device(
+        self, order: int, times: Indices, lanes: Indices, rng: np.random.Generator, size: int
+    ) -> Array:
+        """log P/Q of outputs with these participations, NaN where spoiled."""
+        return on_device.tilted_losses(
+            self._law, self._sigma, times, lanes, rng, size, copies=order, device=self._device
+        )
+
     def _patterns_of(self, order: int) -> TiltedPatterns:
+        if self._engine == "cuda" and (why := compiled.refusal(self._law, instead="auto")):
+            raise ValueError(f"engine='cuda' draws participations by compiled code, but {why}")
         if order not in self._patterns:
             self._patterns = {order: TiltedPatterns(self._law, self._sigma, order)}
         return self._patterns[order]
@@ -157,22 +211,30 @@ class TiltedMinSep:
                 self._orders.remove(order)
                 return self.remove(epsilon)
         # Else messages are computed when the first sample is drawn, if one is.
-        slack = max(_SLACK, compiled.rounding_bound(self._law, self._sigma, copies=order))
+        slack = self._slack(order)
         largest = math.exp(log_range + self._pad + 2 * order * slack)
         ceiling = largest * (1.0 + _VARIATION)
         making = threading.Lock()
 
         def draw(rng: np.random.Generator, size: int) -> Array:
+            if self._engine == "cuda":
+                on_device.check_device(self._device)  # before messages that take long
             with making:
                 patterns = self._patterns_of(order)
             if patterns.variation > _VARIATION:
                 return np.full(size, ceiling)  # as if all were spoiled
-            losses = patterns.losses(rng, size)
+            if self._engine == "cuda":
+                losses = self._on_device(order, *patterns.events(rng, size), rng, size)
+            else:
+                losses = patterns.losses(rng, size)
             terms = _terms(losses, order, epsilon, log_moment + self._pad, slack)
             terms += largest * patterns.variation
             return np.where(np.isnan(terms), ceiling, terms)  # spoiled
 
-        return WeightedTerms(ceiling, _COMPILED_LANES, draw)
+        lanes = _COMPILED_LANES
+        if self._engine == "cuda":
+            lanes = on_device.lanes(self._law, order)
+        return WeightedTerms(ceiling, lanes, draw)
 
     def add(self, epsilon: float) -> WeightedTerms:
         """Terms of the add direction at ε ≥ 0; none where no loss is as large."""
@@ -180,10 +242,16 @@ class TiltedMinSep:
             return WeightedTerms(0.0, self.lanes, lambda _, size: np.zeros(size))
         linear = best_linear_loss(self._law, self._sigma, epsilon)
 
+        law, sigma, lanes = self._law, self._sigma, self.lanes
+        if self._engine != "numpy":
+            lanes = _COMPILED_LANES if self._engine == "numba" else on_device.lanes(law)
+
         def losses(unit: Array, rng: np.random.Generator, along: Array) -> Array:
             if self._engine == "numba":
-                return compiled.losses_along(self._law, self._sigma, unit, rng, along)
-            return -log_ratio(self._law, self._sigma, self._sigma * noise_along(unit, rng, along))
+                return compiled.losses_along(law, sigma, unit, rng, along)
+            if self._engine == "cuda":
+                return on_device.losses_along(law, sigma, unit, rng, along, device=self._device)
+            return -log_ratio(law, sigma, sigma * noise_along(unit, rng, along))
 
         return below_linear_loss(
             losses,
@@ -192,13 +260,20 @@ class TiltedMinSep:
             direction=linear.direction,
             log_mean=float(linear.log_delta(np.array([epsilon]))[0]) + 2 * ROUNDING,
             slack=_SLACK,
-            lanes=_COMPILED_LANES if self._engine == "numba" else self.lanes,
+            lanes=lanes,
         )
 
     def both(self, epsilon: float) -> dict[str, WeightedTerms]:
         """Terms of either direction at ε ≥ 0, by its name."""
         make = {"remove": self.remove, "add": self.add}
         return OnDemand(lambda direction: make[direction](epsilon))
+
+
+def _events(counts: npt.NDArray[np.int16]) -> tuple[Indices, Indices]:
+    """(times, lanes) of the participations of all copies, from how many take part."""
+    times, lanes = np.nonzero(counts)
+    taking = counts[times, lanes]
+    return np.repeat(times, taking), np.repeat(lanes, taking)
 
 
 def _terms(loss: Array, order: int, epsilon: float, log_moment: float, slack: float) -> Array:

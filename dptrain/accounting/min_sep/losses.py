@@ -281,8 +281,6 @@ class MinSepLosses(Simulation):
         directions = DIRECTIONS if direction == "both" else (direction,)
         sample = min_sep_compiled.sample
         if self.engine == "cuda":
-            if not torch.cuda.is_available():
-                raise ValueError("engine='cuda': torch finds no CUDA device; use engine='auto'")
             sample = functools.partial(min_sep_device.sample, device="cuda")
         losses = sample(self.law, sigmas, directions, rng, size)
         return losses if direction == "both" else losses[0]

@@ -78,18 +78,25 @@ def replayed_tensors(
     generator = torch.Generator(device).manual_seed(int(source(seed).integers(0, 1 << 63)))
     words = min_sep_device._Words(generator, torch.device(device))
     spoiled = torch.zeros(size, dtype=torch.bool, device=device)
-    n, rows = law.steps, law.block_rows
-    x, z = np.zeros((n, size)), np.zeros((n, size))
+    x = np.zeros((law.steps, size))
     times, lane = min_sep_device._participations(law, words, size, spoiled)
     x[times.cpu().numpy(), lane.cpu().numpy()] = 1.0
-    even = rows + rows % 2
+    return x, tensor_normals(law, words, spoiled)
+
+
+def tensor_normals(
+    law: MinSepLaw, words: min_sep_device._Words, spoiled: torch.Tensor
+) -> np.ndarray:
+    """z, shape (n, size), from the words that the tensor engine draws next."""
+    n, rows, size = law.steps, law.block_rows, len(spoiled)
+    z, even = np.zeros((n, size)), rows + rows % 2
     for start in range(n - rows, -rows, -rows):
-        pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=device)
+        pairs = torch.empty((even // 2, 2, size), dtype=torch.float64, device=words.device)
         words.normals(pairs, spoiled)
         block, first = pairs.view(even, size)[:rows].cpu().numpy(), max(0, -start)
         z[start + first : start + rows] = block[first:]
     assert not spoiled.any()
-    return x, z
+    return z
 
 
 REPLAY: dict[str, Callable[[MinSepLaw, int, int], tuple[np.ndarray, np.ndarray]]] = {

@@ -160,7 +160,7 @@ def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon: fl
 def test_both_engines_draw_from_one_law(monkeypatch: pytest.MonkeyPatch) -> None:
     law, means = LONG["cold"], []
     for which in ("numba", "numpy"):
-        monkeypatch.setattr(importance_terms, "engine", lambda _, which=which: which)
+        monkeypatch.setattr(importance_terms, "engine", lambda *_, which=which: which)
         terms = TiltedMinSep(MinSepRenyiCurve(law), 3.0).remove(4.0)
         drawn = np.concatenate([terms.draw(np.random.default_rng(i), 2048) for i in range(8)])
         means.append((drawn.mean(), drawn.var() / drawn.size))

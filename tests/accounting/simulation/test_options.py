@@ -43,7 +43,10 @@ def test_those_of_some_accountants():
             MinSepMonteCarlo(**{name: 0})
         with pytest.raises(TypeError, match=f"{name}=1000000.0"):
             MinSepMonteCarlo(**{name: 1e6})
-    with pytest.raises(ValueError, match="engine='gpu'"):
-        MinSepMonteCarlo(engine="gpu")
-    with pytest.raises(TypeError, match="engine=1"):
-        MinSepMonteCarlo(engine=1)
+    for made in (MinSepImportance, MinSepMonteCarlo):
+        with pytest.raises(ValueError, match="engine='gpu'"):
+            made(engine="gpu")
+        with pytest.raises(TypeError, match="engine=1"):
+            made(engine=1)
+    with pytest.raises(ValueError, match="engine='numpy'"):
+        MinSepImportance(engine="numpy")

@@ -23,8 +23,13 @@ _UNSETTLED, _SETTLED, _AT_MOST = 1e-7, 2e-14, 1e-11
 _NEVER = -800.0  # below the logarithm of any uniform number drawn
 
 
-def engine(law: MinSepLaw) -> Literal["numba", "numpy"]:
-    """What draws: compiled code, where it can be and where there are enough steps."""
+Asked = Literal["auto", "cuda"]
+
+
+def engine(law: MinSepLaw, asked: Asked = "auto") -> Literal["numba", "numpy", "cuda"]:
+    """What draws: compiled code, where it can be and where there are enough steps; or a GPU."""
+    if asked == "cuda":
+        return "cuda"
     many = law.steps >= LEAST_COMPILED_STEPS
     return "numba" if many and compiled.refusal(law) is None else "numpy"
 
@@ -190,19 +195,32 @@ class TiltedPatterns:
         )  # fmt: skip
         return times, counts
 
-    def counts(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int16]:
-        """Numbers of copies that take part, shape (steps, size)."""
+    def events(
+        self, rng: np.random.Generator, size: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Times of all participations of ``size`` samples, one for each copy, and whose they are.
+
+        In no order; their law is off by ``variation`` at most.
+        """
         from dptrain.accounting.min_sep import engine_kernel as kernel
 
         blocks = -(-size // kernel.LANES)
-        events = compiled.generators(rng, blocks, kernel.LANES)[1]
+        states = compiled.generators(rng, blocks, kernel.LANES)[1]
         first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
-        found = np.zeros((self.law.steps, blocks * kernel.LANES), dtype=np.int16)
+        times, lanes = [], []
         for block in range(blocks):
-            times, counts = self._times(first[block], events[block])
-            for lane in range(kernel.LANES):
-                np.add.at(found[:, block * kernel.LANES + lane], times[: counts[lane], lane], 1)
-        return found[:, :size]
+            drawn, counts = self._times(first[block], states[block])
+            here = min(kernel.LANES, size - block * kernel.LANES)
+            place, lane = np.nonzero(np.arange(counts.max())[:, None] < counts[:here])
+            times.append(drawn[place, lane].astype(np.int64))
+            lanes.append(lane + block * kernel.LANES)
+        return np.concatenate(times), np.concatenate(lanes)
+
+    def counts(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int16]:
+        """Numbers of copies that take part, shape (steps, size)."""
+        found = np.zeros((self.law.steps, size), dtype=np.int16)
+        np.add.at(found, self.events(rng, size), 1)
+        return found
 
     def losses(self, rng: np.random.Generator, size: int) -> Array:
         """log P/Q of outputs drawn from (P/Q)^α Q/A, each within ``rounding``; NaN where spoiled.
