@@ -101,6 +101,11 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
             1.0,
         ),
         (MinSep(probability=0.05, min_sep=4, dataset_size=1000, steps=40), BSR(bands=4), 2.0),
+        (
+            MinSep(probability=0.05, min_sep=4, dataset_size=1000, steps=40, max_batch_size=60),
+            BSR(bands=4),
+            2.0,
+        ),
         (Shuffled(batch_size=100, dataset_size=1000, epochs=2), BSR(bands=2), 3.0),
         (users, BSR(bands=4), 2.0),
         (groups, BSR(bands=4), 2.0),
