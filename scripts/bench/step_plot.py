@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import textwrap
 from typing import Any
 
 from scripts.bench.step_models import CASES
@@ -18,6 +19,8 @@ COLOURS = {  # ordinary is the line at 1
     "bookkeeping": "#31a354",
     "bookkeeping-banded": "#a1d99b",
 }
+
+_FEW = 4  # models of which two panels fit side by side
 
 
 def label(side: str) -> str:
@@ -49,7 +52,7 @@ def ratios(result: dict[str, Any], what: str, allocator: str) -> dict[str, dict[
 
 
 def plot(result: dict[str, Any], path: pathlib.Path) -> None:
-    """A panel for time and one for memory, a row for each allocator.
+    """A panel for time and one for memory, for each allocator; beside one another if few models.
 
     Raises:
         SystemExit: if there is nothing to show, or no matplotlib.
@@ -70,13 +73,13 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
     ]
     if not panels:
         raise SystemExit("--plot: no side but failures to show")
-    columns = len({what for what, _, _ in panels})
-    lines = -(-len(panels) // columns)
     models = max(len(found) for _, _, found in panels)
+    columns = len({what for what, _, _ in panels}) if models <= _FEW else 1
+    lines = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         lines,
         columns,
-        figsize=(max(6.4, 1.6 * models) * columns, 3.6 * lines),
+        figsize=(max(6.4, (1.6 if models <= _FEW else 1.1) * models) * columns, 3.6 * lines),
         layout="constrained",
         squeeze=False,
     )
@@ -98,10 +101,13 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
 def _bars(axis: Any, found: dict[str, dict[str, float]]) -> None:
     sides = [s for s in SIDES if s != ORDINARY and any(s in row for row in found.values())]
     width = 0.85 / max(len(sides), 1)
-    for place, side in enumerate(sides):
-        models = [number for number, row in enumerate(found.values()) if side in row]
-        heights = [row[side] for row in found.values() if side in row]
-        positions = [m + (place - (len(sides) - 1) / 2) * width for m in models]
+    for side in sides:
+        positions, heights = [], []
+        for number, row in enumerate(found.values()):
+            here = [s for s in sides if s in row]  # others leave no gap
+            if side in row:
+                positions.append(number + (here.index(side) - (len(here) - 1) / 2) * width)
+                heights.append(row[side])
         bars = axis.bar(positions, heights, width, color=COLOURS[side], label=label(side))
         axis.bar_label(bars, fmt="%.3g", fontsize=6, rotation=90, padding=2)
     axis.axhline(1, color="black", linewidth=0.8)
@@ -109,4 +115,5 @@ def _bars(axis: Any, found: dict[str, dict[str, float]]) -> None:
     top = max(height for row in found.values() for height in row.values())
     bottom = min(1.0, *(height for row in found.values() for height in row.values()))
     axis.set_ylim(0.9 * bottom, 1.8 * top)
-    axis.set_xticks(range(len(found)), [CASES[model].title.replace(", ", "\n") for model in found])
+    titles = [textwrap.fill(CASES[model].title, 14) for model in found]
+    axis.set_xticks(range(len(found)), titles, fontsize=8)
