@@ -96,9 +96,11 @@ class MinSepImportance(WeightedAccountant):
         """By name only where the noise is independent and the loss is known without samples."""
         scheme = mechanism.scheme
         # Without separation it is Poisson sampling, with p = 1 from a random start balls in bins.
-        own = isinstance(scheme, MinSep) and scheme.min_sep > 1
-        if isinstance(scheme, MinSep) and scheme.probability == 1.0 and scheme.warm_start:
-            own = False
+        own = (
+            isinstance(scheme, MinSep)
+            and scheme.min_sep > 1
+            and not (scheme.probability == 1.0 and scheme.warm_start)
+        )
         if mechanism.strategy.bands == 1 and not own:
             return "the noise is independent, where the loss is known without samples"
         return None

@@ -117,6 +117,14 @@ class MinSepRenyiCurve(RenyiCurve):
         return "(exact)"
 
 
+def orders_refusal(law: MinSepLaw) -> str | None:
+    """Why not even order 2 is affordable at any σ, and what to do; ``None`` if it is."""
+    found = affordable(law, math.inf)
+    if found.largest < 2:
+        return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
+    return None
+
+
 class MinSepRenyi(DeterministicAccountant):
     """Rényi divergences of orders 2..8 for b-min-sep sampling, bands ≤ b; no simulation.
 
@@ -133,12 +141,7 @@ class MinSepRenyi(DeterministicAccountant):
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """As the Monte Carlo accountant; and separations too large even for order 2."""
-        if reason := min_sep_refusal(mechanism):
-            return reason
-        found = affordable(min_sep_law(mechanism), math.inf)
-        if found.largest < 2:
-            return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
-        return None
+        return min_sep_refusal(mechanism) or orders_refusal(min_sep_law(mechanism))
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Simulation is tighter."""

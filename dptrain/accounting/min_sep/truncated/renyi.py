@@ -13,7 +13,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.search import least_true
 from dptrain.accounting.min_sep.moments import affordable
 from dptrain.accounting.min_sep.monte_carlo import banded_refusal, min_sep_law
-from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve, orders_refusal
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
 from dptrain.core import Array, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -173,10 +173,7 @@ class TruncatedMinSepRenyi(DeterministicAccountant):
         """As the Monte Carlo accountant; and separations too large even for order 2."""
         if reason := truncated_refusal(mechanism):
             return reason
-        found = affordable(min_sep_law(whole_batches(mechanism)), math.inf)
-        if found.largest < 2:
-            return f"{found.reason}; use a smaller min_sep, or the Monte Carlo accountant"
-        return None
+        return orders_refusal(min_sep_law(whole_batches(mechanism)))
 
     def reserved(self, mechanism: MatrixMechanism) -> str | None:
         """Simulation is tighter."""
