@@ -36,11 +36,13 @@ if TYPE_CHECKING:
         AttributionGraph,
         BallsInBins,
         CyclicPoisson,
+        GraphPartition,
         MinSep,
         Poisson,
         PrivateLoader,
         RandomAllocation,
         Shuffled,
+        UserCyclic,
         UserFixed,
         UserMinSep,
         register_scheme,
@@ -81,6 +83,7 @@ __all__ = [
     "Flat",
     "GradientRule",
     "Gradients",
+    "GraphPartition",
     "Guarantee",
     "Identity",
     "JoinedOptimizer",
@@ -104,6 +107,7 @@ __all__ = [
     "Tree",
     "TreeRestart",
     "Unit",
+    "UserCyclic",
     "UserFixed",
     "UserMinSep",
     "__version__",
@@ -132,8 +136,8 @@ _NAMES = {
     "mechanism": "MatrixMechanism",
     "noise": "register_noise_stream",
     "sampling": (
-        "AttributionGraph BallsInBins CyclicPoisson MinSep Poisson PrivateLoader "
-        "RandomAllocation Shuffled UserFixed UserMinSep register_scheme"
+        "AttributionGraph BallsInBins CyclicPoisson GraphPartition MinSep Poisson PrivateLoader "
+        "RandomAllocation Shuffled UserCyclic UserFixed UserMinSep register_scheme"
     ),
     "strategies": (
         "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity LambdaCGD SquareRoot "

@@ -50,8 +50,10 @@ from dptrain.accounting.users import (
     ExposedStepsImportance,
     RevealedDraws,
     RevealedDrawsAnyBlocking,
+    UserCyclicPLD,
     UserMinSepImportance,
     UserMinSepMonteCarlo,
+    UserPoissonPLD,
 )
 
 __all__ = [
@@ -89,6 +91,8 @@ for _accountant in (
     ConditionalComposition(),
     RandomAllocationRenyi(),
     MMCC(),
+    UserPoissonPLD(),
+    UserCyclicPLD(),
     RevealedDraws(),
     RevealedDrawsAnyBlocking(),
     UnsampledGaussian(),

@@ -14,6 +14,8 @@ from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
 from dptrain.sampling.stream import SeededStream
 from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
+from dptrain.sampling.users.partition import GraphPartition
+from dptrain.sampling.users.user_cyclic import UserCyclic
 from dptrain.sampling.users.user_fixed import UserFixed
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.sampling.users.user_scheme import UserScheme
@@ -26,6 +28,7 @@ __all__ = [
     "BoundedGraph",
     "CyclicPoisson",
     "ExchangeableScheme",
+    "GraphPartition",
     "MicroBatch",
     "MinSep",
     "Poisson",
@@ -35,6 +38,7 @@ __all__ = [
     "Scheme",
     "SeededStream",
     "Shuffled",
+    "UserCyclic",
     "UserFixed",
     "UserMinSep",
     "UserScheme",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 from scipy.stats import binom
 
 from dptrain.accounting.base.accountant import truncation_refusal, varying_noise
 from dptrain.accounting.base.curve import Curve
+from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.coin_sums import raised
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
+from dptrain.accounting.losses.public_coin import public_mixture, public_spread
 from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.core import Array, checks
 from dptrain.mechanism import MatrixMechanism
@@ -22,44 +25,93 @@ _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
-class BinomialMixtureCurve(Curve):
-    """``compositions`` independent pairs: c·Bin(trials, p) + spread·σz against spread·σz.
+class Tosses:
+    """Steps at each of which somebody's examples toss a coin of their own.
 
     Attributes:
-        trials: number of coins that a sensitivity adds up.
+        trials: number of examples k, whose sensitivities add up.
         probability: p in (0, 1], of each.
-        compositions: how many pairs.
-        norm: c > 0.
-        spread: > 0, what σ is multiplied by.
+        steps: how many such steps there are.
+        published: chance of a coin of the step that is public, is independent of these draws, and
+            has them published; or a larger number.
     """
 
     trials: int
     probability: float
-    compositions: int
+    steps: int
+    published: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BinomialMixtureCurve(Curve):
+    """Independent pairs: c·Bin(trials, p) + spread·σz against spread·σz.
+
+    Attributes:
+        tosses: the steps, of different kinds.
+        norm: c > 0.
+        spread: > 0, what σ is multiplied by.
+    """
+
+    tosses: tuple[Tosses, ...]
     norm: float
     spread: float = 1.0
 
-    def _composed(self, sigma: float, *, remove: bool) -> HeterogeneousComposition:
-        counts = np.arange(self.trials + 1)
-        law, _ = raised(binom.pmf(counts, self.trials, self.probability), 0.0, _ROUNDING)
+    @property
+    def unsampled(self) -> float:
+        """How far all steps together can differ, in units of σ, if every coin were published."""
+        squares = math.fsum(each.steps * each.trials**2 for each in self.tosses)
+        return math.sqrt(squares) * self.norm / self.spread
+
+    def _mixtures(self, each: Tosses) -> list[tuple[float, GaussianMixtures]]:
+        """The pairs of one step and their weights, rounded up: hidden draws, and each number."""
+        counts = np.arange(each.trials + 1)
+        law, _ = raised(binom.pmf(counts, each.trials, each.probability), 0.0, _ROUNDING)
         # Rounded up by more than the product with c may round down.
         means = np.asarray(counts * (self.norm / self.spread * (1.0 + 1e-14)), float)
-        mixtures = GaussianMixtures(law[None, :], means)
-        times = [self.compositions]
-        spacing = common_spacing(mixtures.spread(sigma=sigma, remove=remove), times)
-        losses = mixtures.discretized(sigma=sigma, spacing=spacing, remove=remove)
+        # Too large a ``published`` only publishes more; what is left of 1 stays hidden.
+        hidden = ((1.0 - each.published) * (1.0 + 1e-15), GaussianMixtures(law[None, :], means))
+        if each.published == 0.0:
+            return [(1.0, hidden[1])]
+        known = [
+            (each.published * (float(weight) + _ROUNDING), GaussianMixtures(row[None, :], means))
+            for weight, row in zip(law, np.eye(len(counts)), strict=True)
+        ]
+        return [hidden, *known]
+
+    def _composed(self, sigma: float, *, remove: bool) -> HeterogeneousComposition:
+        times = [each.steps for each in self.tosses]
+        mixtures = [self._mixtures(each) for each in self.tosses]
+        spreads = [
+            public_spread([(w, part.spread(sigma=sigma, remove=remove)[0]) for w, part in parts])
+            for parts in mixtures
+        ]
+        spacing = common_spacing(spreads, times)
+        losses = (
+            public_mixture(
+                [
+                    (w, next(part.discretized(sigma=sigma, spacing=spacing, remove=remove)))
+                    for w, part in parts
+                ]
+            )
+            for parts in mixtures
+        )
         return HeterogeneousComposition(zip(losses, times, strict=True))
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
-        """δ(ε) in both directions."""
-        return (
-            self._composed(sigma, remove=True).delta(epsilon),
-            self._composed(sigma, remove=False).delta(epsilon),
+        """δ(ε) in both directions, at most that with every coin published."""
+        most = gaussian.delta(epsilon, self.unsampled / sigma)
+        remove, add = (
+            np.minimum(self._composed(sigma, remove=side).delta(epsilon), most)
+            for side in (True, False)
         )
+        return remove, add
 
     def epsilons(self, sigma: float, delta: float) -> tuple[float, float]:
-        """ε(δ) of each direction."""
-        remove, add = (self._composed(sigma, remove=side).epsilon(delta) for side in (True, False))
+        """ε(δ) of each direction, at most that with every coin published."""
+        most = gaussian.epsilon(delta, self.unsampled / sigma)
+        remove, add = (
+            min(self._composed(sigma, remove=side).epsilon(delta), most) for side in (True, False)
+        )
         return remove, add
 
     def epsilon(self, sigma: float, delta: float) -> float:
@@ -86,7 +138,7 @@ def group_curve(mechanism: MatrixMechanism, *, group_size: int) -> BinomialMixtu
         raise ValueError(
             f"group_size={size}: the data set has {scheme.dataset_size} examples; use at most that"
         )
-    return BinomialMixtureCurve(size, probability, scheme.steps, norm)
+    return BinomialMixtureCurve((Tosses(size, probability, scheme.steps),), norm)
 
 
 def last_iterate_curve(mechanism: MatrixMechanism, *, group_size: int = 1) -> BinomialMixtureCurve:
@@ -102,9 +154,11 @@ def last_iterate_curve(mechanism: MatrixMechanism, *, group_size: int = 1) -> Bi
         ValueError: as for ``group_curve``.
     """
     group = group_curve(mechanism, group_size=group_size)
-    steps = group.compositions
+    (own,) = group.tosses
     return BinomialMixtureCurve(
-        group.trials * steps, group.probability, 1, group.norm, spread=float(np.sqrt(steps))
+        (Tosses(own.trials * own.steps, own.probability, 1),),
+        group.norm,
+        spread=float(np.sqrt(own.steps)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from dptrain.accounting.users.disjoint import UserMinSepMonteCarlo
 from dptrain.accounting.users.exposed import ExposedSteps
+from dptrain.accounting.users.hidden_draws import UserCyclicPLD, UserPoissonPLD
 from dptrain.accounting.users.importance import ExposedStepsImportance, UserMinSepImportance
 from dptrain.accounting.users.neighbors import neighbor_facts
 from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
@@ -11,7 +12,9 @@ __all__ = [
     "ExposedStepsImportance",
     "RevealedDraws",
     "RevealedDrawsAnyBlocking",
+    "UserCyclicPLD",
     "UserMinSepImportance",
     "UserMinSepMonteCarlo",
+    "UserPoissonPLD",
     "neighbor_facts",
 ]

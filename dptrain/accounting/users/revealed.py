@@ -46,6 +46,12 @@ class _RevealedDraws(DeterministicAccountant):
             return f"its table would hold {entries} numbers, above the {_MOST_ENTRIES} it allows"
         return None
 
+    def reserved(self, mechanism: MatrixMechanism) -> str | None:
+        """By name only where nobody is ever left out, which another accountant knows exactly."""
+        if mechanism.scheme.min_sep > 1 or mechanism.strategy.bands > 1:
+            return None
+        return f"with min_sep=1 draws stay hidden; ask for it by name (accountant={self.name!r})"
+
     @abstractmethod
     def rule_refusal(self, scheme: UserMinSep) -> str | None:
         """Why the scheme's rule of exclusion is not covered, or ``None``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from tqdm import tqdm
@@ -70,8 +70,6 @@ class UserMinSep(UserScheme):
     batch_size: float
     exclusion: Exclusion = "sampling"
     burn_in: int = None  # type: ignore[assignment]  # None becomes the default, an int
-
-    unamplified: ClassVar[bool] = True  # beside accountants that use only part of the randomness
 
     def __post_init__(self) -> None:
         owner = "UserMinSep"
@@ -161,6 +159,11 @@ class UserMinSep(UserScheme):
             exclusion=exclusion,
             burn_in=burn_in,  # type: ignore[arg-type]
         )
+
+    @property
+    def unamplified(self) -> bool:  # type: ignore[override]
+        """Beside accountants that use only part of the randomness: where somebody is left out."""
+        return self.min_sep > 1
 
     @property
     def max_per_batch(self) -> int:

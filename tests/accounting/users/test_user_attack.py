@@ -13,6 +13,7 @@ from scipy.stats import binom, norm
 
 from dptrain.accounting import account, accountants_for
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import GraphPartition, UserCyclic
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import Identity
@@ -91,3 +92,40 @@ def test_attack_beats_the_theorem_and_not_the_claim(exclusion):
     for name in [a.name for a in accountants_for(mechanism) if a.reason is None]:
         assert account(mechanism, epsilon=EPSILON, accountant=name).delta >= found - 6 * error
     assert account(mechanism, epsilon=EPSILON).delta >= expected
+
+
+def accusations(scheme):
+    """How often the same attacker believes to see a draw of u's, and is right; of ``RUNS`` runs."""
+    believed = right = 0
+    for run in range(RUNS):
+        first, second = scheme.stream(run)
+        groups = np.bincount((second[second >= 2] - 2) // NEIGHBOURS, minlength=2)
+        seen = {e for e in (0, 1) if groups[e] == 0}
+        believed += bool(seen)
+        right += bool(seen) and seen == {e for e in (0, 1) if e in first}
+    return believed, right
+
+
+def test_the_attack_finds_nothing_where_slots_are_public():
+    """The same graph and attacker, who reads every draw off the scheme that bars neighbors.
+
+    In a public slot u's neighbors are drawn whatever u drew: they are never silent (a chance of
+    2 * 0.9^400 a run), and no more of them are there after a draw of u's than without one.
+    """
+    broken = scheme("sampling")
+    drawn = sum(bool((next(broken.stream(run)) < 2).any()) for run in range(RUNS))
+    assert accusations(broken)[1] > 0.99 * drawn
+    partition = GraphPartition.of_graph(shared_graph(), cycle=1)
+    members = shared_graph().examples
+    sound = UserCyclic(partition=partition, batch_size=P * members, steps=2)
+    assert accusations(sound) == (0, 0)
+    runs, excess = np.zeros(2), np.zeros(2)
+    for run in range(RUNS):
+        first, second = sound.stream(run)
+        own = int((first < 2).any())
+        runs[own] += 1
+        excess[own] += np.count_nonzero(second >= 2) - P * (members - 2)
+    assert (np.abs(excess) <= 6 * np.sqrt(runs * (members - 2) * P * (1 - P))).all()
+    # Hidden draws, both steps: more than the theorem's chain, whose second draw may be barred.
+    mechanism = MatrixMechanism(scheme=sound, strategy=Identity(), noise_multiplier=SIGMA)
+    assert account(mechanism, epsilon=EPSILON).delta >= claimed_by_the_theorem()
