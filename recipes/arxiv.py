@@ -37,12 +37,13 @@ from recipes.task import Export, Task
 
 @dataclasses.dataclass
 class DataSettings:
-    """The snapshot, and which of its papers are used.
+    """The papers, and which of them are used.
 
     Attributes:
-        path: the snapshot, arxiv-metadata-oai-snapshot.json: one JSON object a line.
+        path: the snapshot, arxiv-metadata-oai-snapshot.json (one JSON object a line), or a folder
+            with the tables (.tsv, .tsv.xz, .tsv.zip) of the archive staeiou/arxiv_archive.
         cache_dir: folder in which what was read and tokenized is kept.
-        tokenizer: a folder, or a name on the hub. It must not have been trained on the snapshot.
+        tokenizer: a folder, or a name on the hub. It must not have been trained on these papers.
         max_length: tokens of an abstract; what is longer is cut.
         test_size: papers held out.
         max_examples: k, the most training examples of an author, copies counted.
@@ -128,7 +129,7 @@ class ArxivSettings(RunSettings):
             ValueError: naming the field, the value and the remedy.
         """
         for name, what in (
-            ("path", "the snapshot, arxiv-metadata-oai-snapshot.json"),
+            ("path", "the snapshot, arxiv-metadata-oai-snapshot.json, or a folder of tables"),
             ("tokenizer", "a folder with a tokenizer, or its name on the hub"),
         ):
             if getattr(self.data, name) is None:

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.sampling import AttributionGraph, BoundedGraph
+from recipes.data.arxiv_archive import is_archive, read_archive
+from recipes.data.arxiv_cached import Snapshot
 from recipes.data.arxiv_categories import CLASSES
-from recipes.data.arxiv_snapshot import Snapshot, read_snapshot
+from recipes.data.arxiv_snapshot import read_snapshot
 from recipes.data.arxiv_tokens import Vocabulary, load_tokenizer, tokenise, vocabulary_of
 
 Rows = npt.NDArray[np.int64]
@@ -80,7 +82,7 @@ def arxiv(
     guarantee. Held-out papers are not protected at all, also where a training author wrote them.
 
     Args:
-        path: the metadata snapshot; see ``recipes.data.arxiv_snapshot.read_snapshot``.
+        path: the metadata; see ``read_papers``.
         tokenizer: folder or hub name; see ``recipes.data.arxiv_tokens.load_tokenizer``.
         cache_dir: where arrow files are kept.
         test_size, max_examples, duplicates, max_neighbors, seed: see ``select_papers``.
@@ -92,7 +94,7 @@ def arxiv(
         ValueError, FileNotFoundError: with the remedy; the tokenizer is looked for first.
     """
     loaded = load_tokenizer(tokenizer, offline=offline)
-    snapshot = read_snapshot(path, cache_dir=cache_dir, on_error=on_error)
+    snapshot = read_papers(path, cache_dir=cache_dir, on_error=on_error)
     chosen = select_papers(
         snapshot,
         test_size=test_size,
@@ -120,6 +122,24 @@ def arxiv(
         vocabulary=vocabulary_of(loaded),
         notes=snapshot.report.notes,
     )
+
+
+def read_papers(
+    path: str | pathlib.Path, *, cache_dir: str | pathlib.Path, on_error: str = "stop"
+) -> Snapshot:
+    """The papers of a file of JSON lines, or of a folder (or one file) of tables.
+
+    Args:
+        path: see ``recipes.data.arxiv_snapshot.read_snapshot`` and
+            ``recipes.data.arxiv_archive.read_archive``.
+        cache_dir: where what was read is kept.
+        on_error: ``"stop"`` or ``"skip"``.
+
+    Raises:
+        ValueError, FileNotFoundError: as they do.
+    """
+    read = read_archive if is_archive(path) else read_snapshot
+    return read(path, cache_dir=cache_dir, on_error=on_error)
 
 
 def select_papers(

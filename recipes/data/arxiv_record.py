@@ -1,12 +1,16 @@
-"""One line of the arXiv metadata snapshot: a paper, or the reason why it is none."""
+"""One line of the arXiv snapshot or archive: a paper, or the reason why it is none."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from recipes.data.arxiv_categories import class_of
+
+ROW_FIELDS = ("arxiv_id", "author_text", "categories", "abstract")
+"""Columns that a table of the archive must have."""
 
 
 class BadRecord(ValueError):
@@ -54,6 +58,32 @@ def parse_line(line: bytes) -> Paper:
     return paper
 
 
+def parse_row(row: Mapping[str, str]) -> Paper:
+    """The paper of one row of a table of the archive (``recipes.data.arxiv_archive``).
+
+    Its names are forenames and family name in one text, and suffixes are not given: "A. Smith" and
+    "A. Smith Jr" are one author there, which is safe (see ``author_identity``).
+
+    Args:
+        row: the fields by the name of their column, ``ROW_FIELDS`` among them.
+
+    Raises:
+        BadRecord: if a field is empty, or the authors are not as many as ``num_authors`` says.
+    """
+    for field in ROW_FIELDS:
+        if not row[field].strip():
+            raise BadRecord(f"its field {field!r} is empty")
+    entries = row["author_text"].split(", ")
+    if (stated := row.get("num_authors", "").strip()) and stated != str(len(entries)):
+        raise BadRecord(f"its 'author_text' has {len(entries)} names and 'num_authors' is {stated}")
+    return Paper(
+        id=row["arxiv_id"].strip(),
+        authors=_distinct(([entry] for entry in entries), "author_text"),
+        abstract=row["abstract"],
+        label=class_of(row["categories"].replace(",", " ")),
+    )
+
+
 def author_identity(parts: list[str]) -> str:
     """The user that an entry of ``authors_parsed`` stands for: last name, first name, suffix.
 
@@ -85,12 +115,17 @@ def _authors(entries: Any) -> list[str]:
         raise BadRecord(f"its field 'authors_parsed' is no list but {type(entries).__name__}")
     if not entries:
         raise BadRecord("it has no authors: the field 'authors_parsed' is empty")
-    names: dict[str, None] = {}
     for number, entry in enumerate(entries, 1):
         if not isinstance(entry, list) or not all(isinstance(part, str) for part in entry):
             raise BadRecord(f"author {number} in 'authors_parsed' is no list of texts")
+    return _distinct(entries, "authors_parsed")
+
+
+def _distinct(entries: Iterable[list[str]], field: str) -> list[str]:
+    names: dict[str, None] = {}
+    for number, entry in enumerate(entries, 1):
         name = author_identity(entry)
         if not name:
-            raise BadRecord(f"author {number} in 'authors_parsed' has no name")
+            raise BadRecord(f"author {number} in {field!r} has no name")
         names[name] = None
     return list(names)

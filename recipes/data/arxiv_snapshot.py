@@ -1,4 +1,4 @@
-"""The arXiv metadata snapshot: read once as a stream, then a memory-mapped arrow file.
+"""The arXiv metadata snapshot of JSON lines, read as a stream.
 
 The snapshot (https://www.kaggle.com/datasets/Cornell-University/arxiv; Clement et al. 2019,
 arXiv:1905.00075) holds one JSON object a line.
@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import os
 import pathlib
-import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from tqdm import tqdm
 
+from recipes.data.arxiv_cached import SHOWN, Snapshot, cached, check_on_error
 from recipes.data.arxiv_record import BadRecord, Paper, parse_line
-from recipes.data.cache import cache_folder
-from recipes.data.packages import package
 
 FORMAT = 1  # of the cached files; raise it with any change of what a line is read as
-ON_ERROR = ("stop", "skip")
-SHOWN = 10  # skipped lines that are named
-_BATCH = 4096  # papers in memory at once
 _CHUNK = 2**20
 
 
@@ -56,17 +48,6 @@ class SnapshotReport:
         return (f"{self.skipped} lines of the snapshot were skipped ({named}{more})",)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """The papers of a file, in its order, as a ``datasets.Dataset`` that is memory-mapped.
-
-    Columns: those of ``recipes.data.arxiv_record.Paper``.
-    """
-
-    papers: Any
-    report: SnapshotReport
-
-
 def read_snapshot(
     path: str | pathlib.Path, *, cache_dir: str | pathlib.Path, on_error: str = "stop"
 ) -> Snapshot:
@@ -87,27 +68,25 @@ def read_snapshot(
         ValueError: for a bad line (its number and the reason), a file that is empty or one JSON
             array, or one that changes while it is read.
     """
-    if on_error not in ON_ERROR:
-        raise ValueError(f"on_error={on_error!r}: choose one of {', '.join(ON_ERROR)}")
+    check_on_error(on_error)
     path = pathlib.Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file of JSON lines in it")
     if not path.is_file():
         raise FileNotFoundError(
-            f"no arXiv snapshot {path}; download arxiv-metadata-oai-snapshot.json and give its path"
+            f"no arXiv snapshot {path}; download arxiv-metadata-oai-snapshot.json and give its "
+            "path, or that of a folder with the tables of the arXiv archive"
         )
     _check_start(path)
-    datasets = package("datasets")
-    cache = cache_folder(cache_dir)
     sha256 = _hash(path)
-    arrow = cache / f"snapshot-v{FORMAT}-{on_error}-{sha256[:32]}.arrow"
-    beside = arrow.with_suffix(".json")
-    if not (arrow.is_file() and beside.is_file()):
-        report = _convert(path, arrow, skip=on_error == "skip", sha256=sha256)
-        _write(beside, json.dumps(dataclasses.asdict(report)))
-    fields = json.loads(beside.read_text(encoding="utf-8"))
+
+    def read(write: Callable[[Iterable[Paper]], None]) -> SnapshotReport:
+        return _read(path, write, skip=on_error == "skip", sha256=sha256)
+
+    name = f"snapshot-v{FORMAT}-{on_error}-{sha256[:32]}"
+    papers, fields = cached(name, cache_dir=cache_dir, read=read)
     fields["first_skipped"] = tuple((number, why) for number, why in fields["first_skipped"])
-    return Snapshot(papers=datasets.Dataset.from_file(str(arrow)), report=SnapshotReport(**fields))
+    return Snapshot(papers=papers, report=SnapshotReport(**fields))
 
 
 def _check_start(path: pathlib.Path) -> None:
@@ -171,20 +150,18 @@ class _Lines:
             self.first_skipped.append((number, reason))
 
 
-def _convert(path: pathlib.Path, arrow: pathlib.Path, *, skip: bool, sha256: str) -> SnapshotReport:
-    """Write the papers to ``arrow``, which appears whole or not at all."""
+def _read(
+    path: pathlib.Path, write: Callable[[Iterable[Paper]], None], *, skip: bool, sha256: str
+) -> SnapshotReport:
     lines = _Lines(path, skip=skip)
-    with tempfile.TemporaryDirectory(dir=arrow.parent, prefix="snapshot-") as folder:
-        temporary = pathlib.Path(folder) / arrow.name
-        _write_arrow(temporary, lines)
-        if lines.sha.hexdigest() != sha256:
-            raise ValueError(f"{path} changed while it was read; start again when it is complete")
-        if not lines.papers:
-            raise ValueError(
-                f"{path} holds no usable paper: {lines.skipped} lines were skipped, the first "
-                f"ones {lines.first_skipped}"
-            )
-        temporary.replace(arrow)
+    write(lines)
+    if lines.sha.hexdigest() != sha256:
+        raise ValueError(f"{path} changed while it was read; start again when it is complete")
+    if not lines.papers:
+        raise ValueError(
+            f"{path} holds no usable paper: {lines.skipped} lines were skipped, the first "
+            f"ones {lines.first_skipped}"
+        )
     return SnapshotReport(
         sha256=sha256,
         papers=lines.papers,
@@ -192,37 +169,3 @@ def _convert(path: pathlib.Path, arrow: pathlib.Path, *, skip: bool, sha256: str
         skipped=lines.skipped,
         first_skipped=tuple(lines.first_skipped),
     )
-
-
-def _write_arrow(target: pathlib.Path, papers: _Lines) -> None:
-    pa, ipc = package("pyarrow"), package("pyarrow.ipc")
-    schema = pa.schema(
-        {
-            "id": pa.string(),
-            "authors": pa.list_(pa.string()),
-            "abstract": pa.string(),
-            "label": pa.int16(),
-        }
-    )
-    batch: list[Paper] = []
-    with ipc.new_stream(str(target), schema) as writer:
-
-        def write() -> None:
-            columns = zip(*batch, strict=True)
-            arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
-            writer.write_batch(pa.record_batch(arrays, schema=schema))
-            batch.clear()
-
-        for paper in papers:
-            batch.append(paper)
-            if len(batch) == _BATCH:
-                write()
-        if batch:
-            write()
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""Small files in the real formats: a metadata snapshot, a tokenizer, a tiny BERT's configuration.
+"""Small files in the real formats: a metadata snapshot or archive, a tokenizer, a tiny BERT.
 
 The abstracts are made of the words of their category, so that both heads have something to learn;
 few authors write much and most write little, as on arXiv.
@@ -6,9 +6,13 @@ few authors write much and most write little, as on arXiv.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
+import lzma
 import pathlib
+import zipfile
 from typing import Any
 
 import numpy as np
@@ -96,6 +100,81 @@ def make_papers(*, papers: int, authors: int, seed: int = 0) -> list[dict[str, A
 def write_lines(path: pathlib.Path, records: list[Any]) -> None:
     """One JSON value a line."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+COLUMNS = (
+    "abstract",
+    "acm_class",
+    "arxiv_id",
+    "author_text",
+    "categories",
+    "comments",
+    "created",
+    "doi",
+    "num_authors",
+    "num_categories",
+    "primary_cat",
+    "title",
+    "updated",
+)
+
+
+def archive_row(record: dict[str, Any], **changes: str) -> dict[str, str]:
+    """The snapshot's record as a row of the archive, which has a comment over two lines.
+
+    The archive knows no suffixes; here they are numbers that tell authors apart, and are kept.
+    """
+    categories = record["categories"].split()
+    names = [f"{first} {last}{suffix}" for last, first, suffix, *_ in record["authors_parsed"]]
+    return {
+        "abstract": " ".join(record["abstract"].split()),
+        "acm_class": "",
+        "arxiv_id": record["id"],
+        "author_text": ", ".join(names),
+        "categories": ",".join(categories),
+        "comments": 'the "second"\n  version',
+        "created": f"20{10 + int(record['id'][-2:]) % 3}-05-01",
+        "doi": "",
+        "num_authors": str(len(names)),
+        "num_categories": str(len(categories)),
+        "primary_cat": categories[0],
+        "title": record["title"],
+        "updated": "",
+        **changes,
+    }
+
+
+def table(rows: list[dict[str, str]], *, more: tuple[str, ...] = ("created_ym",)) -> bytes:
+    """Rows as pandas writes them: a first column without a name, and quotes where needed."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n")
+    writer.writerow(["", *COLUMNS, *more])
+    for number, row in enumerate(rows):
+        writer.writerow([1000 + 7 * number, *(row[name] for name in COLUMNS), *["x"] * len(more)])
+    return text.getvalue().encode()
+
+
+def write_table(path: pathlib.Path, content: bytes) -> pathlib.Path:
+    """The table as ``path``'s suffix says: plain, .xz or .zip."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".xz":
+        path.write_bytes(lzma.compress(content))
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr(f"processed_data/{path.stem}", content)
+    else:
+        path.write_bytes(content)
+    return path
+
+
+def write_archive(folder: pathlib.Path, rows: list[dict[str, str]]) -> pathlib.Path:
+    """A table for each category, in one dump's folder below ``folder``."""
+    named = {name for row in rows for name in row["categories"].split(",")}
+    for name in sorted(named):
+        own = [row for row in rows if name in row["categories"].split(",")]
+        path = folder / "processed_data" / "20200101" / "per_category" / f"{name}.tsv.xz"
+        write_table(path, table(own))
+    return folder
 
 
 def write_tokenizer(folder: pathlib.Path, texts: list[str], *, size: int = 400) -> int:

@@ -13,7 +13,12 @@ from dptrain.mechanism import MatrixMechanism
 from recipes.arxiv import main
 from recipes.command import INTERRUPTED
 from recipes.runfolder import load_checkpoint, read_metrics
-from tests.helpers.arxiv_files import write_arxiv_files, write_lines
+from tests.helpers.arxiv_files import (
+    archive_row,
+    write_archive,
+    write_arxiv_files,
+    write_lines,
+)
 from tests.helpers.stopping import ctrl_c, stop_at
 
 
@@ -98,6 +103,19 @@ def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, mon
     assert ours["ledger"] == theirs["ledger"]
     for name, value in theirs["module"].items():
         assert torch.equal(ours["module"][name], value), name
+
+
+def test_a_folder_of_tables_is_trained_on_like_the_snapshot(files, tiny, tmp_path):
+    records = [json.loads(line) for line in files.snapshot.read_text().splitlines()]
+    rows = [archive_row(record) for record in records]
+    folder = write_archive(tmp_path / "archive", [*rows[1:], {**rows[0], "author_text": ""}])
+    arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny, *NARROW]
+    arguments += [f"data.path={folder}", "data.on_error=skip", "plots=false"]
+    arguments += ["privacy.epsilon=null", "privacy.noise_multiplier=1"]
+    assert main(arguments) == 0
+    summary = (tmp_path / "run" / "summary.txt").read_text()
+    assert "for each user with up to 2 training examples" in summary
+    assert "lines of the archive were skipped" in summary
 
 
 def _edited(edit):

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from recipes.data import arxiv_snapshot
+from recipes.data import arxiv_cached, arxiv_snapshot
 from recipes.data.arxiv_categories import ARCHIVES, CLASSES, SUBSUMED, class_of
 from recipes.data.arxiv_record import BadRecord, author_identity, parse_line
 from recipes.data.arxiv_snapshot import read_snapshot
@@ -121,7 +121,7 @@ def _write(path, lines):
 
 def test_a_bad_line_stops_with_its_number_or_is_skipped_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(arxiv_snapshot, "SHOWN", 2)
-    monkeypatch.setattr(arxiv_snapshot, "_BATCH", 3)
+    monkeypatch.setattr(arxiv_cached, "_BATCH", 3)
     good = _line()
     file = _write(tmp_path / "x.jsonl", [good, b"", *[good] * 6, b"{", good, b"3", good, b"7"])
     cache = tmp_path / "cache"
