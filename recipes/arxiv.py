@@ -16,8 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
+from pydantic import Field
+
 from recipes.command import run_recipe
-from recipes.config import one_of
+from recipes.config import Count, one_of
 from recipes.data.arxiv import ArxivData, arxiv
 from recipes.data.arxiv_tokens import load_tokenizer
 from recipes.models.bert import CATEGORY, HEADS, MASKED_TOKENS, BertSizes, bert, export
@@ -58,12 +60,12 @@ class DataSettings:
     path: str | None = None
     cache_dir: str = "cache/arxiv"
     tokenizer: str | None = None
-    max_length: int = 128
-    test_size: int = 200_000
-    max_examples: int = 2
+    max_length: Annotated[int, Field(ge=3)] = 128
+    test_size: Count = 200_000
+    max_examples: Count = 2
     duplicates: bool = True
-    max_neighbors: int | None = None
-    seed: int = 0
+    max_neighbors: Count | None = None
+    seed: Annotated[int, Field(ge=0)] = 0
     on_error: Annotated[str, one_of(("stop", "skip"))] = "stop"
     offline: bool = False
 
@@ -90,12 +92,12 @@ class ModelSettings:
     head: Annotated[str, one_of(HEADS)] = MASKED_TOKENS
     pretrained: bool = True
     tied: bool = True
-    dropout: float | None = None
-    hidden_size: int = 128
-    layers: int = 2
-    heads: int = 2
-    intermediate_size: int = 512
-    seed: int = 0
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    hidden_size: Count = 128
+    layers: Count = 2
+    heads: Count = 2
+    intermediate_size: Count = 512
+    seed: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclasses.dataclass
@@ -117,6 +119,7 @@ class ArxivSettings(RunSettings):
     )
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.path", "data.cache_dir")
     paths_or_names: ClassVar[tuple[str, ...]] = ("data.tokenizer", "model.source")
+    knows_users: ClassVar[bool] = True
 
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)

@@ -72,10 +72,10 @@ class PrivacySettings:
         regenerate_noise: draw past noise again instead of keeping it; BISR and BandInvMF only.
     """
 
-    epsilon: float | None = 8.0
-    delta: float | None = None
-    noise_multiplier: float | None = None
-    max_grad_norm: float = 1.0
+    epsilon: Positive | None = 8.0
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    noise_multiplier: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    max_grad_norm: Positive = 1.0
     accountant: str | None = None
     certificates: str | None = None
     secure: bool = False
@@ -161,6 +161,8 @@ class RunSettings:
     # What is not published: paths, and what may be a path as well as a name on the hub.
     paths: ClassVar[tuple[str, ...]] = PATHS
     paths_or_names: ClassVar[tuple[str, ...]] = ()
+    # Whether the recipe's data say which users an example belongs to.
+    knows_users: ClassVar[bool] = False
 
     scheme: dict[str, Any] = dataclasses.field(
         default_factory=lambda: {"type": "MinSep", "batch_size": 128.0, "min_sep": 8},
@@ -179,10 +181,10 @@ class RunSettings:
     epochs: Positive | None = None
     simulate: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     grad_sample_mode: str = "bookkeeping"
-    max_physical_batch_size: int | None = None
+    max_physical_batch_size: Count | None = None
     num_workers: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
     threads: Count | None = None
     debug_norms: bool = False
     evaluate_every: Count = 50
@@ -217,7 +219,7 @@ class RunSettings:
             )
         self.build_strategy()
         self.build_clipping()
-        check_scheme(self.scheme)
+        check_scheme(self.scheme, users=self.knows_users, steps=self.steps)
         if (nominal := self.scheme.get("nominal_size")) is not None:
             raise ValueError(
                 f"scheme.nominal_size={nominal}: it keeps the number of examples private, which "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from dptrain.configuration.typed import named_type, stated_fields
 from dptrain.sampling import (
@@ -20,6 +23,8 @@ SIZES = ("batch_size", "epoch_length")
 """Fields that every scheme has in a configuration, of which exactly one is stated."""
 
 _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated
+
+_STAND_IN = 4096  # examples of the graph that stands in for one that has not been read
 
 
 def expected_batch_size(settings: Mapping[str, Any], dataset_size: int) -> float:
@@ -55,14 +60,62 @@ def stated_size(settings: Mapping[str, Any], dataset_size: int) -> int:
     return public_size("scheme", dataset_size, settings.get("nominal_size"))
 
 
-def check_scheme(settings: Mapping[str, Any]) -> None:
-    """Refuse what can be seen to be wrong without the data: type, names of fields, batch size.
+def check_scheme(
+    settings: Mapping[str, Any], *, users: bool | None = None, steps: int | None = None
+) -> None:
+    """Refuse what can be seen to be wrong without the data, which may take minutes to read.
+
+    That is the type, names of fields and the batch size; of a scheme of users also the values of
+    its fields, which it is made with over a small graph that stands in for the real one. What only
+    ``for_batch_size`` reads is not checked, as finding a probability may take long.
+
+    Args:
+        settings: as for ``build_scheme``.
+        users: whether the users of the examples will be known; ``None``: not known yet.
+        steps: n, if it is known already.
 
     Raises:
         ValueError: naming the field, the value and what is known instead.
     """
-    _stated(settings)
+    _, parameters, stated = _stated(settings)
     expected_batch_size(settings, 1)
+    if users is not None:
+        _check_users(settings["type"], parameters, users=users)
+    if "graph" not in parameters:
+        return
+    member = scheme_types()[settings["type"]]
+    # The smallest batches: what the real graph decides is left to it.
+    known = {"batch_size": 1, "probability": 1.0, "graph": _stand_in(), "steps": steps or 1_000_000}
+    own = inspect.signature(member).parameters
+    fields = {key: value for key, value in {**known, **stated}.items() if key in own}
+    if any(own[key].default is inspect.Parameter.empty and key not in fields for key in own):
+        return  # a scheme that is made in another way
+    try:
+        member(**fields)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scheme: {error}") from error
+
+
+@functools.cache
+def _stand_in() -> AttributionGraph:
+    """Users with an example each."""
+    own = np.arange(_STAND_IN)
+    return AttributionGraph.from_pairs(own.tolist(), own.tolist(), dataset_size=_STAND_IN)
+
+
+def _check_users(name: str, parameters: Mapping[str, Any], *, users: bool) -> None:
+    """Refuse a scheme of users where none are known, and one of examples where they are."""
+    if "graph" in parameters and not users:
+        raise ValueError(
+            f"scheme.type={name} needs to know the users of every example, and this data set has "
+            "none; choose another scheme"
+        )
+    if users and "graph" not in parameters:
+        of_users = [each for each, kind in scheme_types().items() if issubclass(kind, UserScheme)]
+        raise ValueError(
+            f"scheme.type={name} would protect single examples, and the users of this data set "
+            f"have several; choose {' or '.join(of_users)}"
+        )
 
 
 def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Parameter], dict]:
@@ -98,17 +151,7 @@ def build_scheme(
     """
     make, parameters, fields = _stated(settings)
     name = settings["type"]
-    if "graph" in parameters and graph is None:
-        raise ValueError(
-            f"scheme.type={name} needs to know the users of every example, and this data set has "
-            "none; choose another scheme"
-        )
-    if graph is not None and "graph" not in parameters:
-        of_users = [each for each, kind in scheme_types().items() if issubclass(kind, UserScheme)]
-        raise ValueError(
-            f"scheme.type={name} would protect single examples, and the users of this data set "
-            f"have several; choose {' or '.join(of_users)}"
-        )
+    _check_users(name, parameters, users=graph is not None)
     size = expected_batch_size(settings, dataset_size) / divisor
     fields["batch_size"] = (
         round(size) if parameters["batch_size"].annotation in ("int", int) else size

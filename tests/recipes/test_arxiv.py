@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -116,6 +117,41 @@ def test_a_folder_of_tables_is_trained_on_like_the_snapshot(files, tiny, tmp_pat
     summary = (tmp_path / "run" / "summary.txt").read_text()
     assert "for each user with up to 2 training examples" in summary
     assert "lines of the archive were skipped" in summary
+
+
+MISTAKES = [
+    (["steps=8"], "bands=16 exceeds the 8 steps"),
+    (["scheme.min_sep=0"], "min_sep=0 must be at least 1"),
+    (["scheme.min_sep=two"], "min_sep='two' must be an integer"),
+    (["scheme.exclusion=all"], "exclusion='all' must be one of"),
+    (["scheme.burn_in=-1"], "burn_in=-1 must be at least 0"),
+    (["scheme.type=Poisson"], "would protect single examples.*UserFixed or UserMinSep"),
+    (
+        ["scheme.type=UserFixed", "scheme.min_sep=2", "scheme.max_participations=0"],
+        "max_participations=0 must be at least 1",
+    ),
+    (["privacy.epsilon=-1"], "privacy.epsilon=-1: it should be greater than 0"),
+    (["privacy.delta=2"], "privacy.delta=2: it should be less than 1"),
+    (["privacy.max_grad_norm=0"], "privacy.max_grad_norm=0"),
+    (["max_physical_batch_size=0"], "max_physical_batch_size=0"),
+    (["seed=-1"], "seed=-1"),
+    (["data.test_size=0"], "data.test_size=0"),
+    (["data.max_examples=0"], "data.max_examples=0"),
+    (["data.max_neighbors=0"], "data.max_neighbors=0"),
+    (["data.max_length=2"], "data.max_length=2"),
+    (["model.dropout=1"], "model.dropout=1"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), MISTAKES)
+def test_mistakes_are_refused_before_anything_is_read(
+    tiny, tmp_path, monkeypatch, capsys, change, reason
+):
+    """Reading, bounding and tokenizing take minutes at size."""
+    monkeypatch.setattr("recipes.arxiv.arxiv", lambda *_, **__: pytest.fail("the data was read"))
+    arguments = ["--config", CONFIG, "--output", str(tmp_path / "run"), *tiny]
+    assert main([*arguments, "scheme.batch_size=1024", "steps=1000", *change]) == 2
+    assert re.search(reason, capsys.readouterr().err)
 
 
 def _edited(edit):
