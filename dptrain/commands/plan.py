@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, write_json
-from dptrain.planning import DEFAULT_BANDS, Question, compare, training_yaml
+from dptrain.planning import (
+    BOUNDS,
+    DEFAULT_BANDS,
+    Question,
+    compare,
+    plan_users,
+    training_yaml,
+)
+from dptrain.sampling import AttributionGraph
 from dptrain.strategies import PREFIX_SUMS, MomentumSGD
 
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -33,7 +41,17 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments that ``run`` reads."""
     parser.add_argument("--epsilon", type=float, required=True, help="target ε")
     parser.add_argument("--delta", type=float, help="target δ (default 1/(2N))")
-    parser.add_argument("--dataset-size", type=int, required=True, help="N, number of examples")
+    parser.add_argument("--dataset-size", type=int, help="N, number of examples")
+    parser.add_argument(
+        "--users",
+        type=pathlib.Path,
+        help="instead of --dataset-size: a text file with a line for every example, its users' ids "
+        "separated by blanks; compares what protects users",
+    )
+    parser.add_argument(
+        "--bounds", type=int, nargs="+", help="with --users: most examples of a user that are tried"
+        f" (default {' '.join(map(str, BOUNDS))})",
+    )  # fmt: skip
     parser.add_argument("--batch-size", type=float, required=True, help="B̄, expected")
     parser.add_argument("--epochs", type=float, help="expected passes over the data")
     parser.add_argument("--steps", type=int, help="instead of --epochs")
@@ -76,6 +94,13 @@ def run(
     usage: str | None = None,
 ) -> None:
     """Compare schemes and strategies at equal privacy, and write the YAML to train the best."""
+    if (options.users is None) == (options.dataset_size is None):
+        raise ValueError("give exactly one of --dataset-size and --users")
+    if options.users is not None:
+        _plan_users(options)
+        return
+    if options.bounds is not None:
+        raise ValueError("--bounds without --users: only users' examples are bounded")
     if options.dataset_size < 1:
         raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
     delta = 1 / (2 * options.dataset_size) if options.delta is None else options.delta
@@ -130,6 +155,47 @@ def run(
     )
     options.out.write_text(text, encoding="utf-8")
     print(f"configuration: {options.out}")
+
+
+# Arguments that say nothing about a plan for users, with what they are if they are not given.
+_NOT_FOR_USERS = {
+    "buffers": 3, "physical_batch_size": None, "memory": None, "fixed_size": False,
+    "accountant": None, "slow": False, "certify": False, "certificates": None, "out": None,
+}  # fmt: skip
+
+
+def _plan_users(options: argparse.Namespace) -> None:
+    """Compare what protects the users of a file."""
+    for name, usual in _NOT_FOR_USERS.items():
+        if getattr(options, name) != usual:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} with --users: users are compared without it; leave it out")
+    check_outputs(options.json, plot=options.plot)
+    with options.users.open(encoding="utf-8") as lines:
+        graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
+    if (options.epochs is None) == (options.steps is None):
+        raise ValueError("give exactly one of --epochs and --steps")
+    if not options.batch_size.is_integer():
+        raise ValueError(f"--batch-size {options.batch_size:g}: with --users it is a whole number")
+    size = int(options.batch_size)
+    steps = options.steps or max(1, round(options.epochs * graph.examples / size))
+    plan = plan_users(
+        graph,
+        epsilon=options.epsilon,
+        delta=1 / (2 * graph.users) if options.delta is None else options.delta,
+        batch_size=size,
+        steps=steps,
+        bounds=options.bounds or BOUNDS,
+        max_bands=DEFAULT_BANDS if options.max_bands is None else options.max_bands,
+        workload=MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS,
+    )
+    print(plan)
+    write_json(options.json, plan.to_dict())
+    if options.plot is not None:
+        from dptrain.reporting import plot_user_plan
+
+        plot_user_plan(plan, options.plot)
+        print(f"plot: {options.plot}")
 
 
 def _command(program: str, options: argparse.Namespace) -> str:

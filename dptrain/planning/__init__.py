@@ -7,8 +7,10 @@ from dptrain.planning.configuration_text import training_yaml
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, compare_strategies
+from dptrain.planning.users import BOUNDS, UserPlan, UserRow, plan_users
 
 __all__ = [
+    "BOUNDS",
     "DEFAULT_BANDS",
     "AmplifiedChoice",
     "Candidate",
@@ -17,8 +19,11 @@ __all__ = [
     "Question",
     "Skipped",
     "StrategyTable",
+    "UserPlan",
+    "UserRow",
     "amplified_band_mf",
     "compare",
     "compare_strategies",
+    "plan_users",
     "training_yaml",
 ]

@@ -3,7 +3,14 @@
 from dptrain.reporting.individual_groups import GroupRow, GroupTable
 from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 from dptrain.reporting.individual_report import IndividualReport
-from dptrain.reporting.plots import figure_of, plot_attacks, plot_graph, plot_strategies, save
+from dptrain.reporting.plots import (
+    figure_of,
+    plot_attacks,
+    plot_graph,
+    plot_strategies,
+    plot_user_plan,
+    save,
+)
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.published_profile import as_shown, rows_of
@@ -29,6 +36,7 @@ __all__ = [
     "plot_plan",
     "plot_privacy",
     "plot_strategies",
+    "plot_user_plan",
     "privacy_report",
     "rows_of",
     "save",

@@ -11,8 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
-from dptrain.planning import StrategyTable
+from dptrain.planning import StrategyTable, UserPlan
 from dptrain.reporting.published_profile import as_shown
+from dptrain.sampling import GraphPartition
 from dptrain.sampling.users import GraphStatistics
 from dptrain.strategies import noise_autocorrelation
 
@@ -214,13 +215,27 @@ def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int
     save(figure, path)
 
 
-def plot_graph(statistics: GraphStatistics, path: str | pathlib.Path) -> None:
+def plot_graph(
+    statistics: GraphStatistics,
+    path: str | pathlib.Path,
+    partition: GraphPartition | None = None,
+) -> None:
     """Draw examples per user before and after bounding, and neighborhood sizes, to an image file.
+
+    With a partition, also what it had to cut: the sizes of connected components against that of a
+    part, and how many examples every slot has and how many were dropped.
+
+    Args:
+        statistics: of the bounded graph.
+        path: image file; its suffix chooses the format.
+        partition: of the same graph, with its slots.
 
     Raises:
         ModuleNotFoundError: if matplotlib is missing.
     """
-    figure, (left, right) = figure_of(2)
+    figure, (left, right, *more) = figure_of(2 if partition is None else 4)
+    if partition is not None:
+        _draw_partition(partition, *more)
     before, after = statistics.examples_per_user_before, statistics.examples_per_user
     left.plot(
         before.values, before.counts, ".", color="dimgray", markersize=5, zorder=4, label="before"
@@ -301,3 +316,91 @@ def save(figure: Any, path: str | pathlib.Path) -> None:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def _draw_partition(partition: GraphPartition, components: Any, slots: Any) -> None:
+    """Two panels: what had to be cut, and what came of it."""
+    sizes = partition.component_sizes()
+    parts = partition.cycle // partition.spread
+    largest = partition.graph.examples / parts
+    whole = sizes.values <= largest
+    for chosen, color, label in (
+        (whole, "tab:green", "whole"),
+        (~whole, "tab:red", "larger than a part: cut"),
+    ):
+        if chosen.any():
+            components.vlines(
+                sizes.values[chosen], 0.5, sizes.counts[chosen], color=color, linewidth=1.5
+            )
+            components.plot(
+                sizes.values[chosen], sizes.counts[chosen], "o", color=color, markersize=4,
+                label=label,
+            )  # fmt: skip
+    components.axvline(largest, color="black", linestyle=":", label=f"a part, {largest:,.0f}")
+    components.set_xscale("log")
+    components.set_yscale("log")
+    components.set_ylim(bottom=0.5, top=20 * components.get_ylim()[1])
+    components.set_xlabel("examples of a connected component")
+    components.set_ylabel("components")
+    components.legend(loc="upper right", framealpha=1)
+    slots.bar(range(partition.cycle), partition.sizes, width=1.0, color="tab:green")
+    slots.set_xlabel("slot")
+    slots.set_ylabel("examples")
+    slots.set_title(
+        f"cycle {partition.cycle}, spread {partition.spread}: {partition.dropped:,} of "
+        f"{partition.graph.examples:,} dropped",
+        fontsize=9,
+    )
+    slots.locator_params(axis="x", integer=True)
+    for ax in (components, slots):
+        ax.grid(visible=True, which="major", alpha=0.3)
+
+
+def plot_user_plan(plan: UserPlan, path: str | pathlib.Path) -> None:
+    """Draw what a plan for users compares: error over the share of data kept, by slots or steps.
+
+    Args:
+        plan: what ``plan_users`` returned.
+        path: image file; its suffix chooses the format.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+    """
+    from matplotlib import colormaps
+
+    figure, (ax,) = figure_of(1)
+    kinds = sorted({type(row.mechanism.scheme).__name__ for row in plan.rows})
+    bounds = sorted({(row.bound, row.duplicates) for row in plan.rows})
+    marks = dict(zip(kinds, "osD^vP", strict=False))
+    for place, (bound, copies) in enumerate(bounds):
+        color = colormaps["viridis"](place / max(1, len(bounds) - 1) * 0.9)
+        for kind in kinds:
+            rows = [
+                row
+                for row in plan.rows
+                if (row.bound, row.duplicates) == (bound, copies)
+                and type(row.mechanism.scheme).__name__ == kind
+            ]
+            if rows:
+                ax.plot(
+                    [row.kept for row in rows], [row.error for row in rows], marks[kind],
+                    color=color, markerfacecolor=color if copies else "none", markersize=6,
+                    label=f"{kind}, k={bound}{', copies' if copies else ''}",
+                )  # fmt: skip
+    best = plan.best
+    ax.plot(
+        best.kept, best.error, "*", color="black", markersize=16, markerfacecolor="none",
+        zorder=6, label="best",
+    )  # fmt: skip
+    ax.set_yscale("log")
+    ax.set_xlabel("share of the examples that are kept")
+    ax.set_ylabel("RMSE·σ/B̄ per unit of the clipping norm")
+    ax.grid(visible=True, which="both", alpha=0.3)
+    figure.set_figheight(6.0)
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", fontsize=7, ncols=3)
+    figure.suptitle(
+        f"ε = {plan.epsilon:g}, δ = {plan.delta:g} for a user, B̄ = {plan.batch_size}, "
+        f"{plan.steps} steps",
+        fontsize=10,
+    )
+    save(figure, path)

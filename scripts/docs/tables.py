@@ -426,6 +426,57 @@ def _user_level(tree: list[Mapping[str, Any]]) -> Table:
     return _by_accountant(tree, {"min_sep": "b", "sigma": "σ", "exclusion": "exclusion"})
 
 
+def _user_errors(tree: Mapping[str, Any]) -> Table:
+    """A scheme a row, ε in columns: the least error of its settings at each."""
+    epsilons = list(tree["table"][0]["error"])
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for each in tree["table"]:
+        kinds.setdefault(_user_scheme(each["scheme"]), []).append(each)
+    rows = []
+    for name, members in kinds.items():
+        best = {e: min(members, key=lambda each, e=e: each["error"][e]) for e in epsilons}
+        rows.append([name, *(f"{best[e]['error'][e]:.4f}" for e in epsilons)])
+    rows.sort(key=lambda row: row[-2])
+    return Table(["", *(f"ε = {e}" for e in epsilons)], rows)
+
+
+def _user_scheme(settings: Mapping[str, Any]) -> str:
+    name = f"`{settings['type']}`"
+    if settings["type"] == "UserCyclic":
+        return f"{name}, spread over {settings['spread']} slots" if "spread" in settings else name
+    if settings["type"] == "UserMinSep" and settings["min_sep"] == 1:
+        revealed = "accountant" in settings
+        return f"{name}, `min_sep=1`, " + ("draws revealed" if revealed else "draws hidden")
+    return name
+
+
+def _user_bounds(tree: Mapping[str, Any]) -> Table:
+    """The best scheme of every bound."""
+    best: dict[tuple[int, bool], Mapping[str, Any]] = {}
+    for each in tree["bounds"]:
+        key = (each["max_examples"], each["duplicates"])
+        if key not in best or each["error_over_kept"] < best[key]["error_over_kept"]:
+            best[key] = each
+    rows = [
+        [
+            str(k),
+            "yes" if copies else "no",
+            f"{each['kept']:.1%}",
+            _call(each["scheme"]),
+            str(each["strategy"].get("bands", 1)),
+            f"{each['error']:.4f}",
+            f"{each['error_over_kept']:.4f}",
+        ]
+        for (k, copies), each in sorted(best.items())
+    ]
+    return Table(["k", "copies", "kept", "scheme", "bands", "error", "error / kept"], rows)
+
+
+def _call(settings: Mapping[str, Any]) -> str:
+    rest = ", ".join(f"{name}={value}" for name, value in settings.items() if name != "type")
+    return f"`{settings['type']}({rest})`"
+
+
 def _by_accountant(tree: list[Mapping[str, Any]], keys: Mapping[str, str]) -> Table:
     """ε in a column for every accountant and a row for each value of the keys."""
     accountants = list(dict.fromkeys(each["accountant"] for each in tree))
@@ -654,6 +705,8 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _user_samplers,
         _user_accounting,
         _user_level,
+        _user_errors,
+        _user_bounds,
         _accounting,
         _accounting_peers,
         _accounting_scale,
@@ -669,7 +722,7 @@ _BENCHMARKS |= {
 }
 
 # Tables that take another part of a file.
-_FILES = {"utility_digits_sigma": "utility_digits"}
+_FILES = {"utility_digits_sigma": "utility_digits", "user_bounds": "user_errors"}
 _FILES |= {f"model_coverage_{name}": "model_coverage" for name in _MODEL_GROUPS}
 
 

@@ -16,7 +16,8 @@ from dptrain.sampling.scheme import Indices, SampledRun, Scheme
 from dptrain.sampling.schemes.drawing import mean_truncated_binomial, successes, truncate
 from dptrain.sampling.stream import SeededStream, index_dtype
 from dptrain.sampling.users.graph import AttributionGraph
-from dptrain.sampling.users.partition import GraphPartition, Method
+from dptrain.sampling.users.partition import GraphPartition
+from dptrain.sampling.users.partition.pieces import Method
 from dptrain.sampling.users.user_scheme import UserScheme, shared_examples
 
 

@@ -100,11 +100,13 @@ class UserMinSep(UserScheme):
     def representatives(cls, run: SampledRun) -> Mapping[str, Scheme]:
         """Users with examples of their own, and users who share theirs, under either rule."""
 
-        def of(graph: AttributionGraph, exclusion: Exclusion = "sampling") -> Scheme:
+        def of(
+            graph: AttributionGraph, exclusion: Exclusion = "sampling", min_sep: int | None = None
+        ) -> Scheme:
             return cls(
                 graph=graph,
                 probability=1.0 / run.epoch_length,
-                min_sep=run.separation,
+                min_sep=run.separation if min_sep is None else min_sep,
                 steps=run.steps,
                 batch_size=run.batch_size,
                 exclusion=exclusion,
@@ -115,6 +117,7 @@ class UserMinSep(UserScheme):
             "users share no example": of(own_examples(run.dataset_size)),
             "shared examples": of(shared),
             "exclusion='participation'": of(shared, "participation"),
+            "min_sep=1": of(shared, min_sep=1),
         }
 
     @classmethod

@@ -229,6 +229,7 @@ def test_every_scheme_is_made_for_a_batch_size():
         "MinSep": {"min_sep": 2},
         "UserMinSep": {"min_sep": 2, "graph": graph},
         "UserFixed": {"min_sep": 2, "graph": graph},
+        "UserCyclic": {"cycle": 2, "graph": graph},
     }
     schemes = [
         member

@@ -10,10 +10,9 @@ import pytest
 
 from dptrain.core.json_value import JsonValue
 from dptrain.sampling import AttributionGraph, GraphPartition
-from dptrain.sampling.users.partition import METHODS
 from dptrain.sampling.users.partition.coloring import colored
 from dptrain.sampling.users.partition.packing import cover, packed
-from dptrain.sampling.users.partition.pieces import components, conflicts
+from dptrain.sampling.users.partition.pieces import METHODS, components, conflicts
 from tests.helpers.user_graphs import LARGE, graph_of, random_lists
 from tests.oracles.small_graphs import small_graphs
 

@@ -14,6 +14,7 @@ from dptrain.core import JsonValue, checks
 from dptrain.sampling import fields
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.graph_edges import Offsets
+from dptrain.sampling.users.graph_statistics import Distribution
 from dptrain.sampling.users.partition.coloring import colored
 from dptrain.sampling.users.partition.packing import cover, imbalance, packed
 from dptrain.sampling.users.partition.pieces import (
@@ -269,6 +270,15 @@ class GraphPartition(JsonValue, family="graph partition"):
     def kept(self) -> int:
         """Number of examples with a slot."""
         return self.graph.examples - self.dropped
+
+    def component_sizes(self) -> Distribution:
+        """How many connected components there are of every size, in examples.
+
+        Raises:
+            ValueError: if the graph holds no edges.
+        """
+        label = components(self.graph.examples, *self.graph.by_user())
+        return Distribution.of(np.bincount(label))
 
     @property
     def max_per_slot(self) -> int:

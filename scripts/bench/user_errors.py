@@ -1,0 +1,148 @@
+"""What protecting every author of arXiv costs: schemes, bounds and bands at the same (ε, δ).
+
+The setting of Dong & Ganesh 2026, section 7.3, on the papers of 1993 to 2019
+(``arxiv_graph.py``): 50,000 held out, n = 1,000 steps, B̄ = 1,024, δ = 2e-6, prefix sums. Three
+measurements, each of which keeps what the others wrote:
+
+    PYTHONPATH=. python scripts/bench/user_errors.py --archive FOLDER table   # k = 2 with copies
+    PYTHONPATH=. python scripts/bench/user_errors.py --archive FOLDER bounds  # k = 1, 2, 4, 8
+    PYTHONPATH=. python scripts/bench/user_errors.py --archive FOLDER sizes   # seconds, memory
+
+``sizes`` multiplies the bounded graph, users and all, until it has ten million rows; it measures
+the partition (seconds, and the memory of the whole process), one calibration, and batches of
+1,024.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import resource
+import time
+from typing import Any
+
+import numpy as np
+
+from dptrain import AttributionGraph, GraphPartition, Identity, UserCyclic, UserMinSep, calibrate
+from dptrain.planning import UserPlan, plan_users
+from dptrain.strategies import BandMF
+from scripts.bench.arxiv_graph import ArxivGraph, arxiv_graph
+
+OUT = pathlib.Path(__file__).parent / "results" / "user_errors.json"
+STEPS, BATCH, DELTA = 1000, 1024, 2e-6
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+MANY = 10_000_000
+
+
+def errors(plan: UserPlan) -> list[dict[str, Any]]:
+    """The rows of a plan at every ε: the same schemes and strategies, calibrated anew."""
+    found = []
+    for row in plan.rows:
+        mechanism = row.mechanism
+        entry: dict[str, Any] = {**row.to_dict(), "error": {}}
+        for name in ("noise_multiplier", "error_over_kept", "accountant", "kind"):
+            del entry[name]
+        entry["strategy"] = {"type": row.strategy_name}
+        for epsilon in EPSILONS:
+            shown = calibrate(
+                scheme=mechanism.scheme, strategy=mechanism.strategy, epsilon=epsilon, delta=DELTA
+            )
+            sigma = shown.mechanism.noise_multiplier
+            entry["error"][f"{epsilon:g}"] = row.rmse * sigma / BATCH
+        found.append(entry)
+    return found
+
+
+def table(found: ArxivGraph) -> list[dict[str, Any]]:
+    """Every scheme at k = 2 with copies, and Poisson sampling as revealed draws account for it."""
+    plan = plan_users(
+        found.bounded.source, epsilon=8.0, delta=DELTA, batch_size=BATCH, steps=STEPS,
+        bounds=(2,), duplicates=(True,), max_bands=128,
+    )  # fmt: skip
+    rows = errors(plan)
+    graph = found.bounded.graph
+    plain = UserMinSep.for_batch_size(graph=graph, batch_size=BATCH, min_sep=1, steps=STEPS)
+    strategy = Identity().bind(STEPS)
+    revealed = {
+        f"{epsilon:g}": strategy.rmse(STEPS)
+        * calibrate(
+            scheme=plain, strategy=strategy, epsilon=epsilon, delta=DELTA,
+            accountant="revealed-draws",
+        ).mechanism.noise_multiplier
+        / BATCH
+        for epsilon in EPSILONS
+    }  # fmt: skip
+    rows.append(
+        {
+            "max_examples": 2,
+            "duplicates": True,
+            "scheme": {"type": "UserMinSep", "min_sep": 1, "accountant": "revealed-draws"},
+            "strategy": {"type": "Identity(1)"},
+            "rows": graph.examples,
+            "error": revealed,
+        }
+    )
+    return rows
+
+
+def bounds(found: ArxivGraph) -> list[dict[str, Any]]:
+    """The best rows of every bound, with and without copies."""
+    plan = plan_users(found.bounded.source, epsilon=8.0, delta=DELTA, batch_size=BATCH, steps=STEPS)
+    best: dict[tuple[int, bool, str], Any] = {}
+    for row in plan.rows:  # in ascending order of cost
+        best.setdefault((row.bound, row.duplicates, type(row.mechanism.scheme).__name__), row)
+    return [row.to_dict() for row in best.values()]
+
+
+def sizes(found: ArxivGraph) -> dict[str, Any]:
+    """Seconds and memory of partition, calibration and batches."""
+    graph = found.bounded.graph
+    result: dict[str, Any] = {"rows": graph.examples}
+    start = time.perf_counter()
+    partition = GraphPartition.of_graph(graph, cycle=16)
+    result["partition_seconds"] = time.perf_counter() - start
+    result["dropped"] = partition.dropped
+    start = time.perf_counter()
+    scheme = UserCyclic(partition=partition, batch_size=BATCH, steps=STEPS)
+    calibrate(scheme=scheme, strategy=BandMF(bands=16), epsilon=8.0, delta=DELTA)
+    result["calibration_seconds"] = time.perf_counter() - start
+    times = -(-MANY // graph.examples)
+    offsets = np.concatenate(([0], np.cumsum(np.tile(np.diff(graph.offsets), times))))
+    shift = np.repeat(np.arange(times, dtype=np.int64) * graph.users, len(graph.members))
+    many = AttributionGraph.from_csr(offsets, np.tile(graph.members, times) + shift)
+    del offsets, shift
+    result["many_rows"] = many.examples
+    start = time.perf_counter()
+    partition = GraphPartition.of_graph(many, cycle=64)
+    result["many_partition_seconds"] = time.perf_counter() - start
+    result["many_dropped"] = partition.dropped
+    result["many_peak_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    stream = UserCyclic(partition=partition, batch_size=BATCH, steps=STEPS).stream(0)
+    seconds = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        next(stream)
+        seconds.append(time.perf_counter() - start)
+    result["many_batch_milliseconds"] = 1000 * float(np.median(seconds))
+    return result
+
+
+def main() -> None:
+    """Run one measurement and write it beside the others."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("table", "bounds", "sizes"))
+    parser.add_argument("--archive", type=pathlib.Path, required=True)
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    options = parser.parse_args()
+    found = arxiv_graph(options.archive)
+    value = {"table": table, "bounds": bounds, "sizes": sizes}[options.what](found)
+    kept = json.loads(options.json.read_text()) if options.json.exists() else {}
+    kept["graph"] = found.figures()
+    kept[options.what] = value
+    options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    main()
