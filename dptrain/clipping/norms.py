@@ -76,7 +76,7 @@ class _OtherRows(BookkeepingClipper):
     """Takes in the gradients of rows that are no batch of the run's."""
 
     def __init__(self, parameters: list[nn.Parameter], *, loss_reduction: str, rows: int) -> None:
-        batch: Any = types.SimpleNamespace(rows=rows, indices=range(rows))
+        batch: Any = types.SimpleNamespace(rows=rows, indices=range(rows), sizes=None)
         super().__init__(parameters, at_hand=lambda: batch, loss_reduction=loss_reduction)
 
     def record(

@@ -21,7 +21,7 @@ from dptrain.engine.validation import check_mode, check_module, check_optimizer,
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.sampling import Poisson, PrivateLoader, Scheme
+from dptrain.sampling import Poisson, PrivateLoader, Scheme, check_microbatches
 from dptrain.sampling.loading import check_length, check_sampler
 from dptrain.strategies import Identity, Strategy
 
@@ -154,6 +154,7 @@ class RunRequest:
                 f"epochs={epochs}: the scheme already says how many steps run; drop it"
             )
         check_length(dataset, scheme)
+        check_microbatches(loading.max_physical_batch_size, loading.microbatches, scheme.group_size)
         if isinstance(data, DataLoader):
             check_sampler(data)
         if amount.delta is not None:

@@ -9,8 +9,15 @@ from typing import Any
 from dptrain.core import checks
 
 
-def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
-    """Refuse sizes and numbers of microbatches that are none, and both at once.
+def check_microbatches(
+    max_physical_batch_size: Any, microbatches: Any, group_size: int | None = None
+) -> None:
+    """Refuse sizes and numbers of microbatches that are none, both at once, and too small ones.
+
+    Args:
+        max_physical_batch_size: most rows of a microbatch, or ``None``.
+        microbatches: of every batch, or ``None``.
+        group_size: most rows that have to be in one microbatch, or ``None``.
 
     Raises:
         TypeError, ValueError: naming the argument and the value.
@@ -26,6 +33,12 @@ def check_microbatches(max_physical_batch_size: Any, microbatches: Any) -> None:
             f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} with microbatches="
             f"{microbatches}: give the most rows of a part, of which there is then a random "
             "number, or how many parts every batch comes in"
+        )
+    if None not in (group_size, max_physical_batch_size) and max_physical_batch_size < group_size:
+        raise ValueError(
+            f"PrivateLoader: max_physical_batch_size={max_physical_batch_size} is below group_size="
+            f"{group_size}: the gradients of a user's examples are averaged before they are "
+            "clipped, so all of them have to be in one part; raise it, or lower group_size"
         )
 
 

@@ -91,6 +91,9 @@ class Scheme(JsonValue, ABC, family="scheme"):
             drawn examples, B are kept, each subset being as likely, and every batch is padded to B
             rows of weight 0. Whether an example is kept then depends on who else was drawn, so an
             accountant answers for such a scheme only if it says so (``Accountant.truncation``).
+        group_size: ``None``: every row of a batch is clipped by itself. A number G: the rows of a
+            unit in one batch, at most G of them, are averaged and clipped as one (``grouped``), and
+            batch sizes and ``rate`` count units.
         unamplified: whether the Gaussian accountant, which makes no use of the draws, answers for
             the scheme by itself: where nothing else is proven of it, or may be looser. Other
             schemes are accounted for so only when it is asked for by name.
@@ -98,6 +101,7 @@ class Scheme(JsonValue, ABC, family="scheme"):
 
     nominal_size: int | None = None
     max_batch_size: int | None = None
+    group_size: int | None = None
     unamplified: ClassVar[bool] = False
 
     former_names: ClassVar[Mapping[str, str]] = {
@@ -158,7 +162,10 @@ class Scheme(JsonValue, ABC, family="scheme"):
     @property
     @abstractmethod
     def rate(self) -> float:
-        """p0 = B̄/N: an example's chance of inclusion in one step, in the stationary regime."""
+        """p0 = B̄/N: an example's chance of inclusion in one step, in the stationary regime.
+
+        With ``group_size`` a unit's: B̄/``population``.
+        """
 
     @property
     def expected_batch_size(self) -> float:
@@ -202,6 +209,28 @@ class Scheme(JsonValue, ABC, family="scheme"):
     def max_per_batch(self) -> int:
         """Most examples of one unit in one batch: the sum moves by at most so many R."""
         return 1
+
+    @property
+    def participants(self) -> Scheme:
+        """The scheme by which units take part, if its units stand for these; itself otherwise.
+
+        Accountants are asked about that one. It may be another only where, whatever is drawn and
+        whatever the data, one unit adds one vector of norm R to the sums of the steps that it takes
+        part in there, and to no other sum, and where what is drawn besides is independent of who
+        takes part (docs/theory/users.md#thm-users-averaged).
+        """
+        return self
+
+    def grouped(self, batch: Indices) -> tuple[Indices, Indices | None]:
+        """The rows of a batch unit by unit, and how many each unit has.
+
+        Args:
+            batch: as the stream draws it.
+
+        Returns:
+            The same rows, and ``None`` where every row is clipped by itself.
+        """
+        return batch, None
 
     @property
     def physical_batch_size(self) -> int | None:

@@ -95,7 +95,8 @@ class SchemeContract(ABC):
             assert type(value) is int
             assert value >= 1
         assert 0 < scheme.rate <= 1
-        assert scheme.expected_batch_size == pytest.approx(scheme.rate * scheme.dataset_size)
+        counted = scheme.dataset_size if scheme.group_size is None else scheme.population
+        assert scheme.expected_batch_size == pytest.approx(scheme.rate * counted)
         fit = -(-scheme.steps // scheme.min_sep)  # more cannot be min_sep apart
         assert scheme.max_participations <= fit
         if scheme.unit == Unit():  # one example
@@ -124,6 +125,12 @@ class SchemeContract(ABC):
             assert (np.diff(batch) > 0).all()  # ascending and no example twice
             assert ((batch >= 0) & (batch < scheme.dataset_size)).all()
             assert len(batch) <= (scheme.physical_batch_size or scheme.dataset_size)
+            rows, sizes = scheme.grouped(batch)
+            np.testing.assert_array_equal(np.sort(rows), batch)
+            assert (sizes is None) is (scheme.group_size is None)
+            if sizes is not None and scheme.group_size is not None:
+                assert sizes.sum() == len(batch)
+                assert ((sizes >= 1) & (sizes <= scheme.group_size)).all()
             drawn += len(batch)
         assert drawn > 0
 

@@ -102,12 +102,18 @@ def clip_factors(
     return torch.where(kept, factors, 0.0), finite
 
 
-def per_reported(factors: torch.Tensor, unit: float) -> torch.Tensor:
+def by_row(unit: float | torch.Tensor, like: torch.Tensor) -> float | torch.Tensor:
+    """A number, or one for each row of ``like``, as what its columns can be multiplied by."""
+    return unit if isinstance(unit, float) else unit.to(like)[:, None]
+
+
+def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Tensor:
     """Factors on gradients as they were reported, of which g is ``unit`` times as long.
 
-    Those that come out below the least normal number are 0, as in ``clip_factors``.
+    The unit may be one for each row. Factors that come out below the least normal number are 0, as
+    in ``clip_factors``.
     """
-    scaled = factors * unit
+    scaled = factors * by_row(unit, factors)
     return torch.where(scaled >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
 
 

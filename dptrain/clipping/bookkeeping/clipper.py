@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import group_norms, per_reported, total_norms
+from dptrain.clipping.base.weights import by_row, group_norms, per_reported, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
@@ -26,7 +27,8 @@ class BookkeepingClipper(GradientClipper):
     """Σ_i w_i · clip(s ⊙ g_i, R) from the uses of all parameters in one backward pass.
 
     g_i is the gradient of the part of the loss that example i has, as in
-    ``PerExampleClipper``. Several backward passes for one batch add up.
+    ``PerExampleClipper``. Several backward passes for one batch add up. Where the batch has
+    records of several rows (``MicroBatch.sizes``), g_i is the mean over those of record i.
 
     Args:
         parameters: the trainable parameters.
@@ -59,6 +61,7 @@ class BookkeepingClipper(GradientClipper):
         self._versions: dict[nn.Parameter, list[int]] = {}  # of what these norms are of
         self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
         self._costs = ReplayCosts()
+        self._records: int | RowGroups | None = None  # rows of the records of the batch
 
     def rows(self) -> int | None:
         """Rows that the model sees of the batch at hand."""
@@ -118,11 +121,12 @@ class BookkeepingClipper(GradientClipper):
         if batch is not self.batch:
             self.discard()
             self.batch = batch
+            self._records = self._grouping(batch)
         for p, use in uses.items():
             check_rows(use.rows, batch.rows, self.views)
             if self.probe is not None:
                 self.probe.resolve(doubt)
-            use = (use if self.views == 1 else use.folded(self.views)).compact()
+            use = (use if self._records is None else use.folded(self._records)).compact()
             self._norms.pop(p, None)  # first, that none is left of a part should this be cut short
             held = self._uses.setdefault(p, [])
             if held:
@@ -206,14 +210,27 @@ class BookkeepingClipper(GradientClipper):
                     "x.mul_(2)), or after optimizer.step()"
                 )
 
-    def _unit(self, examples: int) -> float:
-        """Undoes a mean over the rows; of the views of an example the mean is taken."""
-        return float(examples) if self.loss_reduction == "mean" else 1.0 / self.views
+    def _grouping(self, batch: MicroBatch) -> int | RowGroups | None:
+        """Rows that the model sees of each record; ``None``: one."""
+        if batch.sizes is not None:
+            return RowGroups(torch.from_numpy(batch.sizes * self.views))
+        return None if self.views == 1 else self.views
 
-    def _group_norms(self, scales: Sequence[torch.Tensor | None], unit: float) -> torch.Tensor:
+    def _unit(self, examples: int) -> float | torch.Tensor:
+        """Undoes a mean over the rows; of the rows of a record the mean is taken."""
+        sizes = None if self.batch is None else self.batch.sizes
+        if sizes is None:
+            return float(examples) if self.loss_reduction == "mean" else 1.0 / self.views
+        each = 1.0 / torch.from_numpy(sizes)
+        return each * float(sizes.sum()) if self.loss_reduction == "mean" else each / self.views
+
+    def _group_norms(
+        self, scales: Sequence[torch.Tensor | None], unit: float | torch.Tensor
+    ) -> torch.Tensor:
         """‖s ⊙ g_ig‖₂, shape (examples, groups)."""
         parts = [self._norms_of(p, s) for p, s in zip(self.parameters, scales, strict=True)]
-        return group_norms(parts, self.groups) * unit
+        norms = group_norms(parts, self.groups)
+        return norms * by_row(unit, norms)
 
     def _norms_of(self, p: nn.Parameter, scale: torch.Tensor | None) -> torch.Tensor | None:
         """Norms of one parameter's gradients of the reduced loss, shape (examples,)."""

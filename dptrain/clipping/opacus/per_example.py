@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import group_norms, per_reported
@@ -202,7 +203,8 @@ class PerExampleClipper(GradientClipper):
     g_i is the mean over the ``views`` rows of example i, which follow one another. Opacus has a row
     for the gradient of that row's own loss, undone of a division by the number of rows where the
     user's loss is a mean over them, so this mean is the same under both reductions: that of one
-    view if all are equal.
+    view if all are equal. Where the batch has records of several rows (``MicroBatch.sizes``), g_i
+    is the mean over those of record i.
 
     Args:
         parameters: the trainable parameters, each with Opacus's ``grad_sample`` attribute.
@@ -315,8 +317,13 @@ class PerExampleClipper(GradientClipper):
                 f"{len(g)} backward passes were made for one batch; each would be clipped on its "
                 "own and an example would count several times: add the losses, call backward once"
             )
-        check_rows(len(g), examples, self.views)
-        if self.views == 1:
+        sizes = None if self.batch is None else self.batch.sizes
+        check_rows(len(g), examples if sizes is None else int(sizes.sum()), self.views)
+        # A row that is not finite makes the mean so, and takes its record out.
+        if self.views > 1:
+            g = g.unflatten(0, (-1, self.views)).mean(1, dtype=summing_dtype(g))
+        if sizes is None:
             return g
-        # A view that is not finite makes the mean so, and takes its example out.
-        return g.unflatten(0, (examples, self.views)).mean(1, dtype=summing_dtype(g))
+        records = RowGroups(torch.from_numpy(sizes))
+        counts = records.sizes.to(g.device).view(-1, *[1] * (g.dim() - 1))
+        return records.summed(g.to(summing_dtype(g))) / counts

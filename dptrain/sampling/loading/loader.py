@@ -100,7 +100,7 @@ class PrivateLoader:
         checks.instance("scheme", scheme, Scheme, owner=owner)
         check_length(dataset, scheme)
         seed = checks.integer("seed", seed, minimum=0, owner=owner)
-        check_microbatches(max_physical_batch_size, microbatches)
+        check_microbatches(max_physical_batch_size, microbatches, scheme.group_size)
         if steps_per_epoch is not None:
             steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, owner=owner)
         checks.function("collate_fn", collate_fn, owner=owner)
@@ -175,11 +175,12 @@ class PrivateLoader:
         _log.log(
             logging.WARNING if stated else logging.DEBUG,  # of torch's defaults nothing is lost
             "the sampler of the data loader (%s, batch_size=%s) is replaced by %s: batches of "
-            "varying size, %g examples on average",
+            "varying size, %g %s on average",
             type(data_loader.sampler).__name__,
             data_loader.batch_size,
             type(scheme).__name__,
             scheme.expected_batch_size,
+            "examples" if scheme.group_size is None else "users",
         )
         taken_over = fetching_options(data_loader)
         return cls(dataset=data_loader.dataset, scheme=scheme, **options, **taken_over)

@@ -21,9 +21,11 @@ class MicroBatch:
         step: logical step, from 0.
         part: from 0.
         parts: at least 1, also for an empty batch.
-        indices: int64 rows of the dataset, ascending; empty if nothing was drawn.
-        weights: float32, one a row that the model sees: 1 for each of ``indices``, then 0 for the
-            padding rows.
+        indices: int64 rows of the dataset, ascending, or unit by unit; empty if nothing was drawn.
+        weights: float32, one for each record, which is what is clipped as one: 1 for those of
+            ``indices``, then 0 for the padding.
+        sizes: int64, the rows of each record, which follow one another; a record of padding has
+            one row. ``None``: every record is one row.
     """
 
     step: int
@@ -31,6 +33,7 @@ class MicroBatch:
     parts: int
     indices: Indices
     weights: npt.NDArray[np.float32]
+    sizes: Indices | None = None
 
     @property
     def last(self) -> bool:
@@ -40,7 +43,7 @@ class MicroBatch:
     @property
     def rows(self) -> int:
         """Rows that the model sees, padding included; at least one, also for an empty batch."""
-        return len(self.weights)
+        return len(self.weights) if self.sizes is None else int(self.sizes.sum())
 
 
 def parts_for(size: int, max_physical_batch_size: int | None, world_size: int = 1) -> int:
@@ -90,6 +93,89 @@ def split(
         )
         for part, piece in enumerate(np.array_split(share, parts))
     ]
+
+
+def parts_for_units(
+    units: int, group_size: int, max_physical_batch_size: int | None, world_size: int = 1
+) -> int:
+    """The parts, on each rank, of ``units`` units that all have room for ``group_size`` rows."""
+    if max_physical_batch_size is None:
+        return 1
+    most = -(-units // world_size)  # units of the largest share
+    return max(1, -(-most // (max_physical_batch_size // group_size)))
+
+
+def split_units(
+    step: int,
+    rows: Indices,
+    sizes: Indices,
+    max_physical_batch_size: int | None,
+    *,
+    group_size: int,
+    microbatches: int | None = None,
+    physical_units: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[MicroBatch]:
+    """This rank's share of a logical batch whose units have several rows: no unit is cut.
+
+    A unit's gradients are averaged before they are clipped, so its rows have to be in one part.
+    Every rank gets the same number of parts. With ``physical_units`` all parts of all steps have
+    the same number of rows, of which padding has its own records.
+
+    Args:
+        step: logical step.
+        rows: the logical batch, unit by unit.
+        sizes: rows of each unit, at least 1 and at most ``group_size``.
+        max_physical_batch_size: most rows of a part, at least ``group_size``.
+        group_size: most rows of a unit.
+        microbatches: how many parts there are instead.
+        physical_units: units that there is room for, at least ``len(sizes)``.
+        rank, world_size: this process's share of the batch.
+    """
+    ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+    shares = np.array_split(np.arange(len(sizes)), world_size)
+    constant = None
+    if physical_units is not None:
+        parts = microbatches or parts_for_units(
+            physical_units, group_size, max_physical_batch_size, world_size
+        )
+        most = -(-physical_units // world_size)
+        constant = -(-most // parts) * group_size
+        pieces = np.array_split(shares[rank], parts)
+    elif microbatches is not None or max_physical_batch_size is None:
+        pieces = np.array_split(shares[rank], microbatches or 1)
+    else:
+        fitted = [_fitted(share, sizes, max_physical_batch_size) for share in shares]
+        pieces = fitted[rank]
+        pieces += [shares[rank][:0]] * (max(map(len, fitted)) - len(pieces))
+    found = []
+    for part, piece in enumerate(pieces):
+        first, stop = (int(piece[0]), int(piece[-1]) + 1) if len(piece) else (0, 0)
+        own = rows[ends[first] : ends[stop]]
+        padding = (constant or max(1, len(own))) - len(own)
+        found.append(
+            MicroBatch(
+                step=step,
+                part=part,
+                parts=len(pieces),
+                indices=own,
+                weights=_weights(len(piece), len(piece) + padding),
+                sizes=np.concatenate([sizes[first:stop], np.ones(padding, dtype=np.int64)]),
+            )
+        )
+    return found
+
+
+def _fitted(share: Indices, sizes: Indices, most: int) -> list[Indices]:
+    """Consecutive units of at most ``most`` rows, as many as fit each time; at least one piece."""
+    cuts, held = [], 0
+    for place, size in enumerate(sizes[share].tolist()):
+        if held + size > most:
+            cuts.append(place)
+            held = 0
+        held += size
+    return np.split(share, cuts)
 
 
 def _weights(used: int, rows: int) -> npt.NDArray[np.float32]:

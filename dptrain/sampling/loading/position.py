@@ -6,13 +6,18 @@ A saved position is good for one scheme and one data set only.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dptrain.core import digest
 from dptrain.sampling.loading.fetch import COMPUTING, Request, fetch_seed
-from dptrain.sampling.loading.microbatch import MicroBatch, parts_for, split
+from dptrain.sampling.loading.microbatch import (
+    MicroBatch,
+    parts_for,
+    parts_for_units,
+    split,
+    split_units,
+)
 from dptrain.sampling.scheme import Indices, Scheme
 
 FIELDS = {"scheme", "dataset_size", "fingerprint", "seed", "stream"}
@@ -47,17 +52,29 @@ class BatchPlan:
         self.parts = microbatches
         if microbatches is None:
             size = scheme.physical_batch_size
-            most = scheme.dataset_size if size is None else size
+            most, group = scheme.dataset_size if size is None else size, scheme.group_size
             parts = parts_for(most, max_physical_batch_size, world_size)
+            if size is not None and group is not None:
+                parts = parts_for_units(size // group, group, max_physical_batch_size, world_size)
             one = parts == 1 and (max_physical_batch_size is None or scheme.nominal_size is None)
             self.parts = parts if one or size is not None else None
-        self._split = functools.partial(
-            split,
-            max_physical_batch_size=max_physical_batch_size,
-            microbatches=microbatches,
-            physical_batch_size=scheme.physical_batch_size,
-            rank=rank,
-            world_size=world_size,
+        self._scheme = scheme
+        self._options: dict[str, Any] = {
+            "max_physical_batch_size": max_physical_batch_size,
+            "microbatches": microbatches,
+            "rank": rank,
+            "world_size": world_size,
+        }
+
+    def _split(self, step: int, batch: Indices) -> list[MicroBatch]:
+        rows, sizes = self._scheme.grouped(batch)
+        physical, group = self._scheme.physical_batch_size, self._scheme.group_size
+        if sizes is None:
+            return split(step, rows, physical_batch_size=physical, **self._options)
+        assert group is not None
+        units = None if physical is None else physical // group
+        return split_units(
+            step, rows, sizes, group_size=group, physical_units=units, **self._options
         )
 
     @property

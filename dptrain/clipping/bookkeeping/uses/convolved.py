@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvGradients,
     ConvShape,
@@ -105,7 +106,7 @@ class Formed(Use):
         return Formed(ConvGradients(kept, self.formed.shape))
 
     @override
-    def folded(self, views: int) -> Use:
+    def folded(self, views: int | RowGroups) -> Use:
         return Materialized(self.formed.gradients()).folded(views)
 
     def merged(self, other: Use) -> Use | None:

@@ -7,6 +7,7 @@ import functools
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
@@ -69,10 +70,10 @@ class Gathered(Use):
     def select(self, index: torch.Tensor) -> Gathered:
         return Gathered(self.ids[index], self.gradients[index], self.shape[0])
 
-    def folded(self, views: int) -> Use:
-        """More positions."""
-        ids = self.ids.unflatten(0, (-1, views)).flatten(1, 2)
-        gradients = self.gradients.unflatten(0, (-1, views)).flatten(1, 2)
+    def folded(self, views: int | RowGroups) -> Use:
+        """More positions; what fills up a group adds zeros to the first row of the table."""
+        ids = side_by_side(self.ids, views).flatten(1, 2)
+        gradients = side_by_side(self.gradients, views).flatten(1, 2)
         return Gathered(ids, gradients, self.shape[0])
 
     def merged(self, other: Use) -> Use | None:

@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
 from dptrain.clipping.base.products import outer_product
+from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
 from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
 
@@ -73,11 +74,9 @@ class OuterProducts(Use):
     def select(self, index: torch.Tensor) -> OuterProducts:
         return OuterProducts(self.left[index], self.right[index])
 
-    def folded(self, views: int) -> Use:
+    def folded(self, views: int | RowGroups) -> Use:
         """More positions."""
-        left, right = (
-            side.unflatten(0, (-1, views)).flatten(1, 2) for side in (self.left, self.right)
-        )
+        left, right = (side_by_side(side, views).flatten(1, 2) for side in (self.left, self.right))
         return OuterProducts(left, right)
 
     def merged(self, other: Use) -> Use | None:

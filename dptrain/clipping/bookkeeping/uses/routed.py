@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import pad
+from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.bookkeeping.uses.uses import CHUNK, Use
 
 
@@ -87,10 +88,10 @@ class Routed(Use):
         return Routed(self.left[index], self.right[index], self.experts[index], self.count)
 
     @override
-    def folded(self, views: int) -> Use:
-        """More positions."""
+    def folded(self, views: int | RowGroups) -> Use:
+        """More positions; what fills up a group adds zeros to the first expert."""
         left, right, experts = (
-            part.unflatten(0, (-1, views)).flatten(1, 2)
+            side_by_side(part, views).flatten(1, 2)
             for part in (self.left, self.right, self.experts)
         )
         return Routed(left, right, experts, self.count)

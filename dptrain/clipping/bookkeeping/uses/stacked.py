@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
@@ -49,7 +50,7 @@ class Stacked(Use):
         return Stacked([part.select(index) for part in self.parts])
 
     @override
-    def folded(self, views: int) -> Use:
+    def folded(self, views: int | RowGroups) -> Use:
         return Stacked([part.folded(views) for part in self.parts])
 
     def merged(self, other: Use) -> Use | None:

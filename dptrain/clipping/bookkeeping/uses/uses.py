@@ -10,6 +10,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.linear_norms import unit
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import row_norms
 
 CHUNK = 2**22  # numbers of per-example gradients that are formed at a time where none are kept
@@ -58,8 +59,8 @@ class Use(abc.ABC):
         """Both uses as one, or ``None`` where they have no common form."""
         return None
 
-    def folded(self, views: int) -> Use:
-        """The sum over each ``views`` rows that follow one another, as one row."""
+    def folded(self, views: int | RowGroups) -> Use:
+        """The sum over each ``views`` rows that follow one another, as one row; or over groups."""
         return Folded(self, views)
 
     def compact(self) -> Use:
@@ -116,8 +117,10 @@ class Materialized(Use):
         return Materialized(self.gradients[index])
 
     @override
-    def folded(self, views: int) -> Use:
-        return Materialized(self.gradients.unflatten(0, (-1, views)).sum(1))
+    def folded(self, views: int | RowGroups) -> Use:
+        if isinstance(views, int):
+            return Materialized(self.gradients.unflatten(0, (-1, views)).sum(1))
+        return Materialized(views.summed(self.gradients))
 
     def merged(self, other: Use) -> Use | None:
         """The sum, where the other is materialised too."""
@@ -130,32 +133,33 @@ class Folded(Use):
     """Sums over groups of rows of another use, for what has no better form.
 
     Args:
-        use: has ``views`` rows for each of ours.
-        views: at least 1.
+        use: has ``views`` rows for each of ours, or the groups' rows.
+        views: at least 1, or the groups.
     """
 
-    def __init__(self, use: Use, views: int) -> None:
-        self.use, self.views = use, views
-        self.rows, self.shape = use.rows // views, use.shape
+    def __init__(self, use: Use, views: int | RowGroups) -> None:
+        groups = RowGroups([views] * (use.rows // views)) if isinstance(views, int) else views
+        self.use, self.groups = use, groups
+        self.rows, self.shape = len(groups), use.shape
 
     @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        rows = self.use.per_example(start * self.views, stop * self.views)
-        return rows.unflatten(0, (-1, self.views)).sum(1)
+        rows = self.use.per_example(*self.groups.span(start, stop))
+        return self.groups.part(start, stop).summed(rows)
 
     @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
-        rows, terms = self.use.magnitudes(start * self.views, stop * self.views)
-        return rows.unflatten(0, (-1, self.views)).sum(1), self.views * max(1, terms)
+        rows, terms = self.use.magnitudes(*self.groups.span(start, stop))
+        return self.groups.part(start, stop).summed(rows), self.groups.most * max(1, terms)
 
     @override
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
-        return self.use.weighted_sum(factors.repeat_interleave(self.views))
+        return self.use.weighted_sum(self.groups.spread(factors))
 
     @override
     def select(self, index: torch.Tensor) -> Folded:
-        within = torch.arange(self.views, device=index.device)
-        return Folded(self.use.select((index[:, None] * self.views + within).flatten()), self.views)
+        left = RowGroups(self.groups.sizes[index.cpu()])
+        return Folded(self.use.select(self.groups.rows_of(index)), left)
 
 
 def _flat(gradients: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
@@ -41,7 +42,7 @@ class Viewed(Use):
         return Viewed(self.use.select(index), self.shape)
 
     @override
-    def folded(self, views: int) -> Use:
+    def folded(self, views: int | RowGroups) -> Use:
         return Viewed(self.use.folded(views), self.shape)
 
     @override
