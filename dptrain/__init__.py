@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         CyclicPoisson,
         GraphPartition,
         MinSep,
+        PerUser,
         Poisson,
         PrivateLoader,
         RandomAllocation,
@@ -96,6 +97,7 @@ __all__ = [
     "NoiseOptions",
     "PerGroup",
     "PerLayer",
+    "PerUser",
     "Poisson",
     "PrivacyEngine",
     "PrivateLoader",
@@ -136,8 +138,8 @@ _NAMES = {
     "mechanism": "MatrixMechanism",
     "noise": "register_noise_stream",
     "sampling": (
-        "AttributionGraph BallsInBins CyclicPoisson GraphPartition MinSep Poisson PrivateLoader "
-        "RandomAllocation Shuffled UserCyclic UserFixed UserMinSep register_scheme"
+        "AttributionGraph BallsInBins CyclicPoisson GraphPartition MinSep PerUser Poisson "
+        "PrivateLoader RandomAllocation Shuffled UserCyclic UserFixed UserMinSep register_scheme"
     ),
     "strategies": (
         "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity LambdaCGD SquareRoot "

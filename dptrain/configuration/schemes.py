@@ -152,7 +152,9 @@ def build_scheme(
     make, parameters, fields = _stated(settings)
     name = settings["type"]
     _check_users(name, parameters, users=graph is not None)
-    size = expected_batch_size(settings, dataset_size) / divisor
+    # Batches of a scheme with groups count users, and an epoch is one of users.
+    counted = graph.users if graph is not None and "group_size" in parameters else dataset_size
+    size = expected_batch_size(settings, counted) / divisor
     fields["batch_size"] = (
         round(size) if parameters["batch_size"].annotation in ("int", int) else size
     )

@@ -33,17 +33,20 @@ class Adjacency(enum.Enum):
 class Unit:
     """The protected unit: one example, or one user with at most ``max_examples`` examples.
 
+    With ``max_examples=None`` a user is protected whatever the number of their examples.
+
     Raises:
         TypeError: if a field is of another type.
         ValueError: if ``kind`` is neither ``"example"`` nor ``"user"``, or the bound is below 1.
     """
 
     kind: str = "example"
-    max_examples: int = 1
+    max_examples: int | None = 1
 
     def __post_init__(self) -> None:
         checks.choice("kind", self.kind, ("example", "user"))
-        checks.integer("max_examples", self.max_examples)
+        if self.max_examples is not None:
+            checks.integer("max_examples", self.max_examples)
         if self.kind == "example" and self.max_examples != 1:
             raise ValueError("an 'example' unit has max_examples=1; use kind='user'")
 
@@ -52,6 +55,8 @@ class Unit:
         """The unit as it is named in the guarantee's sentence."""
         if self.kind == "example":
             return "training example"
+        if self.max_examples is None:
+            return "user (with all of their training examples, however many)"
         examples = "example" if self.max_examples == 1 else "examples"
         return f"user with up to {self.max_examples} training {examples}"
 

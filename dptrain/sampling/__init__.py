@@ -13,6 +13,7 @@ from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
 from dptrain.sampling.stream import SeededStream
+from dptrain.sampling.users.averaged.per_user import PerUser
 from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
 from dptrain.sampling.users.partition import GraphPartition
 from dptrain.sampling.users.user_cyclic import UserCyclic
@@ -31,6 +32,7 @@ __all__ = [
     "GraphPartition",
     "MicroBatch",
     "MinSep",
+    "PerUser",
     "Poisson",
     "PrivateLoader",
     "RandomAllocation",
