@@ -27,6 +27,7 @@ from dptrain.accounting.base.statement import (
     told_once,
 )
 from dptrain.accounting.base.trade_off import LEAST_FLOOR, TradeOff
+from dptrain.accounting.base.units import about_units
 from dptrain.accounting.best_of import BestOf
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core import Adjacency, Guarantee, Kind, checks
@@ -71,6 +72,7 @@ def find_accountants(
                 f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
                 f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
             )
+        accountant = about_units(accountant, mechanism)
         if reason := accountant.obstacle(mechanism):
             raise ValueError(
                 f"accountant={accountant.name!r} does not cover {_pair(mechanism)}: {reason}"

@@ -6,6 +6,7 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dptrain.accounting.base.accountant import size_refusal
+from dptrain.accounting.base.units import of_participants
 from dptrain.accounting.poisson.poisson import tosses_coins
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core import Adjacency, checks
@@ -54,6 +55,7 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
         ValueError: if no event bounds the mechanism under this adjacency, saying why.
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
+    mechanism = of_participants(mechanism)  # of units as of what stands for them
     scheme, strategy = mechanism.scheme, mechanism.strategy
     adjacency = mechanism.adjacency if adjacency is None else adjacency
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")

@@ -8,13 +8,16 @@ from dptrain.accounting.base.statement import (
     checked_sigma,
     told_once,
 )
+from dptrain.accounting.base.units import bare, of_participants
 
 __all__ = [
     "SMALLEST_DELTA",
     "Curve",
     "DeterministicAccountant",
+    "bare",
     "check_delta",
     "check_epsilon",
     "checked_sigma",
+    "of_participants",
     "told_once",
 ]

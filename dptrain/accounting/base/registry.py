@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dptrain.accounting.base.accountant import Accountant, Availability
 from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.base.units import about_units, of_participants
 from dptrain.core import Adjacency, Kind, checks, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 
@@ -129,13 +130,19 @@ def availabilities(mechanism: MatrixMechanism, adjacency: Adjacency) -> list[Ava
 
     Accountants of other packages than the first that answers do so by name only.
     """
-    found = [Availability.of(each, mechanism) for each in registered_accountants(adjacency)]
+    asked = of_participants(mechanism)
+    found = [Availability.of(each, asked) for each in registered_accountants(adjacency)]
     packages = list(dict.fromkeys(_package(member) for member in _KNOWN.values()))
     answering = {_package(each.accountant) for each in found if each.reason is None}
-    if not answering:
+    if answering:
+        first = min(answering, key=packages.index)
+        found = [_behind(each, first) for each in found]
+    if asked is mechanism:
         return found
-    first = min(answering, key=packages.index)
-    return [_behind(each, first) for each in found]
+    return [
+        dataclasses.replace(each, accountant=about_units(each.accountant, mechanism))
+        for each in found
+    ]
 
 
 def _behind(found: Availability, first: str) -> Availability:

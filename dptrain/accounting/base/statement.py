@@ -30,6 +30,12 @@ PUBLIC_GRAPH = (
     "contain"
 )
 
+# Belongs to those where a user counts once.
+AVERAGED = (
+    "In every step the mean of a user's gradients is clipped, once: a user counts once, with one "
+    "example or with many"
+)
+
 
 def statement(
     mechanism: MatrixMechanism,
@@ -51,6 +57,8 @@ def statement(
         raise ValueError(f"the {accountant.display} accountant states nothing: {reason}")
     if mechanism.scheme.unit.kind == "user":
         notes = (*notes, PUBLIC_GRAPH)
+    if mechanism.scheme.group_size is not None:
+        notes = (*notes, AVERAGED)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,

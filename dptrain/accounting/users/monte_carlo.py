@@ -33,10 +33,10 @@ class SimulatedUser(MonteCarloAccountant):
             )
         if strategy.rows(scheme.steps) != scheme.steps:
             return "it needs a square strategy matrix"
-        if scheme.unit.max_examples > MOST_EXAMPLES:
+        if scheme.graph.max_examples > MOST_EXAMPLES:
             return (
                 f"it covers at most {MOST_EXAMPLES} examples a user, one has "
-                f"{scheme.unit.max_examples}; bound the attribution graph first"
+                f"{scheme.graph.max_examples}; bound the attribution graph first"
             )
         if scheme.steps * min(strategy.bands, scheme.steps) > _MOST_ENTRIES:
             return f"its table of C would hold more than {_MOST_ENTRIES} numbers; use fewer bands"

@@ -35,10 +35,10 @@ class _RevealedDraws(DeterministicAccountant):
                 f"it needs bands <= min_sep, the strategy has bands={mechanism.strategy.bands} and "
                 f"the scheme min_sep={scheme.min_sep}; use fewer bands or a larger min_sep"
             )
-        if scheme.unit.max_examples > _MOST_EXAMPLES:
+        if scheme.graph.max_examples > _MOST_EXAMPLES:
             return (
                 f"it covers at most {_MOST_EXAMPLES} examples a user, one has "
-                f"{scheme.unit.max_examples}; bound the attribution graph first"
+                f"{scheme.graph.max_examples}; bound the attribution graph first"
             )
         grid = self.draws(mechanism).grid
         entries = 2 * scheme.min_sep * grid.size
@@ -60,7 +60,7 @@ class _RevealedDraws(DeterministicAccountant):
         """The user's draws and the norms that they lead to."""
         scheme = mechanism.scheme
         assert isinstance(scheme, UserMinSep)
-        examples = scheme.unit.max_examples
+        examples = scheme.graph.max_examples
         norms = mechanism.strategy.column_norms(scheme.steps)
         most = float(
             examples
