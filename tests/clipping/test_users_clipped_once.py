@@ -13,6 +13,14 @@ from torch.utils.data import TensorDataset
 
 from dptrain import Automatic, Gradients, PerLayer, PerUser, Poisson
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
+from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.parted import Parted, folded
+from dptrain.clipping.bookkeeping.uses.gathered import Gathered
+from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
+from dptrain.clipping.bookkeeping.uses.routed import Routed
+from dptrain.clipping.bookkeeping.uses.stacked import Stacked
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, chunked_norms
+from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 from dptrain.sampling import MinSep
 from tests.helpers.engine import flat, make, small_net, wire
 from tests.sampling.users.test_per_user import graph_with
@@ -441,3 +449,89 @@ def test_row_groups_against_loops():
         index = torch.tensor([len(sizes) - 1, 0])
         assert torch.equal(rows[groups.rows_of(index)], torch.cat([parts[-1], parts[0]]))
         assert groups.part(0, 1).sizes.tolist() == sizes[:1]
+
+
+def products(rows, positions=3):
+    generator = torch.Generator().manual_seed(rows)
+    left = torch.randn(rows, positions, 700, generator=generator).double()
+    return OuterProducts(left, torch.randn(rows, positions, 800, generator=generator).double())
+
+
+def looked_up(rows, positions=3):
+    generator = torch.Generator().manual_seed(rows)
+    ids = torch.randint(0, 700, (rows, positions), generator=generator)
+    return Gathered(ids, torch.randn(rows, positions, 800, generator=generator).double(), 700)
+
+
+def expert(rows, positions=3):
+    generator = torch.Generator().manual_seed(rows)
+    left = torch.randn(rows, positions, 70, generator=generator).double()
+    right = torch.randn(rows, positions, 80, generator=generator).double()
+    return Routed(left, right, torch.randint(0, 4, (rows, positions), generator=generator), 4)
+
+
+UNEVEN = [9, 1, 3, 1, 2, 8, 4, 1, 5]
+FORMS = {
+    "products": lambda n: [products(n)],
+    "products, twice": lambda n: [products(n), products(n, 1)],
+    "table": lambda n: [looked_up(n)],
+    "tied": lambda n: [looked_up(n), products(n)],
+    "experts": lambda n: [expert(n)],
+    "of another shape": lambda n: [Viewed(products(n), torch.Size((70, 10, 800)))],
+    "stacked": lambda n: [Stacked([products(n), products(n, 1)])],
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_parts_of_about_the_same_size_are_the_whole(name):
+    """Records of 1 to 9 rows in five parts, against the sums of gradients that are all formed."""
+    groups, rows = RowGroups(UNEVEN), sum(UNEVEN)
+    uses = [folded(use, groups).compact() for use in FORMS[name](rows)]
+    assert all(isinstance(use, Parted) for use in uses)
+    whole = sum(use.per_example(0, rows) for use in FORMS[name](rows))
+    expected = torch.stack([part.sum(0) for part in whole.split(UNEVEN)])
+    flat_rows = expected.flatten(1)
+
+    def check(found, exact):
+        torch.testing.assert_close(sum(use.per_example(0, use.rows) for use in found), exact)
+        torch.testing.assert_close(norms_of_sum(list(found)), exact.flatten(1).norm(dim=1))
+        assert (norms_of_sum(list(found)) >= exact.flatten(1).norm(dim=1) * (1 - 1e-12)).all()
+        factors = torch.linspace(0.5, 2.0, len(exact), dtype=torch.float64)
+        total = sum(use.weighted_sum(factors) for use in found)
+        torch.testing.assert_close(total.flatten(), factors @ exact.flatten(1))
+
+    torch.testing.assert_close(chunked_norms(uses), flat_rows.norm(dim=1))
+    for start, stop in ((0, 1), (2, 7), (8, 9)):
+        some = sum(use.per_example(start, stop) for use in uses)
+        torch.testing.assert_close(some, expected[start:stop])
+    assert all(use.versions() for use in uses)
+    index = torch.tensor([0, 3, 4, 8])
+    check([use.select(index) for use in uses], expected[index])
+    check(uses, expected)
+    for use in uses:  # nothing is left of a batch whose records are all broken
+        nothing = use.select(torch.zeros(0, dtype=torch.int64))
+        assert not nothing.weighted_sum(torch.zeros(0, dtype=torch.float64)).any()
+
+
+def test_parts_take_in_gradients_and_leave_even_groups_alone():
+    groups, rows = RowGroups(UNEVEN), sum(UNEVEN)
+    one, other = folded(products(rows), groups), torch.randn(9, 700, 800).double()
+    together = merge([Materialized(other), one])
+    assert len(together) == 1
+    expected = folded(products(rows), groups).per_example(0, 9) + other
+    torch.testing.assert_close(together[0].per_example(0, 9), expected)
+    assert isinstance(folded(products(12), RowGroups([3, 4, 3, 2])), Parted)
+    assert isinstance(folded(products(10), RowGroups([3, 4, 3])), OuterProducts)
+    assert isinstance(folded(products(12), 3), OuterProducts)
+    assert isinstance(folded(Materialized(torch.randn(rows, 4)), groups), Materialized)
+
+
+def test_parts_of_small_layers_become_gradients():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(sum(UNEVEN), 3, k, generator=generator).double() for k in (4, 5))
+    use = folded(OuterProducts(left, right), RowGroups(UNEVEN)).compact()
+    assert isinstance(use, Materialized)
+    each = torch.einsum("rtm,rtn->rmn", left, right)
+    torch.testing.assert_close(
+        use.gradients, torch.stack([part.sum(0) for part in each.split(UNEVEN)])
+    )

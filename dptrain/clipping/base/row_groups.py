@@ -59,6 +59,11 @@ class RowGroups:
         table[owner.to(rows.device), place.to(rows.device)] = rows
         return table
 
+    def by_size(self) -> list[torch.Tensor]:
+        """Groups of about the same size: of more than 2^(k-1) rows and at most 2^k, by k."""
+        power = torch.tensor([(size - 1).bit_length() for size in self.sizes.tolist()])
+        return [(power == k).nonzero()[:, 0] for k in power.unique().tolist()]
+
     def rows_of(self, index: torch.Tensor) -> torch.Tensor:
         """The rows of some groups, one group after the other, on the device of ``index``."""
         spans = [torch.arange(*self.span(k, k + 1)) for k in index.tolist()]

@@ -16,6 +16,7 @@ from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import by_row, group_norms, per_reported, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.parted import folded
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
@@ -126,7 +127,7 @@ class BookkeepingClipper(GradientClipper):
             check_rows(use.rows, batch.rows, self.views)
             if self.probe is not None:
                 self.probe.resolve(doubt)
-            use = (use if self._records is None else use.folded(self._records)).compact()
+            use = (use if self._records is None else folded(use, self._records)).compact()
             self._norms.pop(p, None)  # first, that none is left of a part should this be cut short
             held = self._uses.setdefault(p, [])
             if held:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.combine import norms_of_sum
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape
 from dptrain.clipping.bookkeeping.rules.layers import register_imported
@@ -197,6 +198,8 @@ def routed(rows=3):
     return Routed(left, torch.full((rows, 4, 60), 0.7234567), experts, 3)
 
 
+USERS = RowGroups([1, 3, 2])  # of six rows
+
 USES = {
     "experts": lambda: [routed()],
     "experts, twice": lambda: [routed(), routed()],
@@ -248,6 +251,27 @@ USES = {
         OuterProducts(cancelling(4, 50), torch.full((3, 4, 60), 0.7234567)).folded(3)
     ],
     "table, views": lambda: [Gathered(ids(4, 6), cancelling(4, 50).repeat(2, 1, 1), 60).folded(2)],
+    "experts, users": lambda: [routed(6).folded(USERS)],
+    "bags, users": lambda: [bagged(6).folded(USERS)],
+    "largest, users": lambda: [
+        Picked(ids(30, 6), cancelling(30).repeat(2, 1), 40).folded(USERS),
+    ],
+    "convolution, users": lambda: [Folded(convolved(), USERS)],
+    "products, users": lambda: [
+        OuterProducts(cancelling(4, 50).repeat(2, 1, 1), torch.full((6, 4, 60), 0.7234567)).folded(
+            USERS
+        )
+    ],
+    "products, users, twice": lambda: [
+        OuterProducts(
+            sign * cancelling(4, 50).repeat(2, 1, 1), torch.full((6, 4, 60), 0.7234567)
+        ).folded(USERS)
+        for sign in (1, -1 - 1e-6)
+    ],
+    "table, users": lambda: [
+        Gathered(ids(4, 6), cancelling(4, 50).repeat(2, 1, 1), 60).folded(USERS)
+    ],
+    "gradients, users": lambda: [Materialized(cancelling(50).repeat(2, 1)).folded(USERS)],
 }
 
 

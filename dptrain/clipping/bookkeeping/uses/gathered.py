@@ -70,6 +70,11 @@ class Gathered(Use):
     def select(self, index: torch.Tensor) -> Gathered:
         return Gathered(self.ids[index], self.gradients[index], self.shape[0])
 
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return True
+
     def folded(self, views: int | RowGroups) -> Use:
         """More positions; what fills up a group adds zeros to the first row of the table."""
         ids = side_by_side(self.ids, views).flatten(1, 2)

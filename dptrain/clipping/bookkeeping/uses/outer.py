@@ -74,6 +74,11 @@ class OuterProducts(Use):
     def select(self, index: torch.Tensor) -> OuterProducts:
         return OuterProducts(self.left[index], self.right[index])
 
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return True
+
     def folded(self, views: int | RowGroups) -> Use:
         """More positions."""
         left, right = (side_by_side(side, views).flatten(1, 2) for side in (self.left, self.right))

@@ -87,6 +87,11 @@ class Routed(Use):
     def select(self, index: torch.Tensor) -> Routed:
         return Routed(self.left[index], self.right[index], self.experts[index], self.count)
 
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return True
+
     @override
     def folded(self, views: int | RowGroups) -> Use:
         """More positions; what fills up a group adds zeros to the first expert."""

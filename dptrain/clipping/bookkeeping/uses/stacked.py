@@ -49,6 +49,11 @@ class Stacked(Use):
     def select(self, index: torch.Tensor) -> Stacked:
         return Stacked([part.select(index) for part in self.parts])
 
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return any(part.fills_up for part in self.parts)
+
     @override
     def folded(self, views: int | RowGroups) -> Use:
         return Stacked([part.folded(views) for part in self.parts])

@@ -31,6 +31,11 @@ class Use(abc.ABC):
     rows: int
     shape: torch.Size
 
+    @property
+    def fills_up(self) -> bool:
+        """Whether ``folded`` fills up groups with zeros to the size of the largest."""
+        return False
+
     @abc.abstractmethod
     def per_example(self, start: int, stop: int) -> torch.Tensor:
         """g_i of rows ``start`` to ``stop``, shape (stop - start, *shape)."""

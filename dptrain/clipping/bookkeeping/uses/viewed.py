@@ -41,6 +41,11 @@ class Viewed(Use):
     def select(self, index: torch.Tensor) -> Viewed:
         return Viewed(self.use.select(index), self.shape)
 
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return self.use.fills_up
+
     @override
     def folded(self, views: int | RowGroups) -> Use:
         return Viewed(self.use.folded(views), self.shape)
