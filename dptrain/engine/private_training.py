@@ -197,7 +197,7 @@ class PrivateTraining:
 
     @property
     def nonfinite_examples(self) -> int:
-        """Examples whose gradient was NaN or infinite and was left out.
+        """Examples (users, with ``PerUser``) whose gradient was NaN or infinite and was left out.
 
         This number is private data: it is for the trainer's eyes and not for release.
         """
@@ -207,8 +207,9 @@ class PrivateTraining:
     def last_norms(self) -> torch.Tensor | None:
         """‖g_i‖₂ of the last microbatch before clipping, shape (rows,); ``None`` before the first.
 
-        Rows of padding are included, and scales of the optimiser. These are private data: for the
-        trainer's eyes and not for release.
+        Rows of padding are included, and scales of the optimiser. Where a user's examples are
+        averaged (``PerUser``) there is one norm a user. These are private data: for the trainer's
+        eyes and not for release.
         """
         return self.optimizer.clipper.norms
 

@@ -32,8 +32,8 @@ PUBLIC_GRAPH = (
 
 # Belongs to those where a user counts once.
 AVERAGED = (
-    "In every step the mean of a user's gradients is clipped, once: a user counts once, with one "
-    "example or with many"
+    "Users take part as examples do under {}, and in every step the mean of a user's gradients is "
+    "clipped, once: a user counts once, with one example or with many"
 )
 
 
@@ -58,7 +58,7 @@ def statement(
     if mechanism.scheme.unit.kind == "user":
         notes = (*notes, PUBLIC_GRAPH)
     if mechanism.scheme.group_size is not None:
-        notes = (*notes, AVERAGED)
+        notes = (*notes, AVERAGED.format(type(mechanism.scheme.participants).__name__))
     return Guarantee(
         epsilon=epsilon,
         delta=delta,

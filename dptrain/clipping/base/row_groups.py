@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -21,14 +22,14 @@ class RowGroups:
         self.sizes = torch.as_tensor(sizes, dtype=torch.int64).cpu()
         self.most = int(self.sizes.max())
         self._even = bool((self.sizes == self.most).all())
-        self._ends = self.sizes.cumsum(0)
+        self._starts = self.sizes.cumsum(0) - self.sizes
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """The first row of group ``start`` and the one past the last of group ``stop - 1``."""
-        return int(self._ends[start] - self.sizes[start]), int(self._ends[stop - 1])
+        return int(self._starts[start]), int(self._starts[stop - 1] + self.sizes[stop - 1])
 
     def part(self, start: int, stop: int) -> RowGroups:
         """The groups ``start`` to ``stop``."""
@@ -42,7 +43,7 @@ class RowGroups:
         """The sums of the groups' rows, shape (groups, ...)."""
         if self._even:
             return rows.unflatten(0, (-1, self.most)).sum(1)
-        first = (self._ends - self.sizes).to(rows.device)
+        first = self._starts.to(rows.device)
         total = rows[first]
         for place in range(1, self.most):
             here = (self.sizes > place).nonzero()[:, 0].to(rows.device)
@@ -53,21 +54,37 @@ class RowGroups:
         """The groups' rows, zeros where a group has fewer than others, (groups, most, ...)."""
         if self._even:
             return rows.unflatten(0, (-1, self.most))
-        owner = torch.arange(len(self)).repeat_interleave(self.sizes)
-        place = torch.arange(len(owner)) - (self._ends - self.sizes)[owner]
+        owner, place = (each.to(rows.device) for each in self._places)
         table = rows.new_zeros(len(self), self.most, *rows.shape[1:])
-        table[owner.to(rows.device), place.to(rows.device)] = rows
+        table[owner, place] = rows
         return table
 
-    def by_size(self) -> list[torch.Tensor]:
-        """Groups of about the same size: of more than 2^(k-1) rows and at most 2^k, by k."""
-        power = torch.tensor([(size - 1).bit_length() for size in self.sizes.tolist()])
-        return [(power == k).nonzero()[:, 0] for k in power.unique().tolist()]
+    @functools.cached_property
+    def _places(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The group of each row, and its place there."""
+        owner = torch.arange(len(self)).repeat_interleave(self.sizes)
+        return owner, torch.arange(len(owner)) - self._starts[owner]
+
+    @functools.cached_property
+    def by_size(self) -> list[tuple[torch.Tensor, torch.Tensor, RowGroups]]:
+        """Groups of about the same size together: of more than 2^(k-1) rows and at most 2^k, by k.
+
+        Each comes as the numbers of the groups, ascending, their rows, and these as groups.
+        """
+        powers = torch.tensor([(size - 1).bit_length() for size in self.sizes.tolist()])
+        found = []
+        for power in powers.unique().tolist():
+            index = (powers == power).nonzero()[:, 0]
+            found.append((index, self.rows_of(index), RowGroups(self.sizes[index])))
+        return found
 
     def rows_of(self, index: torch.Tensor) -> torch.Tensor:
         """The rows of some groups, one group after the other, on the device of ``index``."""
-        spans = [torch.arange(*self.span(k, k + 1)) for k in index.tolist()]
-        return torch.cat([torch.arange(0), *spans]).to(index.device)
+        at = index.cpu()
+        sizes = self.sizes[at]
+        skipped = self._starts[at] - (sizes.cumsum(0) - sizes)
+        rows = torch.arange(int(sizes.sum())) + skipped.repeat_interleave(sizes)
+        return rows.to(index.device)
 
 
 def side_by_side(rows: torch.Tensor, groups: int | RowGroups) -> torch.Tensor:

@@ -22,17 +22,10 @@ def folded(use: Use, groups: int | RowGroups) -> Use:
     """
     if isinstance(groups, int) or not use.fills_up:
         return use.folded(groups)
-    parts = groups.by_size()
-    if len(parts) == 1:
+    if len(groups.by_size) == 1:
         return use.folded(groups)
-    return Parted(
-        [
-            Part(index, [use.select(groups.rows_of(index)).folded(RowGroups(groups.sizes[index]))])
-            for index in parts
-        ],
-        len(groups),
-        groups,
-    )
+    parts = [Part(index, [use.select(rows).folded(part)]) for index, rows, part in groups.by_size]
+    return Parted(parts, len(groups), groups)
 
 
 class Part(NamedTuple):

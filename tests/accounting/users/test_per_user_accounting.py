@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import math
@@ -17,6 +18,7 @@ from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.commands.calibrate import keeping_certificates
+from dptrain.commands.certify_request import requested_simulation
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.individual import RenyiFilter
 from dptrain.sampling import AttributionGraph, BallsInBins, CyclicPoisson, MinSep, PerUser, Poisson
@@ -86,6 +88,7 @@ def test_the_statement_is_about_users_and_all_of_their_examples():
     assert found.unit.max_examples is None
     text = str(found)
     assert "for each user (with all of their training examples, however many)" in text
+    assert "Users take part as examples do under Poisson" in text
     assert "the mean of a user's gradients is clipped, once" in text
     assert "Which examples belong to which users is taken to be public" in text
     assert Guarantee.from_json(found.to_json()) == found
@@ -152,6 +155,13 @@ def test_simulation_is_of_users(tmp_path):
     made = calibrate(scheme=scheme, strategy=BandMF(bands=3), **options)
     assert made.guarantee.kind is Kind.VERIFIED
     assert made.guarantee.mechanism_hash == made.mechanism.hash
+    path = tmp_path / "mechanism.json"
+    path.write_text(made.mechanism.to_json(), encoding="utf-8")
+    asked = argparse.Namespace(
+        mechanism=path, epsilon=4.0, delta=2e-3, threads=None, out=tmp_path, accountant=None
+    )
+    asked.device = "cpu"
+    assert requested_simulation(asked).to_dict() == member.simulation(theirs).to_dict()
     again = calibrate(scheme=users, strategy=BandMF(bands=3), **options)  # finds the certificate
     assert again.guarantee.certificate == made.guarantee.certificate
 
