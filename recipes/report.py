@@ -9,7 +9,7 @@ import numpy as np
 
 from dptrain.accounting import Profile, profile
 from dptrain.core import Guarantee
-from dptrain.reporting import plot_curves, plot_graph, plot_privacy, privacy_report
+from dptrain.reporting import bounding_note, plot_curves, plot_graph, plot_privacy, privacy_report
 from dptrain.sampling import BoundedGraph, Scheme, UserMinSep
 from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
@@ -29,6 +29,13 @@ def write_graph(bounded: BoundedGraph, scheme: Scheme, path: pathlib.Path) -> No
     plot_graph(statistics, path / GRAPH_PLOT)
 
 
+def stated(current: Run) -> Guarantee:
+    """The run's guarantee, with what contribution bounding left out."""
+    guarantee = current.private.guarantee()
+    bounded = current.task.bounded
+    return guarantee if bounded is None else guarantee.with_notes(bounding_note(bounded))
+
+
 def write_report(current: Run) -> None:
     """Model, statement and plots of a run that is complete; of a simulation, the curves only.
 
@@ -40,7 +47,7 @@ def write_report(current: Run) -> None:
         export = current.task.export
         remove(path / export.name)  # of an earlier report
         export.write(current.task.model, path / export.name)
-        guarantee = current.private.guarantee()
+        guarantee = stated(current)
         privacy_report(guarantee, path)
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")
@@ -98,7 +105,7 @@ def summary(current: Run, *, published: bool = False) -> str:
         return "\n".join(lines)
     export = current.task.export
     lines += [
-        str(current.private.guarantee()),
+        str(stated(current)),
         "",
         f"everything is in {'this folder' if published else current.folder.path}: "
         f"{export.name} is the trained model "

@@ -57,8 +57,44 @@ class Unit:
             return "training example"
         if self.max_examples is None:
             return "user (with all of their training examples, however many)"
-        examples = "example" if self.max_examples == 1 else "examples"
-        return f"user with up to {self.max_examples} training {examples}"
+        return f"user with up to {self.max_examples} training {self._examples}"
+
+    @property
+    def _examples(self) -> str:
+        return "example" if self.max_examples == 1 else "examples"
+
+    def protected(self, adjacency: Adjacency) -> str:
+        """What is protected and what is not, in words for somebody who knows no symbols."""
+        if self.kind == "user":
+            # Under any relation: the graph is public, so that somebody was there is, too.
+            whatever = {
+                Adjacency.ZERO_OUT: "",
+                Adjacency.ADD_REMOVE: "",
+                Adjacency.REPLACE_ONE: ", whatever else that might have been",
+            }[adjacency]
+            everything = f"protected is everything that any one user contributed{whatever}"
+            nobody = "Nobody's protection depends on what others contributed."
+            public = "Who belongs to which example counts as public and is not protected"
+            if self.max_examples is None:
+                return f"{everything}, in however many examples. {nobody} {public}"
+            return (
+                f"{everything}, at most {self.max_examples} {self._examples}, copies counted. "
+                f"{nobody} Examples that were left out to keep to this bound are not in the "
+                f"training at all. {public}"
+            )
+        return {
+            Adjacency.ZERO_OUT: "protected is whatever any one training example contributed",
+            Adjacency.ADD_REMOVE: "protected is any one training example, also that it was there",
+            Adjacency.REPLACE_ONE: "protected is what any one training example says, whatever else "
+            "it might have said",
+        }[adjacency] + (
+            ". Several examples of one person are protected one by one, not together"
+            + (
+                ""
+                if adjacency is Adjacency.ADD_REMOVE
+                else "; how many examples there are is not protected"
+            )
+        )
 
 
 class Kind(enum.Enum):
@@ -173,6 +209,16 @@ class Guarantee:
         named = dataclasses.replace(self, noise_generator=generator, kind=kind)
         return named.with_notes(*caveats)
 
+    @property
+    def plain(self) -> str:
+        """Who is protected and what is not, in a few words for somebody who knows no symbols."""
+        if self.epsilon == math.inf or self.delta == 1:
+            return "In plain words: nothing and nobody is protected."
+        sure = ", if the estimate is right" if self.kind is Kind.ESTIMATE else ""
+        return (
+            f"In plain words, as far as ε and δ reach{sure}: {self.unit.protected(self.adjacency)}."
+        )
+
     def __str__(self) -> str:
         ran = ""
         if self.steps_executed is not None and self.steps_executed != self.steps_planned:
@@ -189,7 +235,7 @@ class Guarantee:
             f"{self.adjacency.sentence(self.unit)}. Batches were drawn by {self.scheme['type']}, "
             f"noise by {self.strategy['type']} with multiplier σ = {self.noise_multiplier:.6g}"
             f"{source}; the statement is {self.kind.sentence} "
-            f"(accountant: {self.accountant}).{notes}"
+            f"(accountant: {self.accountant}). {self.plain}{notes}"
         )
 
     def to_json(self) -> str:

@@ -3,6 +3,7 @@
 from dptrain.reporting.individual_groups import GroupRow, GroupTable
 from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 from dptrain.reporting.individual_report import IndividualReport
+from dptrain.reporting.left_out import bounding_note
 from dptrain.reporting.plots import (
     figure_of,
     plot_attacks,
@@ -25,6 +26,7 @@ __all__ = [
     "IndividualReport",
     "as_markdown",
     "as_shown",
+    "bounding_note",
     "figure_of",
     "in_place",
     "plot_active",

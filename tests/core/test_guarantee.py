@@ -68,6 +68,64 @@ def test_the_generator_is_named_where_it_is_known():
     assert Guarantee.from_json(json.dumps(value)) == BASE
 
 
+USER = Unit(kind="user", max_examples=4)
+PLAIN = {
+    (Unit(), Adjacency.ZERO_OUT): [
+        "whatever any one training example contributed",
+        "how many examples there are is not protected",
+    ],
+    (Unit(), Adjacency.ADD_REMOVE): ["any one training example, also that it was there"],
+    (Unit(), Adjacency.REPLACE_ONE): [
+        "what any one training example says, whatever else it might have said",
+        "how many examples there are is not protected",
+    ],
+    (USER, Adjacency.ZERO_OUT): ["everything that any one user contributed, at most 4 examples"],
+    (USER, Adjacency.ADD_REMOVE): ["everything that any one user contributed, at most 4 examples"],
+    (USER, Adjacency.REPLACE_ONE): [
+        "everything that any one user contributed, whatever else that might have been, at most 4"
+    ],
+}
+
+
+@pytest.mark.parametrize(("unit", "adjacency"), PLAIN)
+def test_plain_words_say_who_is_protected_and_what_is_not(unit, adjacency):
+    guarantee = dataclasses.replace(BASE, unit=unit, adjacency=adjacency)
+    text = guarantee.plain
+    assert text in str(guarantee)
+    assert text.startswith("In plain words, as far as ε and δ reach: protected is ")
+    for part in PLAIN[unit, adjacency]:
+        assert part in text
+    if unit.kind == "user":
+        assert "Who belongs to which example counts as public and is not protected" in text
+        assert "left out to keep to this bound are not in the training at all" in text
+        assert "Nobody's protection depends on what others contributed" in text
+        assert "it was there" not in text  # the graph is public under any relation
+    else:
+        assert "Several examples of one person are protected one by one, not together" in text
+    # N is private where an example may be added or removed.
+    silent = adjacency is Adjacency.ADD_REMOVE or unit.kind == "user"
+    assert ("how many examples there are" in text) is not silent
+    assert len(text.split()) < 75
+
+
+def test_plain_words_do_not_promise_what_is_not_there():
+    one = dataclasses.replace(BASE, unit=Unit(kind="user", max_examples=1))
+    assert "at most 1 example, copies counted" in one.plain
+    for nothing in ({"epsilon": float("inf")}, {"delta": 1.0}):
+        text = dataclasses.replace(BASE, **nothing).plain
+        assert text == "In plain words: nothing and nobody is protected."
+    estimate = dataclasses.replace(BASE, kind=Kind.ESTIMATE)
+    assert "as far as ε and δ reach, if the estimate is right: protected" in estimate.plain
+
+
+def test_plain_words_are_no_field():
+    """Statements that were written before are read, and the other way round."""
+    assert set(json.loads(BASE.to_json())) == {
+        field.name for field in dataclasses.fields(Guarantee)
+    }
+    assert "plain" not in json.loads(BASE.to_json())
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_caveats_leave_an_estimate(kind):
     rough = dataclasses.replace(BASE, kind=kind).drawn_by("Philox", caveats=("it is rounded",))

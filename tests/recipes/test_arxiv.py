@@ -73,6 +73,10 @@ def test_the_folder_holds_the_statement_and_the_graph(finished):
     summary = (finished / "summary.txt").read_text()
     assert "for each user with up to 2 training examples" in summary
     assert "cross entropy of masked tokens" in summary
+    # What bounding left out is a part of the statement.
+    noted = r"[\d,]+ of [\d,]+ examples were kept so that no user has more than 2"
+    assert re.search(noted, summary)
+    assert any(re.match(noted, note) for note in guarantee.notes)
     assert [r["step"] for r in read_metrics(finished / "metrics.jsonl") if r["split"] == "test"]
 
 
