@@ -123,6 +123,18 @@ def test_a_folder_of_tables_is_trained_on_like_the_snapshot(files, tiny, tmp_pat
     assert "lines of the archive were skipped" in summary
 
 
+def test_short_batches_are_told_before_the_first_step(tiny, tmp_path, monkeypatch):
+    """The paper's limits on fewer papers than the paper has."""
+    monkeypatch.setattr("recipes.run.train", lambda *_, **__: pytest.fail("a step was taken"))
+    arguments = ["--config", "configs/arxiv_unamplified.yaml", "--output", str(tmp_path / "run")]
+    arguments += [*tiny, "steps=40", "strategy.bands=8", "scheme.min_sep=30"]
+    with (
+        pytest.warns(UserWarning, match=r"UserFixed: \d+ of 40 batches .* Lower batch_size"),
+        pytest.raises(pytest.fail.Exception, match="a step was taken"),
+    ):
+        main([*arguments, "scheme.max_participations=2", "scheme.batch_size=100"])
+
+
 MISTAKES = [
     (["steps=8"], "bands=16 exceeds the 8 steps"),
     (["scheme.min_sep=0"], "min_sep=0 must be at least 1"),

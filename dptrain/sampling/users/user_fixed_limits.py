@@ -50,6 +50,35 @@ def largest_min_sep(
     return scheme(_last_full(scheme, steps, seed))
 
 
+def largest_batch_size(
+    graph: AttributionGraph,
+    *,
+    min_sep: int,
+    steps: int,
+    seed: int,
+    max_participations: int | None = None,
+) -> UserFixed:
+    """The scheme with the largest batches of which the run with this seed fills every one.
+
+    Reads only the public graph; by bisection, as in ``largest_min_sep``.
+
+    Raises:
+        ValueError: if an argument is out of range, or some step finds no example at all.
+    """
+
+    def scheme(batch_size: int) -> UserFixed:
+        return UserFixed(
+            graph=graph,
+            batch_size=batch_size,
+            min_sep=min_sep,
+            steps=steps,
+            max_participations=max_participations,  # type: ignore[arg-type]
+        )
+
+    _require_full(scheme(1), seed)
+    return scheme(_last_full(scheme, graph.examples, seed))
+
+
 def fewest_participations(
     graph: AttributionGraph, *, batch_size: int, min_sep: int, steps: int, seed: int
 ) -> UserFixed:
@@ -89,7 +118,10 @@ def _last_full(scheme: Callable[[int], UserFixed], last: int, seed: int) -> int:
 
 
 def _is_full(scheme: UserFixed, seed: int) -> bool:
-    title = f"trying min_sep={scheme.min_sep}, max_participations={scheme.max_participations}"
+    title = (
+        f"trying batch_size={scheme.batch_size}, min_sep={scheme.min_sep}, "
+        f"max_participations={scheme.max_participations}"
+    )
     batches = tqdm(scheme.stream(seed), total=scheme.steps, desc=title, delay=2, leave=False)
     return all(len(batch) == scheme.batch_size for batch in batches)
 

@@ -12,9 +12,14 @@ import pytest
 
 from dptrain.core.guarantee import Unit
 from dptrain.sampling.scheme import Scheme
+from dptrain.sampling.users import user_fixed_limits
 from dptrain.sampling.users.graph import AttributionGraph
 from dptrain.sampling.users.user_fixed import Fill, Queue, UserFixed
-from dptrain.sampling.users.user_fixed_limits import fewest_participations, largest_min_sep
+from dptrain.sampling.users.user_fixed_limits import (
+    fewest_participations,
+    largest_batch_size,
+    largest_min_sep,
+)
 from dptrain.testing.scheme_contract import SchemeContract
 from tests.helpers.user_graphs import graph_of, random_lists
 
@@ -179,6 +184,31 @@ def test_largest_min_sep():
         found = largest_min_sep(LARGE, batch_size=300, steps=40, seed=seed)
         assert found.check(seed).short_steps == 0
         assert dataclasses.replace(found, min_sep=found.min_sep + 1).check(seed).short_steps
+
+
+def test_largest_batch_size():
+    # Twelve users of an example each: a pass in four steps.
+    assert largest_batch_size(cycle(12), min_sep=4, steps=12, seed=0).batch_size == 3
+    for seed in range(3):
+        found = largest_batch_size(LARGE, min_sep=3, steps=40, seed=seed, max_participations=6)
+        assert found.check(seed).short_steps == 0
+        larger = dataclasses.replace(found, batch_size=found.batch_size + 1)
+        assert larger.check(seed).short_steps
+    alone = graph_of([[0], [0]])
+    with pytest.raises(ValueError, match="batches have fewer"):
+        largest_batch_size(alone, min_sep=2, steps=4, seed=0)
+
+
+def test_the_shortfall_says_what_a_batch_has_on_average_and_a_remedy():
+    scheme = scheme_of(SMALL, batch_size=20, min_sep=4, steps=25)
+    average = np.mean([len(batch) for batch in batches_of(scheme, 3)])
+    text = scheme.shortfall(3)
+    assert f"on average {average:.6g} examples share it. Lower batch_size to that or less" in text
+    for name in ("largest_batch_size", "largest_min_sep", "fewest_participations"):
+        assert name in text
+        assert name in vars(user_fixed_limits)
+    full = largest_batch_size(SMALL, min_sep=4, steps=25, seed=3)
+    assert full.shortfall(3) is None
 
 
 def test_fewest_participations():
