@@ -75,6 +75,7 @@ from dptrain import (
     SquareRoot,
     Tree,
     TreeRestart,
+    UserCyclic,
     UserFixed,
     UserMinSep,
     account,
@@ -202,6 +203,13 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
         "UserMinSep, shared examples": UserMinSep(graph=shared, probability=0.2, **users),
         "UserMinSep, exclusion='participation'": UserMinSep(
             graph=shared, probability=0.2, exclusion="participation", **users
+        ),
+        "UserCyclic": UserCyclic.for_batch_size(
+            graph=shared,
+            batch_size=users["batch_size"],
+            cycle=2,
+            steps=users["steps"],
+            method="greedy",
         ),
         "UserFixed": UserFixed(graph=shared, max_participations=2, **users),
     }

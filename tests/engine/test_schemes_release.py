@@ -15,6 +15,7 @@ from dptrain.sampling import (
     Poisson,
     RandomAllocation,
     Shuffled,
+    UserCyclic,
     UserFixed,
     UserMinSep,
 )
@@ -37,9 +38,12 @@ SCHEMES = {
     "UserMinSep": UserMinSep(
         graph=GRAPH, probability=0.2, min_sep=2, steps=6, burn_in=1, batch_size=2.0
     ),
+    "UserCyclic, cut": UserCyclic.for_batch_size(
+        graph=GRAPH, batch_size=4.0, cycle=1, steps=6, max_batch_size=5
+    ),
     "UserFixed": UserFixed(graph=GRAPH, batch_size=5, min_sep=1, max_participations=9, steps=6),
 }
-TRUNCATED = ("Poisson, cut", "CyclicPoisson, cut", "MinSep, cut")
+TRUNCATED = ("Poisson, cut", "CyclicPoisson, cut", "MinSep, cut", "UserCyclic, cut")
 
 
 def _options(name):
