@@ -16,6 +16,8 @@ _ROUGH_SAMPLES = 16_384
 _FIRST_DEPTH = 8
 _PRECISE = 0.02  # relative standard error at which no more samples are drawn
 _MARGIN = 2.0  # standard errors
+# Standard errors, and ceilings of a term, from what the rule accepts at which no more are drawn.
+_CLEAR, _CEILINGS = 5.0, 10.0
 
 
 def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threads: int) -> float:
@@ -31,16 +33,19 @@ def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threa
     last = looks[-1]
     samples = min(last, _ROUGH_SAMPLES)
     total = squares = 0.0
-    used = 0
+    used, passed = 0, rule.threshold(terms.ceiling, last)
     for block in drawn(terms, samples, seed=seed, threads=threads):
         total, squares = total + float(block.sum()), squares + float(np.square(block).sum())
         used += block.size
         if math.sqrt(squares) <= _PRECISE * total:
             break
+        far = abs(total - used * passed) - _CEILINGS * terms.ceiling
+        if far >= _CLEAR * math.sqrt(squares):
+            break
     # The verdict's own error counts as well.
     error = math.sqrt(squares) / used * math.sqrt(1.0 + used / last)
     upper = total / used + _MARGIN * error
-    return math.log(upper / rule.threshold(terms.ceiling, last)) if upper > 0.0 else -math.inf
+    return math.log(upper / passed) if upper > 0.0 else -math.inf
 
 
 def estimate_depth(
