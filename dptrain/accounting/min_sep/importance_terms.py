@@ -14,7 +14,9 @@ from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep import engine_torch as on_device
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
 from dptrain.accounting.min_sep.losses import log_ratio, sample_losses
-from dptrain.accounting.min_sep.moments import affordable
+from dptrain.accounting.min_sep.moments import affordable, settles
+from dptrain.accounting.min_sep.moments.settled import Settled, settle
+from dptrain.accounting.min_sep.moments.settled_draws import SettledPatterns
 from dptrain.accounting.min_sep.moments.tilted import (
     ORDERS,
     Asked,
@@ -90,6 +92,8 @@ class TiltedMinSep:
         self._pad = 2 * max(ROUNDING, 3e-14 * self._law.steps)
         self._engine, self._device = engine(self._law, asked), device
         self._patterns: dict[int, TiltedPatterns] = {}
+        self._settled: dict[int, Settled] = {}
+        self._settled_moments: dict[int, float] = {}
         self._replicas: dict[int, Replicas] = {}
         self.lanes = max(64, min(4096, _CHUNK_BYTES // (8 * self._law.steps)))
         numpy_largest = largest_order(self._law, sigma)
@@ -102,10 +106,31 @@ class TiltedMinSep:
     def _pays(self, order: int, numpy_largest: int) -> bool:
         b = self._law.min_sep
         if self._engine != "numpy" and order in ORDERS:
-            messages = states(self._law, order) * min(8 * b, self._law.steps)
-            return order == 2 or messages <= _MOST_MESSAGES
+            return self._few_messages(order) or settles(self._law, order)
         few = order == 2 or math.comb(b + order - 1, order) <= _MOST_STATES
         return few and order <= numpy_largest
+
+    def _few_messages(self, order: int) -> bool:
+        messages = states(self._law, order) * min(8 * self._law.min_sep, self._law.steps)
+        return order == 2 or messages <= _MOST_MESSAGES
+
+    def _settles(self, order: int) -> bool:
+        """Whether an order is drawn by settled messages alone."""
+        return (
+            self._engine != "numpy"
+            and order in ORDERS
+            and not self._few_messages(order)
+            and settles(self._law, order)
+        )
+
+    def _log_moment(self, order: int) -> float:
+        """log A from above; by the messages that draw, where these are settled ones."""
+        if not self._settles(order):
+            return self._curve.log_moment(self._sigma, order)
+        if order not in self._settled_moments:
+            found = settle(self._law, self._sigma, order)
+            self._settled, self._settled_moments[order] = {order: found}, found.log_moment
+        return self._settled_moments[order]
 
     @staticmethod
     def _from_moment(log_moment: float, order: int, epsilon: float) -> float:
@@ -113,7 +138,7 @@ class TiltedMinSep:
         return log_moment - (order - 1) * epsilon + conversion
 
     def _log_range(self, order: int, epsilon: float) -> float:
-        return self._from_moment(self._curve.log_moment(self._sigma, order), order, epsilon)
+        return self._from_moment(self._log_moment(order), order, epsilon)
 
     def _best_order(self, epsilon: float) -> tuple[int, float]:
         """An order, and the logarithm of the largest of its terms.
@@ -122,7 +147,7 @@ class TiltedMinSep:
         log A is convex in α and its slope, for the most part, too.
         """
         best, least = self._orders[0], self._log_range(self._orders[0], epsilon)
-        moments = [0.0, self._curve.log_moment(self._sigma, best)]  # of α = 1, 2
+        moments = [0.0, self._log_moment(best)]  # of α = 1, 2
         for order in self._orders[1:]:
             if len(moments) == 2:
                 foreseen = 2 * moments[-1] - moments[-2]
@@ -130,7 +155,7 @@ class TiltedMinSep:
                 foreseen = 3 * moments[-1] - 3 * moments[-2] + moments[-3]
             if self._from_moment(foreseen, order, epsilon) > least - math.log(2.0):
                 break
-            moments.append(self._curve.log_moment(self._sigma, order))
+            moments.append(self._log_moment(order))
             found = self._from_moment(moments[-1], order, epsilon)
             if found > least - math.log(2.0):
                 break
@@ -160,7 +185,7 @@ class TiltedMinSep:
         order, largest = self._best_order(epsilon)
         if largest > 0.0:
             return self._plain(epsilon)
-        log_moment = self._curve.log_moment(self._sigma, order)
+        log_moment = self._log_moment(order)
         if self._engine != "numpy" and order in ORDERS:
             return self._compiled(order, epsilon, log_moment, largest)
         if order not in self._replicas:
@@ -198,13 +223,18 @@ class TiltedMinSep:
         if self._engine == "cuda" and (why := compiled.refusal(self._law, instead="auto")):
             raise ValueError(f"engine='cuda' draws participations by compiled code, but {why}")
         if order not in self._patterns:
-            self._patterns = {order: TiltedPatterns(self._law, self._sigma, order)}
+            if self._settles(order):
+                known = self._settled.get(order)
+                found: TiltedPatterns = SettledPatterns(self._law, self._sigma, order, known)
+            else:
+                found = TiltedPatterns(self._law, self._sigma, order)
+            self._patterns = {order: found}
         return self._patterns[order]
 
     def _compiled(
         self, order: int, epsilon: float, log_moment: float, log_range: float
     ) -> WeightedTerms:
-        if not fits(self._law, order):
+        if not fits(self._law, order) and not self._settles(order):
             try:
                 self._patterns_of(order)
             except MemoryError:  # messages that settle late: without this order, then
@@ -224,10 +254,11 @@ class TiltedMinSep:
             if patterns.variation > _VARIATION:
                 return np.full(size, ceiling)  # as if all were spoiled
             if self._engine == "cuda":
-                losses = self._on_device(order, *patterns.events(rng, size), rng, size)
+                times, lanes, weights = patterns.events(rng, size)
+                losses = self._on_device(order, times, lanes, rng, size)
             else:
-                losses = patterns.losses(rng, size)
-            terms = _terms(losses, order, epsilon, log_moment + self._pad, slack)
+                losses, weights = patterns.losses(rng, size)
+            terms = _terms(losses, order, epsilon, log_moment + self._pad + weights, slack)
             terms += largest * patterns.variation
             return np.where(np.isnan(terms), ceiling, terms)  # spoiled
 
@@ -276,7 +307,9 @@ def _events(counts: npt.NDArray[np.int16]) -> tuple[Indices, Indices]:
     return np.repeat(times, taking), np.repeat(lanes, taking)
 
 
-def _terms(loss: Array, order: int, epsilon: float, log_moment: float, slack: float) -> Array:
+def _terms(
+    loss: Array, order: int, epsilon: float, log_moment: float | Array, slack: float
+) -> Array:
     """A e^{-(α-1)L} (1 - e^{ε-L})_+ of losses known within ``slack``, rounded up."""
     weight = np.exp(log_moment + order * slack - (order - 1) * np.maximum(loss, epsilon - 1.0))
     return np.asarray(weight * hockey_stick(loss, epsilon - slack))

@@ -14,7 +14,7 @@ from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
-from dptrain.accounting.min_sep.moments import affordable, log_moment
+from dptrain.accounting.min_sep.moments import affordable, log_moment, settles
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
@@ -113,8 +113,8 @@ class MinSepRenyiCurve(RenyiCurve):
         return self.law.sensitivity
 
     def describe(self, orders: RenyiOrders, best: int) -> str:
-        """That it is the divergence itself."""
-        return "(exact)"
+        """That it is the divergence itself, or what bounds it."""
+        return "(by settled messages)" if settles(self.law, best) else "(exact)"
 
 
 def orders_refusal(law: MinSepLaw) -> str | None:

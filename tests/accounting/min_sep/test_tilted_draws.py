@@ -99,7 +99,7 @@ def test_losses_are_those_of_the_patterns_and_noise_drawn(name: str) -> None:
     law, lanes = LONG[name], 128
     drawing = TiltedPatterns(law, SIGMA, 3)
     assert drawing._levels.shape[0] < law.steps or name == "cold"  # stretches did settle
-    losses = drawing.losses(np.random.default_rng(3), lanes)
+    losses = drawing.losses(np.random.default_rng(3), lanes)[0]
     # The same generators again, in numpy: y = C Σ x^k + σ z by a dense matrix.
     rng = np.random.default_rng(3)
     noise, events = compiled.generators(rng, 1, lanes)
@@ -129,7 +129,7 @@ def test_weights_of_what_is_drawn_average_to_one() -> None:
     law = make_law([0.8, 0.5, 0.3], 0.05, 5, 100)
     for order in (2, 3):
         drawing = TiltedPatterns(law, 2.0, order)
-        losses = drawing.losses(np.random.default_rng(order), 40_000)
+        losses = drawing.losses(np.random.default_rng(order), 40_000)[0]
         weights = np.exp(drawing.log_moment - order * losses)
         assert abs(weights.mean() - 1.0) <= 6 * weights.std() / math.sqrt(weights.size)
 

@@ -1,5 +1,10 @@
 """Moments E_Q[(P/Q)^α] of b-min-sep sampling, bands ≤ b, at the size of production."""
 
-from dptrain.accounting.min_sep.moments.program import Affordable, affordable, log_moment
+from dptrain.accounting.min_sep.moments.program import (
+    Affordable,
+    affordable,
+    log_moment,
+    settles,
+)
 
-__all__ = ["Affordable", "affordable", "log_moment"]
+__all__ = ["Affordable", "affordable", "log_moment", "settles"]

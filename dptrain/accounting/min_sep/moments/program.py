@@ -9,7 +9,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.accounting.min_sep.moments import periodic
+from dptrain.accounting.min_sep.moments import periodic, settled
 from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
 from dptrain.core import Array
@@ -29,11 +29,23 @@ _UNIT = 2.0**-53
 
 # Values of the program above which periodic laws take the sums over pairs and triples.
 _MANY = 10**7
+# Values of the program above which settled messages alone bound runs of so many periods: what they
+# give away is that of a period, of so many.
+_LONG_WORK, _LONG_PERIODS = 10**8, 64
 
 
 def _periodic(law: MinSepLaw, order: int) -> bool:
     many = state_count(law.min_sep, order) * law.steps > _MANY
     return many and periodic.covers(law, order)
+
+
+def settles(law: MinSepLaw, order: int) -> bool:
+    """Whether an order is bounded by settled messages alone: too large a program, or too long."""
+    if not settled.covers(law, order) or settled.bytes_needed(law, order) > MOST_BYTES:
+        return False
+    work = least_work(law, order)
+    long = law.steps >= _LONG_PERIODS * law.min_sep and work > _LONG_WORK
+    return long or work > _most_work() or bytes_needed(law, order) > MOST_BYTES
 
 
 class Affordable(NamedTuple):
@@ -73,7 +85,8 @@ def affordable(law: MinSepLaw, sigma: float, most_work: int | None = None) -> Af
     most_work = min(_most_work(), most_work or _most_work())
     for order in range(2, _MOST_COPIES + 1):
         size, b = bytes_needed(law, order), law.min_sep
-        if _periodic(law, order):
+        quick = settles(law, order) and settled.usual_work(law, order) <= most_work
+        if _periodic(law, order) or quick:
             if order * (order - 1) * scaled <= _LARGEST_EXPONENT:
                 continue
             reason = f"has weights beyond e^{_LARGEST_EXPONENT:g} at σ = {sigma:.3g}"
@@ -99,6 +112,8 @@ def log_moment(
 ) -> float:
     """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64, or the limit on work.
 
+    Where the order ``settles`` it is a bound (``settled.Settled``), little above it.
+
     A backward program over multisets of the ages of α copies. States without a free copy are not
     computed: nothing happens until their oldest copy is free. Where the levels of b steps in turn
     grow by the same factor, the steps left of a homogeneous stretch are skipped at the largest
@@ -115,6 +130,8 @@ def log_moment(
     assert order >= 2, order
     if compiled is None and _periodic(law, order):
         return periodic.log_moment(law, sigma, order)
+    if compiled is None and settles(law, order):
+        return settled.settle(law, sigma, order).log_moment
     compiled = available() if compiled is None else compiled
     states = States.of(law.min_sep, order)
     return _MomentProgram(law, sigma, states, order, compiled=compiled).log_moment(

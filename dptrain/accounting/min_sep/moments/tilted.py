@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import LEAST_COMPILED_STEPS
+from dptrain.accounting.min_sep.moments.settled import chances_of
 from dptrain.core import Array
 
 ORDERS = (2, 3, 4)  # whose states ``engine_kernel`` can number
@@ -66,12 +67,8 @@ class TiltedPatterns:
         assert order in ORDERS, order
         self.law, self.sigma, self.order = law, sigma, order
         self._waits = _sorted_waits(law.min_sep, order)
-        p, n = law.probability, law.steps
-        self._chances = np.zeros((order + 1, order + 1))
-        for free in range(order + 1):
-            for taking in range(free + 1):
-                chance = math.comb(free, taking) * p**taking * (1.0 - p) ** (free - taking)
-                self._chances[free, taking] = chance
+        n = law.steps
+        self._chances = chances_of(law, order)
         # Away from both ends, from here to there, all steps have the products of row 0.
         self._inner = (law.bands - 1, n - law.bands)
         self._gram_of = np.zeros(n, dtype=np.int64)
@@ -182,48 +179,68 @@ class TiltedPatterns:
         self, first: npt.NDArray[np.int64], events: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """Times of all copies, ascending, and how many there are, for one block of lanes."""
+        return self._drawn_times(first, events, self.law.steps)
+
+    def _drawn_times(
+        self, first: npt.NDArray[np.int64], events: npt.NDArray[np.uint64], steps: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """``_times`` of the first ``steps`` steps, of which there are messages."""
         from dptrain.accounting.min_sep import engine_kernel as kernel
 
         law = self.law
-        most = self.order * ((law.steps - 1) // law.min_sep + 1)
+        most = self.order * ((steps - 1) // law.min_sep + 1)
         times = np.empty((most, kernel.LANES), dtype=np.int32)
         counts = np.zeros(kernel.LANES, dtype=np.int64)
         kernel.tilted_participations(
-            first, law.steps, law.min_sep, self._grams, self._gram_of,
+            first, steps, law.min_sep, self._grams, self._gram_of,
             self._chances, self._levels, self._level_of, self._log_scale, self._log_quiet,
             events, times, counts,
         )  # fmt: skip
         return times, counts
 
+    def _weights(
+        self,
+        first: npt.NDArray[np.int64],
+        times: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int64],
+    ) -> Array:
+        """Logarithms of the weights of one block's lanes: 0, the law drawn from is the tilted."""
+        return np.zeros(counts.size)
+
     def events(
         self, rng: np.random.Generator, size: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Array]:
         """Times of all participations of ``size`` samples, one for each copy, and whose they are.
 
-        In no order; their law is off by ``variation`` at most.
+        In no order; their law is off by ``variation`` at most. And the logarithm of the weight of
+        each sample, at most 0.
         """
         from dptrain.accounting.min_sep import engine_kernel as kernel
 
         blocks = -(-size // kernel.LANES)
         states = compiled.generators(rng, blocks, kernel.LANES)[1]
         first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
-        times, lanes = [], []
+        times, lanes, weights = [], [], []
         for block in range(blocks):
             drawn, counts = self._times(first[block], states[block])
+            weights.append(self._weights(first[block], drawn, counts))
             here = min(kernel.LANES, size - block * kernel.LANES)
             place, lane = np.nonzero(np.arange(counts.max())[:, None] < counts[:here])
             times.append(drawn[place, lane].astype(np.int64))
             lanes.append(lane + block * kernel.LANES)
-        return np.concatenate(times), np.concatenate(lanes)
+        return np.concatenate(times), np.concatenate(lanes), np.concatenate(weights)[:size]
 
     def counts(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int16]:
         """Numbers of copies that take part, shape (steps, size)."""
         found = np.zeros((self.law.steps, size), dtype=np.int16)
-        np.add.at(found, self.events(rng, size), 1)
+        np.add.at(found, self.events(rng, size)[:2], 1)
         return found
 
-    def losses(self, rng: np.random.Generator, size: int) -> Array:
-        """log P/Q of outputs drawn from (P/Q)^α Q/A, each within ``rounding``; NaN where spoiled.
+    def losses(self, rng: np.random.Generator, size: int) -> tuple[Array, Array]:
+        """log P/Q of outputs, each within ``rounding``, NaN where spoiled; and log weights.
+
+        Outputs are drawn from a mixture whose density times weight times e^{``log_moment``} is
+        that of (P/Q)^α Q, or a little more.
 
         A sample is spoiled with a chance below n 2^-47, see ``engine_compiled.rounding_bound``.
         """
@@ -234,13 +251,16 @@ class TiltedPatterns:
         arguments = compiled.kernel_arguments(self.law, [self.sigma], ["remove"], copies=self.order)
         first = self._first(rng, blocks * kernel.LANES).reshape(blocks, kernel.LANES, -1)
         found, out = np.empty(blocks * kernel.LANES), np.empty((1, 1, kernel.LANES))
+        weights = np.empty(blocks * kernel.LANES)
         nothing = compiled.NOTHING_HELD
         for block in range(blocks):
+            place = slice(block * kernel.LANES, (block + 1) * kernel.LANES)
             times, counts = self._times(first[block], events[block])
+            weights[place] = self._weights(first[block], times, counts)
             spoiled = np.zeros(kernel.LANES, dtype=np.int64)
             kernel.log_ratios(noise[block], times, counts, spoiled, *nothing, *arguments, out)
-            found[block * kernel.LANES : (block + 1) * kernel.LANES] = out[0, 0]
-        return found[:size]
+            found[place] = out[0, 0]
+        return found[:size], weights[:size]
 
     @property
     def rounding(self) -> float:
