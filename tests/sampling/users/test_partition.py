@@ -246,6 +246,19 @@ def test_a_false_file_is_refused():
             GraphPartition.from_dict({**value, **change})
 
 
+def test_facts_that_are_not_those_of_the_slots_are_found_out():
+    """A file that says less than a user has would be accounted for as such."""
+    graph = graph_of([[0], [0], [1], [2], [3], [4]])
+    partition = GraphPartition.of_graph(graph, cycle=2)
+    value = partition.to_dict()
+    assert value["profiles"] == [[3, 2]]
+    read = GraphPartition.from_dict({**value, "profiles": [[3, 1]]})
+    with pytest.raises(ValueError, match="changed"):
+        read.attach(graph)
+    with pytest.raises(ValueError, match="changed"):
+        read.attach(partition)
+
+
 def test_a_user_of_thousands_is_named_where_pairs_are_too_many():
     everybody = AttributionGraph.from_lists([[0, 1 + e] for e in range(20_000)])
     with pytest.raises(ValueError, match=r"bound\(\)"):

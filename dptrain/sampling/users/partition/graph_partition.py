@@ -311,16 +311,17 @@ class GraphPartition(JsonValue, family="graph partition"):
                 method=cast(Method, self.method),
                 seed=self.seed,
             )
-        if found.fingerprint != self.fingerprint or found.graph != self.graph:
+        # How they were found may differ; the facts too, as accountants read them and a file may lie.
+        same = dataclasses.replace(found, spread=self.spread, method=self.method, seed=self.seed)
+        if same != self:
             raise ValueError(
                 f"the partition has changed: its slots have the fingerprint "
                 f"{found.fingerprint[:12]}… instead of {self.fingerprint[:12]}…, as with another "
                 "version of pymetis; pass attach() the partition that the run began with, from "
                 "its slots: GraphPartition.from_slots(graph, slots, cycle=…)"
             )
-        attached = dataclasses.replace(self, graph=found.graph)
-        object.__setattr__(attached, "_slots", found.slots)
-        return attached
+        object.__setattr__(same, "_slots", found.slots)
+        return same
 
 
 def _parts(
