@@ -10,6 +10,7 @@ from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.probe.witness import Sighting
 
 _MEASURED = 32  # rounding errors that were measured may be so many times as large elsewhere
+_AT_ONCE = 2**20  # numbers that are compared at a time
 
 
 def moved_without(
@@ -62,31 +63,43 @@ def _differ(
     """Whether an input of a call is another, or the gradient by its output, but for a factor."""
     inputs = zip(a.inputs, b.inputs, c.inputs, strict=False)
     return any(_off(x, y, z, kept, rows, unit) for x, y, z in inputs) or _off(
-        a.gradient, factor * b.gradient, c.gradient, kept, rows, unit
+        a.gradient, b.gradient, c.gradient, kept, rows, unit, factor
     )
 
 
 def _off(
-    x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, kept: Sequence[int], rows: int, unit: float
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor,
+    kept: Sequence[int],
+    rows: int,
+    unit: float,
+    factor: float = 1.0,
 ) -> bool:
-    """Whether those rows of x are others than y's."""
+    """Whether those rows of x are others than factor · y's."""
     if x.shape[1:] != y.shape[1:] or x.shape != z.shape or x.numel() <= 1:
         return False  # another length of what is padded; or a number, which may count the rows
     if len(x) == rows and len(y) == len(kept):
-        x, z = x[list(kept)], z[list(kept)]
-    elif len(x) != len(y):
+        triples = [(x[k], other, z[k]) for k, other in zip(kept, y, strict=True)]
+    elif len(x) == len(y):
+        triples = [(x, y, z)]
+    else:
         return False
-    x, y, z = _numbers(x), _numbers(y), _numbers(z)
-    if not x.numel():
-        return False
+    # Some numbers at a time: those of a decoder's output take hundreds of MB in float64.
+    largest = moved = rounding = 0.0
+    for triple in triples:
+        parts = (t.reshape(-1).split(_AT_ONCE) for t in triple)
+        for own, theirs, again in zip(*parts, strict=True):
+            p, q, r = _numbers(own), _numbers(theirs, factor), _numbers(again)
+            largest = max(largest, float(p.abs().amax()), float(q.abs().amax()))
+            moved = max(moved, float((p - q).abs().amax()))
+            rounding = max(rounding, float((p - r).abs().amax()))
     # Where nothing but rounding errors is left, none is like another: the largest counts.
-    largest = torch.maximum(x.abs(), y.abs()).amax()
-    limit = unit**0.5 * largest + _MEASURED * (x - z).abs().amax()
-    return bool((x - y).abs().amax() > limit)
+    return moved > unit**0.5 * largest + _MEASURED * rounding
 
 
-def _numbers(x: torch.Tensor) -> torch.Tensor:
-    return x.double().nan_to_num(0.0, 0.0, 0.0)
+def _numbers(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    return (x if factor == 1.0 else factor * x).double().nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _unit(seen: Sequence[Sighting]) -> float:

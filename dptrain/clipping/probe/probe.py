@@ -201,7 +201,7 @@ class RowProbe:
         self._inside = False
         self._signature = LossSignature()
         self.outside = False
-        self._varied: list[tuple[_Run, range]] = []  # runs with one example changed, and its rows
+        self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
 
@@ -347,7 +347,9 @@ class RowProbe:
                     continue
                 self._check_rows(smaller.seen, few * batch.views)
                 self._check_rows(larger.seen, more * batch.views)
+                del larger  # a decoder's logits, say, are in every run that is kept
                 known = self._vary(base, smaller, batch.views, start)
+                del smaller
                 self._leave_out(most, few, batch.views, start)
                 return self._unconfirmed(base, start) or known
             # Of a module that takes batches of one size only, that size is all there is to see.
@@ -438,8 +440,8 @@ class RowProbe:
             off = check.disagreement(base, start)
             # What other layers' gradients are made of was compared itself.
             varied, self._varied = self._varied, []
-            for run, own in varied if check.replayed else []:
-                moved_too = check.moved_others(base, run.rows, own, start)
+            for rows, own in varied if check.replayed else []:
+                moved_too = check.moved_others(base, rows, own, start)
                 if moved_too is not None:
                     return self._say_of(moved_too, _MIXED)
             if off is None:
@@ -559,7 +561,7 @@ class RowProbe:
                 shown = False
             else:
                 self._compare(base, run, found, own, start)
-                self._varied.append((found, own))
+                self._varied.append((found.rows, own))
             for change in (early, *((huge, blank, broken) if example == examples // 2 else ())):
                 found = self._first_that_runs(base, run, own, other, [change], start)
                 if found is not None:
