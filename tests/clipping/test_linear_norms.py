@@ -9,7 +9,15 @@ from dptrain import Gradients, PrivacyEngine
 from dptrain.clipping.base.linear_norms import Gram, outer_norms
 from tests.helpers.engine import MODES, everything_every_step
 
-SHAPES = [(1, 3, 2), (2, 16, 8), (40, 32, 70), (129, 9, 5), (150, 64, 24), (12, 600, 300)]
+SHAPES = [
+    (1, 3, 2),
+    (2, 16, 8),
+    (40, 32, 70),
+    (64, 9, 5),
+    (129, 9, 5),
+    (150, 64, 24),
+    (12, 600, 300),
+]
 
 
 def vectors(kind, positions, width_in, width_out):
