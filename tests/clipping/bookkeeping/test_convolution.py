@@ -304,6 +304,8 @@ def test_rows_in_groups_are_functions_of_their_own_example_to_the_bit(channels, 
     ("known", "isa", "rate"),
     [
         ({"avx512_f": True, "cpu_name": "AMD EPYC"}, None, 2.0),
+        ({"avx512_f": True, "cpu_name": "AMD EPYC", "avx512_vp2intersect": True}, None, 2.0),
+        ({"avx512_f": True, "cpu_name": "AMD EPYC", "avx512_vp2intersect": False}, None, 1.3),
         ({"avx512_f": True, "cpu_name": "AMD EPYC"}, "AVX2", 1.0),
         ({"avx512_f": True, "cpu_name": "AMD EPYC"}, "avx512_core", 2.0),
         ({"avx512_f": False, "cpu_name": "AMD EPYC"}, None, 1.0),
