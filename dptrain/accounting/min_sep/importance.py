@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, get_args
 
 from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.curve import Curve
 from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
 from dptrain.accounting.min_sep.moments.tilted import Asked, engine
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
@@ -27,19 +29,30 @@ _QUICK_WORK = 2 * 10**8
 _MOST_ROWS, _ROW = 5e11, 100
 
 
-class _MinSepBounds(Bounds):
-    def __init__(self, curve: MinSepRenyiCurve, asked: Asked) -> None:
-        self._curve, self._quick, self._asked = curve, curve.up_to(_QUICK_WORK), asked
+class MinSepBounds(Bounds):
+    """Bounds that rest on those of whole batches: the orders that take no time first.
+
+    Args:
+        whole: the moments of whole batches.
+        asked: what draws.
+        of: the curve that rests on such moments; by default they themselves.
+    """
+
+    def __init__(
+        self,
+        whole: MinSepRenyiCurve,
+        asked: Asked = "auto",
+        of: Callable[[MinSepRenyiCurve], Curve] = lambda whole: whole,
+    ) -> None:
+        quick = whole.up_to(_QUICK_WORK)
+        self.whole, self._curve, self._asked = whole, of(whole), asked
+        self._quick = self._curve if quick is whole else of(quick)
         self._last: tuple[float, TiltedMinSep] | None = None
 
     @property
-    def curve(self) -> MinSepRenyiCurve:
+    def curve(self) -> Curve:
+        """By all affordable orders."""
         return self._curve
-
-    @property
-    def most_samples(self) -> int:
-        law = self._curve.law
-        return int(_MOST_ROWS / (law.steps * (_ROW + law.bands)))
 
     def least_sigma(self, epsilon: float, delta: float, *, progress: bool) -> float | None:
         """By the orders that take a second at most: samples start from there."""
@@ -54,16 +67,29 @@ class _MinSepBounds(Bounds):
         return least_shown(self._curve, epsilon, delta, progress=progress, start=sigma)
 
     def to_dict(self) -> dict[str, Any]:
-        law = self._curve.law
+        """The law of whole batches, and what draws."""
+        law = self.whole.law
         # A seed means other draws in another one.
         return {**law.to_dict(), "engine": engine(law, self._asked)}
 
     def tilted(self, sigma: float) -> TermsAtEpsilon:
+        """Those of whole batches."""
+        return self.terms(sigma).both
+
+    def terms(self, sigma: float) -> TiltedMinSep:
+        """The terms of whole batches at σ, the last ones kept."""
         # One at a time: its messages may take a gigabyte.
         if self._last is None or self._last[0] != sigma:
             self._last = None
-            self._last = sigma, TiltedMinSep(self._curve, sigma, self._asked)
-        return self._last[1].both
+            self._last = sigma, TiltedMinSep(self.whole, sigma, self._asked)
+        return self._last[1]
+
+
+class _WholeBounds(MinSepBounds):
+    @property
+    def most_samples(self) -> int:
+        law = self.whole.law
+        return int(_MOST_ROWS / (law.steps * (_ROW + law.bands)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,4 +137,4 @@ class MinSepImportance(WeightedAccountant):
 
     def bounds(self, mechanism: MatrixMechanism) -> Bounds:
         """Rényi divergences of small orders, and a Gaussian loss in the add direction."""
-        return _MinSepBounds(MinSepRenyiCurve(min_sep_law(mechanism)), self.engine)
+        return _WholeBounds(MinSepRenyiCurve(min_sep_law(mechanism)), self.engine)

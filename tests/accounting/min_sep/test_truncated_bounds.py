@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom
 
 from dptrain.accounting import account, calibrate, find_accountants
+from dptrain.accounting.min_sep import importance
 from dptrain.accounting.min_sep.importance import MinSepImportance
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.truncated import (
@@ -279,6 +280,22 @@ def test_terms_are_those_of_whole_batches_and_the_loss():
         )
         np.testing.assert_array_equal(drawn, without + loss)
         assert (drawn <= cut[direction].ceiling).all()
+
+
+def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
+    """Order 2 alone is quick here: the first σ is by that, the better one by all orders."""
+    scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40, max_batch_size=120)
+    asked = MatrixMechanism(scheme=scheme, strategy=banded(1.0, 0.5, 0.3), noise_multiplier=1.0)
+    monkeypatch.setattr(importance, "_QUICK_WORK", 40 * 4)
+    bounds = TruncatedMinSepImportance().bounds(asked)
+    quick = bounds.least_sigma(6.0, 1e-6, progress=False)
+    better = bounds.better_sigma(quick, 6.0, 1e-6, progress=False)
+    needed = TruncatedMinSepRenyi().calibrate(asked, epsilon=6.0, delta=1e-6).noise_multiplier
+    assert needed < 0.9 * quick
+    assert better == pytest.approx(needed, rel=2e-3)
+    assert truncated_curve(asked).epsilon(quick, 1e-6) <= 6.0
+    # Messages are made once for a σ, whatever is asked of it.
+    assert bounds.terms(1.0) is bounds.terms(1.0)
 
 
 def test_no_loss_beyond_what_an_absent_example_could_have():

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting.base.accountant import Cost
-from dptrain.accounting.min_sep.importance_terms import TiltedMinSep
-from dptrain.accounting.min_sep.moments.tilted import engine
+from dptrain.accounting.min_sep.importance import MinSepBounds
 from dptrain.accounting.min_sep.truncated.full_batches import FullBatches
 from dptrain.accounting.min_sep.truncated.renyi import (
     TruncatedMinSepCurve,
@@ -27,28 +26,23 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 
 
-class _TruncatedBounds(Bounds):
+class _TruncatedBounds(MinSepBounds):
     def __init__(self, scheme: MinSep, curve: TruncatedMinSepCurve) -> None:
-        self._scheme, self._curve = scheme, curve
-
-    @property
-    def curve(self) -> TruncatedMinSepCurve:
-        return self._curve
+        super().__init__(curve.whole, of=lambda whole: dataclasses.replace(curve, whole=whole))
+        self._scheme, self._cut = scheme, curve
 
     def to_dict(self) -> dict[str, Any]:
-        law = self._curve.whole.law
         return {
-            **law.to_dict(),
-            "engine": engine(law),  # a seed means other draws in another one
+            **super().to_dict(),
             "dataset_size": self._scheme.dataset_size,
             "max_batch_size": self._scheme.max_batch_size,
         }
 
     def tilted(self, sigma: float) -> TermsAtEpsilon:
-        whole = TiltedMinSep(self._curve.whole, sigma)
+        whole = self.terms(sigma)
 
         def both(epsilon: float) -> dict[str, WeightedTerms]:
-            remove, add = self._curve.losses(sigma, np.array([epsilon]))
+            remove, add = self._cut.losses(sigma, np.array([epsilon]))
             return {
                 "remove": _raised(whole.remove(epsilon), float(remove[0])),
                 "add": _raised(whole.add(epsilon), float(add[0])),
