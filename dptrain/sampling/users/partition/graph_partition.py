@@ -311,7 +311,7 @@ class GraphPartition(JsonValue, family="graph partition"):
                 method=cast(Method, self.method),
                 seed=self.seed,
             )
-        # How they were found may differ; the facts too, as accountants read them and a file may lie.
+        # How slots were found may differ. Accountants read the other facts, and a file may lie.
         same = dataclasses.replace(found, spread=self.spread, method=self.method, seed=self.seed)
         if same != self:
             raise ValueError(
