@@ -25,6 +25,7 @@ SIZES = ("batch_size", "epoch_length")
 _FROM_RUN = ("dataset_size", "steps", "epochs", "graph")  # known without being stated
 
 _STAND_IN = 4096  # examples of the graph that stands in for one that has not been read
+_LARGEST = 1 << 20  # of a stated number that the stand-in follows
 
 
 def expected_batch_size(settings: Mapping[str, Any], dataset_size: int) -> float:
@@ -84,23 +85,27 @@ def check_scheme(
     if "graph" not in parameters:
         return
     member = scheme_types()[settings["type"]]
-    # The smallest batches: what the real graph decides is left to it.
-    known = {"batch_size": 1, "probability": 1.0, "graph": _stand_in(), "steps": steps or 1_000_000}
+    # The smallest batches of ever so many examples: what the real graph decides is left to it.
+    most = max([_STAND_IN, *(v for v in stated.values() if type(v) is int and v <= _LARGEST)])
+    known = {"batch_size": 1, "probability": 1.0, "graph": _stand_in(most)}
+    known["steps"] = steps or 1_000_000
     own = inspect.signature(member).parameters
     fields = {key: value for key, value in {**known, **stated}.items() if key in own}
+    make: Any = member
     if any(own[key].default is inspect.Parameter.empty and key not in fields for key in own):
-        return  # a scheme that is made in another way
+        make = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
+        fields = {key: v for key, v in {**known, **stated}.items() if key in parameters}
     try:
-        member(**fields)
+        make(**fields)
     except (TypeError, ValueError) as error:
         raise ValueError(f"scheme: {error}") from error
 
 
 @functools.cache
-def _stand_in() -> AttributionGraph:
-    """Users with an example each."""
-    own = np.arange(_STAND_IN)
-    return AttributionGraph.from_pairs(own.tolist(), own.tolist(), dataset_size=_STAND_IN)
+def _stand_in(size: int) -> AttributionGraph:
+    """So many users with an example each."""
+    own = np.arange(size)
+    return AttributionGraph.from_pairs(own.tolist(), own.tolist(), dataset_size=size)
 
 
 def _check_users(name: str, parameters: Mapping[str, Any], *, users: bool) -> None:

@@ -37,6 +37,7 @@ BY_SCHEME = {
     "BallsInBins": ["strategy.bands=2", "steps=5"],
     "Poisson": ["steps=3"],
     "UserMinSep": ["scheme.min_sep=2", "steps=3"],
+    "UserCyclic": ["scheme.cycle=4", "steps=4"],
     "UserFixed": ["scheme.min_sep=2", "scheme.max_participations=2", "steps=3"],
 }
 
@@ -149,7 +150,7 @@ def test_arxiv_runs(papers, tmp_path, capsys, path):
     ]
     if stated["strategy"]["type"] == "BandMF":
         options.append("strategy.bands=2")
-    if stated["scheme"]["min_sep"] == 1:
+    if stated["scheme"].get("min_sep") == 1:
         options.append("scheme.min_sep=1")
     assert arxiv.main(["--config", str(path), "--output", str(tmp_path / "run"), *options]) == 0
     assert "differentially private for each user" in capsys.readouterr().out

@@ -230,6 +230,7 @@ def test_every_scheme_is_made_for_a_batch_size():
         "UserMinSep": {"min_sep": 2, "graph": graph},
         "UserFixed": {"min_sep": 2, "graph": graph},
         "UserCyclic": {"cycle": 2, "graph": graph},
+        "PerUser": {"group_size": 1, "graph": graph},
     }
     schemes = [
         member

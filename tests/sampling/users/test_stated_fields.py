@@ -60,7 +60,20 @@ def test_every_scheme_of_users_is_looked_at():
         stated = inspect.signature(kind.for_batch_size).parameters
         own = inspect.signature(kind).parameters
         needed = {key for key in own if own[key].default is inspect.Parameter.empty}
-        assert needed <= known | set(stated), name
+        if needed <= known | set(stated):
+            continue
+        needed = {key for key, p in stated.items() if p.default is inspect.Parameter.empty}
+        assert needed <= {"graph", "batch_size", "steps", "cycle", "group_size", "users"}, name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"cycle": 0}, "cycle"), ({"spread": 3}, "divisor"), ({"method": "x"}, "x")],
+)
+def test_slots_that_cannot_be_are_refused_before_the_data_are_read(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        check_scheme({"type": "UserCyclic", "batch_size": 8, "cycle": 4, **wrong})
+    check_scheme({"type": "UserCyclic", "batch_size": 8, "cycle": 10_000, "spread": 2})
 
 
 def test_a_scheme_that_is_made_in_another_way_is_left_alone(monkeypatch):
