@@ -270,8 +270,10 @@ class AttributionGraph(JsonValue, family="attribution graph"):
         """``graph``, once it is seen to be the one that this value stands for.
 
         Raises:
+            TypeError: if it is no graph.
             ValueError: if it has other edges.
         """
+        checks.instance("graph", graph, AttributionGraph, owner="attach")
         if graph != self:  # the facts too: accountants read them, and a file may lie
             raise ValueError(
                 f"the attribution graph has changed: {graph.examples} examples, {graph.users} "

@@ -224,10 +224,22 @@ def test_bad_arguments(change, message):
 
 
 @pytest.mark.parametrize(
-    "slots", [[0, 1], [0.5] * 4, [0, 1, 2, -2], [0, 1, 2, 9], [-1] * 4, "abcd"]
+    "slots",
+    [
+        [0, 1],
+        [0.5] * 4,
+        [0, 1, 2, -2],
+        [0, 1, 2, 9],
+        [-1] * 4,
+        "abcd",
+        [[0], [1, 2]],
+        np.array([0, 1, 2, 2**64 - 1], dtype=np.uint64),  # no -1
+    ],
 )
 def test_bad_slots(slots):
     graph = graph_of([[0], [1], [2], [3]])
+    with pytest.raises(ValueError, match="cycle=1000000000000 slots"):  # and not out of memory
+        GraphPartition.from_slots(graph, [0, 1, 2, 2], cycle=10**12)
     with pytest.raises((TypeError, ValueError), match="slots"):
         GraphPartition.from_slots(graph, slots, cycle=3)
 
@@ -241,22 +253,53 @@ def test_a_false_file_is_refused():
         {"profiles": []},
         {"profiles": [[9, 50]]},
         {"method": "magic"},
+        {"sizes": [10.5, 10.5, 10.5, 10.5]},
+        {"sizes": ["a"] * 4},
+        {"profiles": [3]},
     ):
         with pytest.raises(ValueError, match=r"GraphPartition"):
             GraphPartition.from_dict({**value, **change})
 
 
-def test_facts_that_are_not_those_of_the_slots_are_found_out():
-    """A file that says less than a user has would be accounted for as such."""
-    graph = graph_of([[0], [0], [1], [2], [3], [4]])
-    partition = GraphPartition.of_graph(graph, cycle=2)
-    value = partition.to_dict()
-    assert value["profiles"] == [[3, 2]]
-    read = GraphPartition.from_dict({**value, "profiles": [[3, 1]]})
-    with pytest.raises(ValueError, match="changed"):
-        read.attach(graph)
-    with pytest.raises(ValueError, match="changed"):
-        read.attach(partition)
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"profiles": [[5, 2]]}, "profiles"),  # nobody would have a second slot
+        ({"sizes": [4, 6], "profiles": [[6, 1, 1]]}, "sizes"),  # a smaller chance in each
+        ({"cycle": 3, "sizes": [5, 3, 2]}, "cycle"),  # fewer turns
+        ({"separation": 2, "profiles": [[5, 2]]}, "separation"),  # room for more bands
+        ({"profiles": [[5, 1]], "sizes": [5, 4], "dropped": 1}, "sizes"),
+    ],
+)
+def test_facts_that_are_not_those_of_the_slots_are_not_attached(change, named):
+    # Accountants read them: a user would be promised what is true of another partition.
+    graph = graph_of([[e % 5] for e in range(10)])
+    partition = GraphPartition.from_slots(graph, [0] * 5 + [1] * 5, cycle=2)
+    assert partition.profiles == ((5, 1, 1),)
+    assert partition.separation == 1
+    forged = GraphPartition.from_dict({**partition.to_dict(), **change})
+    assert forged != partition
+    with pytest.raises(ValueError, match=f"states {named}="):
+        forged.attach(partition)
+
+
+def test_a_file_in_which_everybody_has_fewer_examples_than_the_graph_is_refused():
+    graph = graph_of([[0], [0], [0], [1]])
+    value = GraphPartition.from_slots(graph, [0, 0, 0, 1], cycle=2).to_dict()
+    assert value["profiles"] == [[1, 1], [3, 3]]
+    with pytest.raises(ValueError, match="profiles"):
+        GraphPartition.from_dict({**value, "profiles": [[1, 1]]})
+    # With that many dropped they may indeed have fewer.
+    few = GraphPartition.from_slots(graph, [0, -1, -1, 1], cycle=2)
+    assert few.profiles == ((1, 1),)
+    assert GraphPartition.from_dict(few.to_dict()) == few
+
+
+def test_neither_a_graph_nor_a_partition_is_attached():
+    partition = GraphPartition.of_graph(graph_of([[0], [1], [2], [3]]), cycle=2)
+    for source in (partition.slots, None):
+        with pytest.raises(TypeError, match="graph"):
+            GraphPartition.from_dict(partition.to_dict()).attach(source)
 
 
 def test_a_user_of_thousands_is_named_where_pairs_are_too_many():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from typing import Any, Self, cast
 
 import numpy as np
@@ -33,6 +34,8 @@ _DOMAIN = 0x7061727473
 _UNEVEN = 0.02
 _FINEST = 16
 _OWN = "given"
+# What follows from the slots.
+_FACTS = ("cycle", "separation", "sizes", "profiles", "dropped")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,8 @@ class GraphPartition(JsonValue, family="graph partition"):
         for name in ("dropped", "seed"):
             found = checks.integer(name, getattr(self, name), minimum=0, owner=owner)
             object.__setattr__(self, name, found)
-        object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
-        profiles = tuple(tuple(int(n) for n in profile) for profile in self.profiles)
+        object.__setattr__(self, "sizes", _integers("sizes", self.sizes))
+        profiles = tuple(_integers("profiles", profile) for profile in self.profiles)
         object.__setattr__(self, "profiles", profiles)
         if self.method not in (*METHODS, _OWN):
             raise ValueError(f"{owner}: method={self.method!r} is none of {(*METHODS, _OWN)}")
@@ -93,6 +96,8 @@ class GraphPartition(JsonValue, family="graph partition"):
             and profiles
             and all(len(p) >= 2 and min(p) >= 1 and p[0] in self.sizes for p in profiles)
             and all(sum(p[1:]) <= self.graph.max_examples for p in profiles)
+            # Somebody has so many examples, and a profile covers those that have a slot.
+            and max(sum(p[1:]) for p in profiles) >= self.graph.max_examples - self.dropped
             and all((len(p) - 1) * self.separation <= self.cycle for p in profiles)
         )
         if not whole:
@@ -147,11 +152,7 @@ class GraphPartition(JsonValue, family="graph partition"):
                 f"{owner}: spread={spread} is no divisor of cycle={cycle}: a part has so many "
                 "slots, equally far apart; change either"
             )
-        if cycle > graph.examples:
-            raise ValueError(
-                f"{owner}: cycle={cycle} slots for {graph.examples} examples leave some empty; "
-                f"lower it to at most {graph.examples}"
-            )
+        _check_cycle(graph, cycle)
         if method is None:
             method = default_method()
         if method not in METHODS:
@@ -193,24 +194,29 @@ class GraphPartition(JsonValue, family="graph partition"):
             cycle: b ≥ 1.
 
         Raises:
-            TypeError, ValueError: if they are none, or no example has a slot.
+            TypeError, ValueError: if they are none, no example has a slot, or there are fewer
+                examples than slots.
         """
         owner = "GraphPartition"
         checks.instance("graph", graph, AttributionGraph, owner=owner)
         cycle = checks.integer("cycle", cycle, owner=owner)
-        slot = np.asarray(slots)
+        _check_cycle(graph, cycle)
+        try:
+            slot = np.asarray(slots)
+        except ValueError as error:
+            raise ValueError(f"{owner}: slots must be one row of integers: {error}") from error
         if slot.dtype.kind not in "iu" or slot.shape != (graph.examples,):
             raise ValueError(
                 f"{owner}: slots of type {slot.dtype} and shape {slot.shape}: give an integer for "
                 f"each of the {graph.examples} examples"
             )
-        slot = slot.astype(np.int64)
+        # Before they are converted: 2^64 - 1 would become -1.
         if slot.min() < -1 or slot.max() >= cycle or slot.max() < 0:
             raise ValueError(
                 f"{owner}: slots from {slot.min()} to {slot.max()}: they must lie in 0 to "
                 f"{cycle - 1}, -1 for examples that are dropped, and not all be dropped"
             )
-        return cls._of(graph, slot, cycle=cycle, spread=1, method=_OWN, seed=0)
+        return cls._of(graph, slot.astype(np.int64), cycle=cycle, spread=1, method=_OWN, seed=0)
 
     @classmethod
     def _of(
@@ -294,7 +300,9 @@ class GraphPartition(JsonValue, family="graph partition"):
         """This partition with its slots: found anew in the graph, or taken from another value.
 
         Raises:
-            ValueError: if it is another graph, or other slots.
+            TypeError: if it is neither.
+            ValueError: if it is another graph, or other slots, or these have other sizes, profiles
+                or distances than this partition states.
         """
         if isinstance(source, GraphPartition):
             found = source
@@ -311,9 +319,9 @@ class GraphPartition(JsonValue, family="graph partition"):
                 method=cast(Method, self.method),
                 seed=self.seed,
             )
-        # How slots were found may differ. Accountants read the other facts, and a file may lie.
-        same = dataclasses.replace(found, spread=self.spread, method=self.method, seed=self.seed)
-        if same != self:
+        if found.fingerprint == self.fingerprint and found.graph == self.graph:
+            self._check_facts(found)
+        else:
             raise ValueError(
                 f"the partition has changed: its slots have the fingerprint "
                 f"{found.fingerprint[:12]}… instead of {self.fingerprint[:12]}…, as with another "
@@ -322,6 +330,39 @@ class GraphPartition(JsonValue, family="graph partition"):
             )
         object.__setattr__(same, "_slots", found.slots)
         return same
+
+    def _check_facts(self, found: GraphPartition) -> None:
+        """Refuse a value whose facts are not those of its slots: accountants read them.
+
+        Raises:
+            ValueError: naming the first that differs.
+        """
+        for name in _FACTS:
+            stated, true = getattr(self, name), getattr(found, name)
+            if stated != true:
+                raise ValueError(
+                    f"the partition read from a file states {name}={_short(stated)}, and its slots "
+                    f"have {name}={_short(true)}; make it anew with GraphPartition.of_graph or "
+                    "from_slots"
+                )
+
+
+def _integers(name: str, row: Iterable[object]) -> tuple[int, ...]:
+    return tuple(checks.integer(name, n, minimum=0, owner="GraphPartition") for n in row)
+
+
+def _check_cycle(graph: AttributionGraph, cycle: int) -> None:
+    if cycle > graph.examples:
+        raise ValueError(
+            f"GraphPartition: cycle={cycle} slots for {graph.examples} examples leave some empty; "
+            f"lower it to at most {graph.examples}"
+        )
+
+
+def _short(value: object) -> str:
+    """A few characters of a value that may be a long tuple."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _parts(
