@@ -267,3 +267,29 @@ def test_a_detached_graph_is_attached_to_draw():
 def test_a_copy_of_a_stream_shares_the_examples():
     stream = per_user(SMALL).stream(1)
     assert copy.deepcopy(stream)._own is stream._own
+
+
+def test_there_is_no_room_for_more_examples_than_anybody_has():
+    graph = AttributionGraph.from_lists([[0], [0], [1], [1], [1]])
+    users = Poisson(probability=0.5, dataset_size=2, steps=3, max_batch_size=2)
+    scheme = PerUser(graph=graph, users=users, group_size=10**9)
+    assert scheme.physical_batch_size == 6
+    same = PerUser(graph=graph, users=users, group_size=3)
+    assert scheme == same
+    for one, other in zip(scheme.stream(1), same.stream(1), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["Poisson", "BallsInBins", "Shuffled"])
+@pytest.mark.parametrize("size", [float("nan"), "7", 0.0])
+def test_a_batch_size_that_is_none_is_named(kind, size):
+    with pytest.raises((TypeError, ValueError), match="PerUser: batch_size"):
+        PerUser.for_batch_size(graph=SMALL, batch_size=size, steps=20, group_size=1, users=kind)
+
+
+def test_a_state_of_two_different_steps_is_refused():
+    stream = per_user(SMALL).stream(0)
+    next(stream)
+    state = stream.state_dict()
+    with pytest.raises(ValueError, match="step 1"):
+        per_user(SMALL).stream(0).load_state_dict({**state, "users.step": 5})

@@ -87,4 +87,9 @@ class PerUserStream(SeededStream):
 
     def _load_own_state(self, state: Mapping[str, Any]) -> None:
         known = self._users.state_dict()
+        if state[_USERS + "step"] != state["step"]:
+            raise ValueError(
+                f"{self._name}: the state is of step {state['step']}, and of step "
+                f"{state[_USERS + 'step']} where users are drawn; resume with a whole state"
+            )
         self._users.load_state_dict({name: state[_USERS + name] for name in known})

@@ -51,7 +51,8 @@ class PerUser(UserScheme):
     Args:
         graph: the user of every example; public. Drawing needs one with its edges.
         users: how users take part: a scheme of examples, with ``dataset_size`` the number of users.
-        group_size: G ≥ 1, most examples that a user contributes to a step.
+        group_size: G ≥ 1, most examples that a user contributes to a step; the field holds at most
+            as many as any user has.
 
     Raises:
         TypeError: if a field is of another type.
@@ -66,6 +67,8 @@ class PerUser(UserScheme):
     def __post_init__(self) -> None:
         self._check_graph()
         fields.settle(self, integers=("group_size",))
+        # Padding has room for so many rows of every user: no more than there can be.
+        object.__setattr__(self, "group_size", min(self.group_size, self.graph.max_examples))
         example = "Poisson.for_batch_size(batch_size=..., dataset_size=graph.users, steps=...)"
         checks.instance("users", self.users, Scheme, example=example, owner=_OWNER)
         _check_disjoint(self.graph)
@@ -137,6 +140,7 @@ class PerUser(UserScheme):
         """
         checks.instance("graph", graph, AttributionGraph, owner=_OWNER)
         _check_disjoint(graph)
+        batch_size = checks.number("batch_size", batch_size, above=0, owner=_OWNER)
         return cls(
             graph=graph,
             users=_scheme_of(users, batch_size=batch_size, dataset_size=graph.users, steps=steps),
