@@ -165,16 +165,24 @@ class UserCyclic(UserScheme):
         return dataclasses.replace(self, partition=self.partition.attach(source))
 
     def shortfall(self, seed: int) -> str | None:
-        """How many examples have no slot and are never drawn, and how there would be fewer."""
+        """How many examples are never drawn, for want of a slot or of a turn, and what helps."""
         partition = self.partition
-        if not partition.dropped:
-            return None
-        return (
-            f"UserCyclic: {partition.dropped} of {self.dataset_size} examples are never drawn: "
-            f"they share users with examples of other slots than theirs could be (cycle="
-            f"{partition.cycle}, spread={partition.spread}, method={partition.method!r}). A "
-            "smaller cycle or bound() with fewer examples a user drops fewer"
-        )
+        late = sum(partition.sizes[self.steps :])
+        found = []
+        if partition.dropped:
+            found.append(
+                f"UserCyclic: {partition.dropped} of {self.dataset_size} examples are never drawn: "
+                f"they share users with examples of other slots than theirs could be (cycle="
+                f"{partition.cycle}, spread={partition.spread}, method={partition.method!r}). A "
+                "smaller cycle or bound() with fewer examples a user drops fewer"
+            )
+        if late:
+            found.append(
+                f"UserCyclic: {late} of {self.dataset_size} examples are never drawn: with steps="
+                f"{self.steps} and cycle={self.cycle} their slots have no turn. Use a cycle of at "
+                "most so many steps"
+            )
+        return ". ".join(found) or None
 
     def stream(self, seed: int) -> UserCyclicStream:
         """Batches in O(B̄) work a step; 4 bytes an example.

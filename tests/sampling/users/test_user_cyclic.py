@@ -112,6 +112,17 @@ def test_who_has_no_slot_is_never_drawn_and_said():
     ).shortfall(0) is None  # fmt: skip
 
 
+def test_slots_without_a_turn_are_said():
+    graph = graph_of([[e] for e in range(12)])
+    scheme = UserCyclic.for_batch_size(graph=graph, batch_size=2.0, cycle=4, steps=3)
+    drawn = {e for seed in range(50) for batch in scheme.stream(seed) for e in batch.tolist()}
+    assert len(drawn) == 9
+    said = scheme.shortfall(0)
+    assert said is not None
+    assert "3 of 12 examples are never drawn" in said
+    assert dataclasses.replace(scheme, steps=4).shortfall(0) is None
+
+
 def test_read_from_a_file_it_draws_once_attached():
     read = Scheme.from_dict(json.loads(json.dumps(SCHEME.to_dict())))
     assert isinstance(read, UserCyclic)
