@@ -171,8 +171,13 @@ def _plan_users(options: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(f"{flag} with --users: users are compared without it; leave it out")
     check_outputs(options.json, plot=options.plot)
-    with options.users.open(encoding="utf-8") as lines:
-        graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
+    try:
+        with options.users.open(encoding="utf-8") as lines:
+            graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--users {options.users}: it is no UTF-8 text: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"--users {options.users}: {error}") from error
     if (options.epochs is None) == (options.steps is None):
         raise ValueError("give exactly one of --epochs and --steps")
     if not options.batch_size.is_integer():

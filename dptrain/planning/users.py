@@ -212,7 +212,7 @@ def plan_users(
     """
     checks.instance("graph", graph, AttributionGraph)
     epsilon = check_epsilon(epsilon)
-    delta = checks.number("delta", delta, above=0)
+    delta = checks.number("delta", delta, above=0, below=1, owner="plan_users")
     size = checks.integer("batch_size", batch_size, owner="plan_users")
     steps = checks.steps(steps, owner="plan_users")
     most = min(checks.integer("max_bands", max_bands), steps)
@@ -222,7 +222,8 @@ def plan_users(
     pairs = [(checks.integer("bounds", k), bool(copies)) for k in bounds for copies in duplicates]
     with tqdm(disable=not progress, delay=2, unit="pair", leave=False) as bar:
         for k, copies in pairs:
-            bar.set_description(f"k={k}{', with copies' if copies else ''}")
+            copied = ", with copies" if copies else ""
+            bar.set_description(f"k={k}{copied}", refresh=False)  # or it shows before its delay
             bounded = graph.bound(k, duplicates=copies, seed=seed, progress=False)
             for settings, scheme, bands in _schemes(bounded, size, steps, most, seed, skipped):
                 strategy = _strategy(bands, steps, workload)
@@ -232,7 +233,7 @@ def plan_users(
                     skipped.append((f"k={k}, {type(scheme).__name__}{settings}", str(error)))
                 bar.update()
         if rows:
-            bar.set_description("around the best")
+            bar.set_description("around the best", refresh=False)
             best = min(rows, key=lambda row: row.cost)
             rows += _refined(graph, best, epsilon, delta, most, seed, workload)
     if not rows:
@@ -369,7 +370,8 @@ def _share(bounded: BoundedGraph, scheme: Scheme) -> float:
     """The share of the different examples that a run can draw."""
     rows = bounded.rows
     if isinstance(scheme, UserCyclic):
-        rows = rows[scheme.partition.slots >= 0]
+        slots = scheme.partition.slots
+        rows = rows[(slots >= 0) & (slots < scheme.steps)]  # later slots have no turn
     return len(np.unique(rows)) / bounded.source.examples
 
 

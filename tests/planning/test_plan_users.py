@@ -125,3 +125,30 @@ def test_batches_that_nothing_can_fill_are_refused():
         plan_users(
             graph_of([[0, 1, 2]] * 900), bounds=(1,), progress=False, **{**ASKED, "batch_size": 800}
         )
+
+
+@pytest.mark.parametrize("delta", [1.0, 2.0, float("nan")])
+def test_a_delta_that_is_none_is_refused_before_anything_is_computed(delta):
+    with pytest.raises(ValueError, match=r"delta=.* below 1") as caught:
+        plan_users(GRAPH, bounds=(1,), progress=False, **{**ASKED, "delta": delta})
+    assert "no scheme" not in str(caught.value)
+
+
+def test_slots_without_a_turn_are_not_kept():
+    # Of 8 slots a run of 4 steps reaches 4.
+    graph = graph_of([[e] for e in range(64)])
+    asked = {**ASKED, "batch_size": 4, "steps": 4}
+    rows = plan_users(graph, bounds=(1,), duplicates=(False,), progress=False, **asked).rows
+    kept = {row.scheme["cycle"]: row.kept for row in rows if "cycle" in row.scheme}
+    assert kept[4] == 1.0
+    assert kept[8] == 0.5
+
+
+def test_the_file_that_cannot_be_read_is_named(tmp_path, capsys):
+    file = tmp_path / "users.bin"
+    file.write_bytes(bytes(range(256)))
+    words = ["plan", "--users", str(file), "--epsilon", "4", "--batch-size", "1", "--steps", "4"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "users.bin" in said
+    assert "UTF-8" in said
