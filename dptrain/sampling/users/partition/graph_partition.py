@@ -328,8 +328,9 @@ class GraphPartition(JsonValue, family="graph partition"):
                 "version of pymetis; pass attach() the partition that the run began with, from "
                 "its slots: GraphPartition.from_slots(graph, slots, cycle=…)"
             )
-        object.__setattr__(same, "_slots", found.slots)
-        return same
+        attached = dataclasses.replace(self, graph=found.graph)
+        object.__setattr__(attached, "_slots", found.slots)
+        return attached
 
     def _check_facts(self, found: GraphPartition) -> None:
         """Refuse a value whose facts are not those of its slots: accountants read them.
