@@ -29,7 +29,7 @@ from scripts.bench.step_models import CASES, ON_CPU, call
 from scripts.bench.step_sides import ORDINARY, SIDES, Side, open_side, quiet, reason
 
 TOTAL = "step"
-NESTED = {"noise: draw"}  # lies within another part
+NESTED = {"noise: draw", "norms"}  # lie within other parts
 
 
 class Clock:
@@ -87,6 +87,8 @@ def instrument(side: Side, clock: Clock) -> None:
     """Put the clock around the parts of a dptrain optimiser's step."""
     optimizer = side.optimizer
     optimizer.noise = Timed(optimizer.noise, clock)
+    if hasattr(optimizer.clipper, "record"):
+        optimizer.clipper.record = clock.wrap("norms", optimizer.clipper.record)
     optimizer.clipper.clipped_sum = clock.wrap("clipped sums", optimizer.clipper.clipped_sum)
     optimizer.add_noise = clock.wrap("noise", optimizer.add_noise)
     optimizer.scale_grad = clock.wrap("scale", optimizer.scale_grad)

@@ -256,6 +256,23 @@ def _utility_digits_sigma(tree: Mapping[str, Any]) -> Table:
     return Table(["ε", "Opacus: σ", "dptrain: σ"], rows)
 
 
+_STEP_MODELS = {
+    "vgg": "VGG, 32×32",
+    "bert": "BERT-tiny, 128 tokens",
+    "mlp": "MLP 784-512-512-10",
+    "mnist": "Opacus's MNIST CNN",
+    "resnet10": "ResNet-10, GroupNorm, 32×32",
+    "resnet18": "ResNet-18, GroupNorm, 32×32",
+    "gpt2": "GPT-2, 4 layers, 256 wide, 256 tokens, vocabulary 5,000",
+    "gpt2-50k": "the same, vocabulary 50,257",
+    "llama": "Llama, 4 layers, 256 wide, 256 tokens, vocabulary 32,000",
+    "vit": "ViT-tiny/4, 32×32",
+    "convnext": "ConvNeXt-atto, 64×64",
+    "unet": "diffusion UNet, 32×32",
+    "lstm": "LSTM tagger, 64 tokens",
+}
+
+
 def _step_time(tree: Mapping[str, Any]) -> Table:
     sides = {
         "opacus-hooks": "Opacus hooks",
@@ -263,21 +280,6 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
         "opacus-ghost": "Opacus ghost",
         "opake": "opake",
         "bookkeeping": "dptrain bookkeeping",
-    }
-    models = {
-        "vgg": "VGG, 32×32",
-        "bert": "BERT-tiny, 128 tokens",
-        "mlp": "MLP 784-512-512-10",
-        "mnist": "Opacus's MNIST CNN",
-        "resnet10": "ResNet-10, GroupNorm, 32×32",
-        "resnet18": "ResNet-18, GroupNorm, 32×32",
-        "gpt2": "GPT-2, 4 layers, 256 wide, 256 tokens, vocabulary 5,000",
-        "gpt2-50k": "the same, vocabulary 50,257",
-        "llama": "Llama, 4 layers, 256 wide, 256 tokens, vocabulary 32,000",
-        "vit": "ViT-tiny/4, 32×32",
-        "convnext": "ConvNeXt-atto, 64×64",
-        "unet": "diffusion UNet, 32×32",
-        "lstm": "LSTM tagger, 64 tokens",
     }
     sides = {side: title for side, title in sides.items() if _measured(tree, side)}
     rows = []
@@ -290,7 +292,7 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
                 continue
             spread = f" ({ratio['q1']:.2f}–{ratio['q3']:.2f})" if side == "bookkeeping" else ""
             cells.append(f"{ratio['median']:.2f}{spread}")
-        model = f"{models[case['model']]}; {case['batch']:,}"
+        model = f"{_STEP_MODELS[case['model']]}; {case['batch']:,}"
         ordinary = _seconds(case["seconds"]["ordinary"])
         rows.append(["time", model, case["allocator"], ordinary, *cells])
     added = {
@@ -305,9 +307,30 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
             f"{added[*key, side] / ordinary:.2f}" if (*key, side) in added else "–"
             for side in sides
         ]
-        model = f"{models[case['model']]}; {case['batch']:,}"
+        model = f"{_STEP_MODELS[case['model']]}; {case['batch']:,}"
         rows.append(["memory", model, case["allocator"], _mebibytes(ordinary / 2**20), *cells])
     return Table(["", "model; batch", "allocator", "ordinary", *sides.values()], rows)
+
+
+def _step_costs(tree: Mapping[str, Any]) -> Table:
+    """A model a row: both steps, and what the largest three extra costs are."""
+
+    def time(seconds: float) -> str:
+        return f"{_figures(1e3 * seconds, 3)} ms"
+
+    order, rows = list(_STEP_MODELS), []
+    for each in sorted(tree["rows"], key=lambda each: order.index(each["model"])):
+        costs = sorted(each["extra"].items(), key=lambda item: -item[1])[:3]
+        steps = each["seconds"]
+        rows.append(
+            [
+                f"{_STEP_MODELS[each['model']]}; {each['batch']:,}",
+                time(steps["ordinary"]),
+                time(steps["bookkeeping"]),
+                *(f"{name} {time(seconds)}" for name, seconds in costs),
+            ]
+        )
+    return Table(["model; batch", "ordinary", "bookkeeping", "first", "second", "third"], rows)
 
 
 def _measured(tree: Mapping[str, Any], side: str) -> bool:
@@ -696,6 +719,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _utility_digits,
         _utility_digits_sigma,
         _step_time,
+        _step_costs,
         _noise,
         _noise_peer,
         _strategies,

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from scripts.bench import (
+    step_costs,
     step_load,
     step_measure,
     step_memory,
@@ -221,3 +222,33 @@ def test_results_of_one_machine_add_up():
     }
     other = tree("b", row("vgg", "tuned", 4))
     assert step_time.joined(before, other) == other
+
+
+def test_extra_costs_add_up_to_what_the_step_takes_longer():
+    ordinary = {"forward": 2.0, "loss": 0.5, "backward": 5.0, "update": 1.0, "rest": 0.5}
+    private = {"forward": 3.0, "loss": 0.5, "backward": 6.0, "norms": 4.0, "clipped sums": 3.5}
+    private |= {"noise": 1.0, "noise: draw": 0.75, "checksum": 0.25, "update": 1.5, "rest": 2.0}
+    totals = {"step": 9.0}, {"step": 17.75}
+    found = step_costs.extra(ordinary | totals[0], private | totals[1])
+    assert sum(found.values()) == 8.75
+    # Without the 4 s of norms the backward pass takes 3 s less, for sums that take 3.5 s.
+    assert found["norms"] == 4.0
+    assert found["clipped sums"] == 0.5
+    assert found["forward pass"] == 1.0
+    assert found["other"] == 1.5
+
+
+def test_costs_of_a_small_step(small_mlp):
+    row = step_costs.measure("mlp", 1, min)
+    more = row["seconds"]["bookkeeping"] - row["seconds"]["ordinary"]
+    assert sum(row["extra"].values()) == pytest.approx(more)
+    assert row["extra"]["norms"] > 0
+    assert row["extra"]["noise"] > 0
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rounds", "0"], ["--threads", "0"], ["--processor", "--threads", "2"]]
+)
+def test_costs_of_what_cannot_be_measured_are_refused(arguments):
+    with pytest.raises(SystemExit):
+        step_costs.parse(arguments)
