@@ -86,13 +86,20 @@ def check_scheme(
         return
     member = scheme_types()[settings["type"]]
     # The smallest batches of ever so many examples: what the real graph decides is left to it.
-    most = max([_STAND_IN, *(v for v in stated.values() if type(v) is int and v <= _LARGEST)])
+    values = list(stated.values())
+    for value in stated.values():
+        values += value.values() if isinstance(value, Mapping) else ()
+    most = max([_STAND_IN, *(v for v in values if type(v) is int and v <= _LARGEST)])
     known = {"batch_size": 1, "probability": 1.0, "graph": _stand_in(most)}
     known["steps"] = steps or 1_000_000
     own = inspect.signature(member).parameters
     fields = {key: value for key, value in {**known, **stated}.items() if key in own}
     make: Any = member
-    if any(own[key].default is inspect.Parameter.empty and key not in fields for key in own):
+    lacking = any(own[key].default is inspect.Parameter.empty and key not in fields for key in own)
+    # Such as a scheme of users, which a configuration names and the constructor takes made.
+    both = [key for key in stated if key in own and key in parameters]
+    if lacking or any(own[key].annotation != parameters[key].annotation for key in both):
+        known["steps"] = most  # a whole epoch of batches of one
         make = member.for_batch_size  # type: ignore[attr-defined]  # every registered one has it
         fields = {key: v for key, v in {**known, **stated}.items() if key in parameters}
     try:

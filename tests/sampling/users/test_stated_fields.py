@@ -41,6 +41,39 @@ def test_what_only_the_graph_can_refuse_is_left_to_it(batch_size, min_sep, exclu
     assert time.perf_counter() - start < 5
 
 
+@pytest.mark.parametrize(
+    "users",
+    [
+        "Poisson",
+        "BallsInBins",
+        "Shuffled",
+        {"type": "MinSep", "min_sep": 5000},
+        {"type": "CyclicPoisson", "cycle": 16},
+        {"type": "Poisson", "max_batch_size": 2000},
+    ],
+)
+@pytest.mark.parametrize("steps", [None, 7])
+def test_how_users_take_part_is_looked_at(users, steps):
+    settings = {"type": "PerUser", "batch_size": 1024, "group_size": 4, "users": users}
+    check_scheme(settings, users=True, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("users", "reason"),
+    [
+        ("Poison", "did you mean Poisson"),
+        ({"type": "MinSep", "minsep": 4}, "minsep"),
+        ({"type": "Poisson", "max_batch_size": 0}, "max_batch_size=0"),
+        ({"type": "UserMinSep", "min_sep": 4}, "draws the examples of users itself"),
+        (3, "name of a scheme"),
+    ],
+)
+def test_ways_to_take_part_that_are_none_are_refused_before_data_are_read(users, reason):
+    settings = {"type": "PerUser", "batch_size": 1024, "group_size": 4, "users": users}
+    with pytest.raises(ValueError, match=reason):
+        check_scheme(settings, users=True)
+
+
 def test_schemes_and_data_have_to_agree_on_users():
     poisson = {"type": "Poisson", "batch_size": 8}
     with pytest.raises(ValueError, match="this data set has none"):
