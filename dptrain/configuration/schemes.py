@@ -170,8 +170,8 @@ def build_scheme(
     fields["batch_size"] = (
         round(size) if parameters["batch_size"].annotation in ("int", int) else size
     )
-    if divisor != 1 and fields.get("max_batch_size") is not None:
-        fields["max_batch_size"] = math.ceil(fields["max_batch_size"] / divisor)
+    if divisor != 1:
+        fields = _divided(fields, divisor)
     known: dict[str, Any] = {"dataset_size": dataset_size, "graph": graph}
     if "epochs" not in parameters:
         known["steps"] = steps
@@ -190,6 +190,17 @@ def build_scheme(
         return make(**fields, epochs=steps // epoch)
     except (TypeError, ValueError) as error:
         raise ValueError(f"scheme: {error}") from error
+
+
+def _divided(fields: Mapping[str, Any], divisor: float) -> dict[str, Any]:
+    """The fields with largest batches divided, also of a scheme by which users take part."""
+    found: dict[str, Any] = {
+        name: _divided(value, divisor) if isinstance(value, Mapping) else value
+        for name, value in fields.items()
+    }
+    if isinstance(found.get("max_batch_size"), int):
+        found["max_batch_size"] = math.ceil(found["max_batch_size"] / divisor)
+    return found
 
 
 def _unfit_factor(

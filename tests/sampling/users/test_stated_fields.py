@@ -74,6 +74,16 @@ def test_ways_to_take_part_that_are_none_are_refused_before_data_are_read(users,
         check_scheme(settings, users=True)
 
 
+def test_a_simulation_divides_the_largest_batches_of_users_too():
+    graph = AttributionGraph.from_lists([[e // 2] for e in range(400)])
+    users = {"type": "Poisson", "max_batch_size": 30}
+    settings = {"type": "PerUser", "batch_size": 16, "group_size": 2, "users": users}
+    scheme = build_scheme(settings, dataset_size=400, steps=9, graph=graph, divisor=4)
+    assert scheme.expected_batch_size <= 4
+    assert scheme.participants.max_batch_size == 8
+    assert users["max_batch_size"] == 30  # what was stated stays
+
+
 def test_schemes_and_data_have_to_agree_on_users():
     poisson = {"type": "Poisson", "batch_size": 8}
     with pytest.raises(ValueError, match="this data set has none"):
