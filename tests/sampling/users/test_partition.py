@@ -306,3 +306,18 @@ def test_a_user_of_thousands_is_named_where_pairs_are_too_many():
     everybody = AttributionGraph.from_lists([[0, 1 + e] for e in range(20_000)])
     with pytest.raises(ValueError, match=r"bound\(\)"):
         GraphPartition.of_graph(everybody, cycle=2)
+
+
+def test_the_plot_shows_components_slots_and_drops(tmp_path):
+    pytest.importorskip("matplotlib")
+    from dptrain.reporting import plot_graph
+
+    bounded = graph_of(random_lists(8, 400, 300, 2)).bound(2, seed=0)
+    partition = GraphPartition.of_graph(bounded.graph, cycle=8, spread=2)
+    assert partition.component_sizes().values @ partition.component_sizes().counts == (
+        bounded.graph.examples
+    )
+    plain, parted = tmp_path / "plain.png", tmp_path / "parted.png"
+    plot_graph(bounded.statistics(progress=False), plain)
+    plot_graph(bounded.statistics(progress=False), parted, partition)
+    assert parted.stat().st_size > plain.stat().st_size > 10_000
