@@ -17,12 +17,14 @@ from scipy.stats import norm
 from dptrain import (
     BSR,
     Adjacency,
+    AttributionGraph,
     CyclicPoisson,
     Identity,
     MatrixMechanism,
     MinSep,
     Poisson,
     SquareRoot,
+    UserCyclic,
     account,
 )
 from dptrain.accounting import (
@@ -68,6 +70,13 @@ CUT = {
     "MinSep": MinSep(
         probability=0.1, min_sep=3, dataset_size=N, steps=STEPS, max_batch_size=LARGEST
     ),
+    "UserCyclic": UserCyclic.for_batch_size(
+        graph=AttributionGraph.from_lists([[e] for e in range(N)]),
+        batch_size=6.0,
+        cycle=3,
+        steps=STEPS,
+        max_batch_size=LARGEST,
+    ),
     "MinSep, b = 1": MinSep(
         probability=0.1, min_sep=1, dataset_size=N, steps=STEPS, max_batch_size=LARGEST
     ),
@@ -81,6 +90,7 @@ STRATEGIES = {"independent": Identity(), "bands": BSR(bands=3), "dense": SquareR
 ANSWERS = {
     "truncated-poisson-pld": Poisson,
     "cyclic-poisson-pld": CyclicPoisson,
+    "user-cyclic-pld": UserCyclic,
     "truncated-min-sep-monte-carlo": MinSep,
     "truncated-min-sep-importance": MinSep,
     "truncated-min-sep-renyi": MinSep,
