@@ -65,6 +65,7 @@ from dptrain import (
     NoiseOptions,
     PerGroup,
     PerLayer,
+    PerUser,
     Poisson,
     PrivacyEngine,
     PrivateLoader,
@@ -210,6 +211,22 @@ def schemes(nominal: int | None = None) -> dict[str, Scheme]:
             cycle=2,
             steps=users["steps"],
             method="greedy",
+        ),
+        "UserCyclic, max_batch_size": UserCyclic.for_batch_size(
+            graph=shared, batch_size=4, cycle=2, steps=STEPS, method="greedy", **cut
+        ),
+        "UserMinSep, min_sep=1": UserMinSep(
+            graph=shared, probability=0.2, min_sep=1, steps=STEPS, batch_size=4
+        ),
+        "PerUser, users=Poisson": PerUser.for_batch_size(
+            graph=own, batch_size=3, steps=STEPS, group_size=2
+        ),
+        "PerUser, users=MinSep": PerUser.for_batch_size(
+            graph=own,
+            batch_size=3,
+            steps=STEPS,
+            group_size=2,
+            users={"type": "MinSep", "min_sep": SEPARATION},
         ),
         "UserFixed": UserFixed(graph=shared, max_participations=2, **users),
     }
