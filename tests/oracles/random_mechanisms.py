@@ -16,6 +16,7 @@ from dptrain import (
     BandMF,
     CyclicPoisson,
     Dense,
+    GraphPartition,
     Identity,
     MatrixMechanism,
     MinSep,
@@ -23,6 +24,7 @@ from dptrain import (
     RandomAllocation,
     SquareRoot,
     Tree,
+    UserCyclic,
     UserMinSep,
 )
 from dptrain.core.guarantee import Adjacency
@@ -33,6 +35,7 @@ from dptrain.strategies import Strategy
 from tests.oracles import batch_sequences as runs
 from tests.oracles import enumeration, true_delta, user_level
 from tests.oracles.enumeration import Law
+from tests.oracles.small_graphs import step_law
 from tests.oracles.true_delta import TruePair
 
 Array = npt.NDArray[np.float64]
@@ -333,6 +336,35 @@ def user_min_sep(rng: np.random.Generator) -> Subject:
     return Subject(f"user b-min-sep, {name}, user {user}", mechanism, pair)
 
 
+def user_cyclic(rng: np.random.Generator) -> Subject:
+    """Random slots for the examples of a small graph; others' batches are seen by the attacker."""
+    name = str(rng.choice(list(GRAPHS)))
+    graph = GRAPHS[name]
+    n, cycle = int(rng.integers(1, 4)), int(rng.integers(1, min(3, len(graph)) + 1))
+    slots = rng.permutation([*range(cycle), *rng.integers(cycle, size=len(graph) - cycle)])
+    largest = None if rng.random() < 0.6 else int(rng.integers(1, 3))
+    partition = GraphPartition.from_slots(
+        AttributionGraph.from_lists([list(users) for users in graph]), slots, cycle=cycle
+    )
+    size = _probability(rng) * min(partition.sizes)
+    scheme = UserCyclic(partition=partition, batch_size=size, steps=n, max_batch_size=largest)
+    most = partition.separation if rng.random() < 0.75 else None
+    strategy, sigma = random_strategy(rng, n, most), _sigma(rng)
+    user = int(rng.integers(1 + max(u for users in graph for u in users)))
+
+    def pair() -> TruePair:
+        law: dict[tuple[frozenset[int], ...], float] = {(): 1.0}
+        for t in range(n):
+            members = tuple(np.flatnonzero(slots == t % cycle).tolist())
+            step = step_law(members, size / len(members), largest)
+            law = {(*b, s): p * q for b, p in law.items() for s, q in step.items() if q > 0}
+        mixtures = user_level.revealed_mixtures(graph, law, user)
+        return true_delta.of_mixtures(mixtures, matrix_of(strategy, n), sigma)
+
+    mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma)
+    return Subject(f"user cyclic, {name}, user {user}", mechanism, pair)
+
+
 FAMILIES: dict[str, tuple[Callable[[np.random.Generator], Subject], int]] = {
     "poisson": (poisson, 20),
     "plain_poisson": (plain_poisson, 10),
@@ -344,6 +376,7 @@ FAMILIES: dict[str, tuple[Callable[[np.random.Generator], Subject], int]] = {
     "truncated_cyclic": (truncated_cyclic, 20),
     "truncated_min_sep": (truncated_min_sep, 16),
     "user_min_sep": (user_min_sep, 24),
+    "user_cyclic": (user_cyclic, 32),
 }
 
 

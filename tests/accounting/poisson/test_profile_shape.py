@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import tracemalloc
 from typing import Any
@@ -22,6 +23,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
 from dptrain.sampling.users.graph import AttributionGraph
+from dptrain.sampling.users.user_cyclic import UserCyclic
 from dptrain.sampling.users.user_min_sep import UserMinSep
 from dptrain.strategies import BSR, Identity
 
@@ -77,6 +79,12 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
         )
         for each in ("sampling", "participation")
     )
+    slots = UserCyclic.for_batch_size(
+        graph=AttributionGraph.from_lists([[e // 2] for e in range(800)]),
+        batch_size=40,
+        cycle=4,
+        steps=12,
+    )
     pairs = [
         (poisson, Identity(), 0.8),
         (poisson, BSR(bands=3), 2.0),
@@ -109,6 +117,9 @@ def _mechanisms(size: int | None) -> list[MatrixMechanism]:
         (Shuffled(batch_size=100, dataset_size=1000, epochs=2), BSR(bands=2), 3.0),
         (users, BSR(bands=4), 2.0),
         (groups, BSR(bands=4), 2.0),
+        (dataclasses.replace(users, min_sep=1, burn_in=0), Identity(), 1.0),
+        (slots, BSR(bands=4), 1.0),
+        (dataclasses.replace(slots, max_batch_size=60), BSR(bands=4), 1.0),
     ]
     return [
         MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma)
