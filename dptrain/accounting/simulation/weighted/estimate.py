@@ -18,6 +18,9 @@ _PRECISE = 0.02  # relative standard error at which no more samples are drawn
 _MARGIN = 2.0  # standard errors
 # Standard errors, and ceilings of a term, from what the rule accepts at which no more are drawn.
 _CLEAR, _CEILINGS = 5.0, 10.0
+# A mean that the rule accepts may rest on a few terms near the ceiling: so many of them are to be
+# expected before their absence says anything.
+_RARE = 6.0
 
 
 def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threads: int) -> float:
@@ -31,13 +34,14 @@ def rough_excess(terms: WeightedTerms, rule: Rule, *, seed: Sequence[int], threa
     if not looks:
         return math.inf
     last = looks[-1]
-    samples = min(last, _ROUGH_SAMPLES)
     total = squares = 0.0
     used, passed = 0, rule.threshold(terms.ceiling, last)
+    telling = min(last, math.ceil(_RARE * terms.ceiling / passed))
+    samples = max(min(last, _ROUGH_SAMPLES), telling)
     for block in drawn(terms, samples, seed=seed, threads=threads):
         total, squares = total + float(block.sum()), squares + float(np.square(block).sum())
         used += block.size
-        if math.sqrt(squares) <= _PRECISE * total:
+        if used >= telling and math.sqrt(squares) <= _PRECISE * total:
             break
         far = abs(total - used * passed) - _CEILINGS * terms.ceiling
         if far >= _CLEAR * math.sqrt(squares):
