@@ -45,9 +45,7 @@ def largest_min_sep(
             max_participations=max_participations,  # type: ignore[arg-type]
         )
 
-    loosest = scheme(1)
-    _require_full(loosest, seed)
-    return scheme(_last_full(scheme, steps, seed))
+    return _last_full(scheme, steps, seed)
 
 
 def largest_batch_size(
@@ -75,8 +73,7 @@ def largest_batch_size(
             max_participations=max_participations,  # type: ignore[arg-type]
         )
 
-    _require_full(scheme(1), seed)
-    return scheme(_last_full(scheme, graph.examples, seed))
+    return _last_full(scheme, graph.examples, seed)
 
 
 def fewest_participations(
@@ -90,7 +87,6 @@ def fewest_participations(
         ValueError: if an argument is out of range, or no m fills every batch at this b.
     """
     loosest = UserFixed(graph=graph, batch_size=batch_size, min_sep=min_sep, steps=steps)
-    _require_full(loosest, seed)
     most = loosest.max_participations
 
     def scheme(tightness: int) -> UserFixed:
@@ -102,11 +98,12 @@ def fewest_participations(
             max_participations=most + 1 - tightness,
         )
 
-    return scheme(_last_full(scheme, most, seed))
+    return _last_full(scheme, most, seed)
 
 
-def _last_full(scheme: Callable[[int], UserFixed], last: int, seed: int) -> int:
-    """The last i in 1..``last`` with full batches, given that 1 has them."""
+def _last_full(scheme: Callable[[int], UserFixed], last: int, seed: int) -> UserFixed:
+    """The scheme of the last i in 1..``last`` with full batches, if that of 1 has them."""
+    _require_full(scheme(1), seed)
     full, short = 1, last + 1
     while short - full > 1:
         middle = (full + short) // 2
@@ -114,7 +111,7 @@ def _last_full(scheme: Callable[[int], UserFixed], last: int, seed: int) -> int:
             full = middle
         else:
             short = middle
-    return full
+    return scheme(full)
 
 
 def _is_full(scheme: UserFixed, seed: int) -> bool:
