@@ -31,7 +31,7 @@ from recipes.macro_auc import macro_auc, single_class
 from recipes.models.mlp import ACTIVATIONS, mlp
 from recipes.run import seeded
 from recipes.settings import FREE_ON_RESUME, PATHS, OptimizerSettings, RunSettings
-from recipes.task import Task
+from recipes.task import Task, evenly_spread
 
 DATA_SETS = {"digits": DIGIT_GROUPS, "phenotyping": PAPER_GROUPS}
 
@@ -192,13 +192,14 @@ def multilabel_task(
     """Binary cross entropy, averaged over the labels of a row; accuracy; macro AUC.
 
     Raises:
-        ValueError: if the macro AUC of the first ``evaluate_examples`` test rows would be a mean
-            over fewer labels than that of all.
+        ValueError: if the macro AUC of ``evaluate_examples`` test rows would be a mean over fewer
+            labels than that of all.
     """
     labels = data.test.tensors[1]
     left_out = single_class(labels, data.labels)
-    if evaluate_examples is not None:
-        first = single_class(labels[:evaluate_examples], data.labels)
+    rows = evenly_spread(len(labels), evaluate_examples)
+    if rows is not None:
+        first = single_class(labels[rows], data.labels)
         if more := [name for name in first if name not in left_out]:
             raise ValueError(
                 f"evaluate_examples={evaluate_examples}: {more[0]!r} is the same for so many test "

@@ -15,7 +15,7 @@ from recipes.debug_norms import DebugNorms
 from recipes.individual_history import IndividualHistory
 from recipes.runfolder import RunFolder
 from recipes.settings import RunSettings
-from recipes.task import Task, evaluate, to_device
+from recipes.task import TEST, Task, evaluate, to_device
 
 SMOOTHING = 0.9  # of what the progress bar shows
 
@@ -126,8 +126,9 @@ def train(
             if evaluated:
                 limit = None if step == steps else settings.evaluate_examples
                 result = evaluate(task, limit=limit)
-                folder.log({"step": step, "split": "test", **result}, private=False)
-                shown |= {f"test {name}": value for name, value in result.items()}
+                split = task.evaluated_on
+                folder.log({"step": step, "split": split, **result}, private=split != TEST)
+                shown |= {f"{split} {name}": value for name, value in result.items()}
             if history is not None:
                 history.observe(evaluated=evaluated)
             bar.update()

@@ -13,9 +13,9 @@ from dptrain.reporting import bounding_note, plot_curves, plot_graph, plot_priva
 from dptrain.sampling import BoundedGraph, Scheme, UserMinSep
 from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
-from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, remove
+from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, MARKS, remove
 from recipes.simulation import Simulation
-from recipes.task import evaluate
+from recipes.task import TEST, evaluate
 
 if TYPE_CHECKING:
     from recipes.run import Run
@@ -81,8 +81,9 @@ def _profile(current: Run, guarantee: Guarantee) -> Profile:
 def _final_evaluation(current: Run) -> dict[str, Any]:
     """On the whole test set after the last step; the loop has recorded it already."""
     for record in reversed(current.folder.metrics()):
-        if record["split"] == "test" and record["step"] == current.private.mechanism.steps:
-            return {name: v for name, v in record.items() if name not in ("step", "split")}
+        steps = current.private.mechanism.steps
+        if record["split"] == current.task.evaluated_on and record["step"] == steps:
+            return {name: v for name, v in record.items() if name not in MARKS}
     return evaluate(current.task)
 
 
@@ -95,11 +96,17 @@ def summary(current: Run, *, published: bool = False) -> str:
     """
     result = _final_evaluation(current)
     measured = ", ".join(f"{name} {value:.4f}" for name, value in result.items())
-    lines = [
-        f"test {measured} on {len(current.task.test)} held-out {current.task.examples}",
-        *current.task.notes,
-        "",
-    ]
+    count, examples = len(current.task.test), current.task.examples
+    if current.task.evaluated_on == TEST:
+        lines = [f"test {measured} on {count} held-out {examples}"]
+    elif published:
+        lines = [f"{count} {examples} of the training set were held out and not trained on"]
+    else:
+        lines = [
+            f"held-out {measured} on {count} {examples} of the training set that were not trained "
+            "on (not for release: no guarantee covers them)"
+        ]
+    lines += [*current.task.notes, ""]
     if current.simulation is not None:
         lines.append(Simulation(current.private.mechanism, current.simulation).describe())
         return "\n".join(lines)

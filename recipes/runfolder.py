@@ -31,6 +31,7 @@ NOT_PRIVATE = "NOT_PRIVATE.md"  # marks a simulation
 REPLACED, DISCARDED = "replaced-", "discarded-"  # folders of what makes way for a new run
 MOVED = "moved"  # in the former: all of the old run is in there
 ANEW = "start anew with overwrite=true (steps that were released count on top)"
+MARKS = ("step", "split", "not_for_release")  # of a record of metrics, beside the metrics
 OURS = (
     CONFIG,
     METRICS,

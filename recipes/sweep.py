@@ -30,6 +30,7 @@ from recipes import arxiv, individual, vision
 from recipes.command import INTERRUPTED
 from recipes.config import load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
+from recipes.task import HELD_OUT, TEST
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {
     "vision": vision.main,
@@ -67,10 +68,10 @@ class Member:
         return (self.folder / SUMMARY).exists()
 
     def result(self) -> dict[str, Any]:
-        """The last evaluation on the test set, empty before the first one."""
+        """The last evaluation on test or held-out examples, empty before the first one."""
         path = self.folder / METRICS
         records = read_metrics(path) if path.exists() else []
-        return next((r for r in reversed(records) if r["split"] == "test"), {})
+        return next((r for r in reversed(records) if r["split"] in (TEST, HELD_OUT)), {})
 
 
 def members(grid: Mapping[str, Any], output: pathlib.Path) -> list[Member]:

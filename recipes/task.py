@@ -17,6 +17,7 @@ from dptrain.sampling import AttributionGraph, BoundedGraph
 from recipes.data.multilabel import Groups
 from recipes.runfolder import WEIGHTS
 
+TEST, HELD_OUT = "test", "held-out"  # what a task is evaluated on
 _SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
 
 
@@ -67,6 +68,8 @@ class Task:
         target: of a batch, what ``summaries`` compares the outputs with; ``None`` without them.
         export: how the trained model is saved.
         examples: what the test examples are called.
+        evaluated_on: ``TEST``, or ``HELD_OUT`` if ``test`` is a part that was taken out of the
+            training data, which is private as they are.
         train_groups, test_groups: groups of training and test examples to compare, by the same
             names; empty if there are none. Who is in a training group is private.
         notes: remarks about the data, for the trainer.
@@ -85,6 +88,7 @@ class Task:
     target: Callable[[Any], torch.Tensor] | None = None
     export: Export = STATE_DICT
     examples: str = "examples"
+    evaluated_on: str = TEST
     train_groups: Groups = dataclasses.field(default_factory=dict)
     test_groups: Groups = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -122,6 +126,13 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return [to_device(value, device) for value in batch]
     return batch
+
+
+def evenly_spread(count: int, limit: int | None) -> list[int] | None:
+    """``limit`` of ``count`` rows at equal distances; ``None`` where there are no more."""
+    if limit is None or limit >= count:
+        return None
+    return [number * count // limit for number in range(limit)]
 
 
 @torch.no_grad()
@@ -164,12 +175,10 @@ def evaluate(task: Task, *, limit: int | None = None) -> dict[str, float]:
 
     Args:
         task: the problem.
-        limit: use the first so many examples only.
+        limit: use so many examples only, spread evenly as the set may be sorted by class.
     """
-    test = task.test
-    if limit is not None and limit < len(test):
-        test = Subset(test, range(limit))
-    found = measure(task, test)
+    rows = evenly_spread(len(task.test), limit)
+    found = measure(task, task.test if rows is None else Subset(task.test, rows))
     means = {name: float(values.mean()) for name, values in found.metrics.items()}
     if task.summaries is None:
         return means

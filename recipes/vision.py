@@ -12,18 +12,28 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from recipes.command import run_recipe
 from recipes.config import Count, one_of
-from recipes.data import Split, cifar10, cinic10, digits
+from recipes.data import (
+    Split,
+    cifar10,
+    cinic10,
+    digits,
+    image_folder,
+    mnist,
+    saved_images,
+)
 from recipes.models import vgg
 from recipes.run import seeded
 from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
-from recipes.task import Task
+from recipes.task import HELD_OUT, TEST, Task
 
-DATA_SETS = ("digits", "cifar10", "cinic10")
+DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclasses.dataclass
@@ -31,14 +41,22 @@ class DataSettings:
     """Which images, where they are, and how they are changed while training.
 
     Attributes:
-        name: digits (1,797 images that come with scikit-learn), cifar10 or cinic10.
-        root: folder of cifar10 or cinic10, which is not downloaded.
-        test_fraction: of digits, the share that is held out, in (0, 1).
-        split_seed: of digits, which images are held out; public.
+        name: digits (1,797 images that come with scikit-learn), cifar10, cinic10, mnist, folder
+            (any images in a folder for every class), or datasets (any that Hugging Face's datasets
+            saved, or parquet or arrow files).
+        root: folder of all but digits; nothing is downloaded.
+        test_fraction: of digits, the share that is the test set, in (0, 1).
+        holdout: a share of the training set, of each class, that is taken out of it and evaluated
+            on in place of the test set, to choose hyperparameters without that; null is none.
+        split_seed: which images the test set of digits, and ``holdout``, take; public.
         image_size: of digits, height and width in pixels that they are enlarged to.
         train_on_valid: of cinic10, train on the validation split as well.
+        test_part: of folder and datasets, name of the test part; null finds it.
+        image_column: of datasets, name of the column of images; null finds it by its type.
+        label_column: of datasets, name of the column of labels; null finds it by its type.
         augment: random crops and flips of the training images; needs torchvision, and not for
             digits.
+        flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
     """
@@ -46,10 +64,15 @@ class DataSettings:
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
     root: str | None = None
     test_fraction: float = 0.2
+    holdout: Share | None = None
     split_seed: int = 0
     image_size: int = 32
     train_on_valid: bool = False
+    test_part: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
     augment: bool = False
+    flips: bool = True
     views: Count = 1
 
 
@@ -106,20 +129,38 @@ class VisionSettings(RunSettings):
             raise ValueError(
                 "data.augment=true: digits are not augmented (a flipped digit is another sign)"
             )
+        if self.data.augment and self.data.flips and self.data.name == "mnist":
+            raise ValueError(
+                "data.augment=true with data.flips=true: a flipped digit is another sign; set "
+                "data.flips=false, which leaves the crops"
+            )
         super().validate()
 
 
 def load_images(data: DataSettings) -> Split:
     """The data set that the settings name."""
+    split = _read_images(data)
+    return split if data.holdout is None else split.hold_out(data.holdout, seed=data.split_seed)
+
+
+def _read_images(data: DataSettings) -> Split:
     if data.name == "digits":
         return digits(
             image_size=data.image_size, test_fraction=data.test_fraction, seed=data.split_seed
         )
     assert data.root is not None
     changes: dict[str, Any] = {"augment": data.augment, "views": data.views}
+    if data.name == "mnist":
+        return mnist(data.root, **changes)
+    changes["flips"] = data.flips
     if data.name == "cifar10":
         return cifar10(data.root, **changes)
-    return cinic10(data.root, train_on_valid=data.train_on_valid, **changes)
+    if data.name == "cinic10":
+        return cinic10(data.root, train_on_valid=data.train_on_valid, **changes)
+    changes["test"] = data.test_part
+    if data.name == "folder":
+        return image_folder(data.root, **changes)
+    return saved_images(data.root, image=data.image_column, label=data.label_column, **changes)
 
 
 def build_task(settings: VisionSettings) -> Task:
@@ -136,10 +177,17 @@ def build_task(settings: VisionSettings) -> Task:
             hidden=settings.model.hidden,
         ),
     )
-    return classification_task(split, model, views=settings.data.views)
+    return classification_task(
+        split,
+        model,
+        views=settings.data.views,
+        evaluated_on=TEST if settings.data.holdout is None else HELD_OUT,
+    )
 
 
-def classification_task(split: Split, model: nn.Module, *, views: int = 1) -> Task:
+def classification_task(
+    split: Split, model: nn.Module, *, views: int = 1, evaluated_on: str = TEST
+) -> Task:
     """Cross entropy and accuracy of images, of which a training batch may hold several views."""
 
     def forward(module: nn.Module, batch: Any) -> torch.Tensor:
@@ -168,6 +216,7 @@ def classification_task(split: Split, model: nn.Module, *, views: int = 1) -> Ta
         views=views,
         target=target,
         examples="images",
+        evaluated_on=evaluated_on,
     )
 
 

@@ -123,14 +123,22 @@ def plot_attacks(limits: TradeOff, path: str | pathlib.Path) -> None:
     save(figure, path)
 
 
+_SPLITS = (
+    ("train", "training batches (not for release)", "tab:blue"),
+    ("test", "held-out test set", "tab:orange"),
+    ("held-out", "held out of the training set (not for release)", "tab:orange"),
+)
+
+
 def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None:
     """Draw loss and accuracy over the steps of a run to an image file; macro AUC if there is one.
 
     The training curve is computed on raw examples, so the picture is for the trainer: it says so.
 
     Args:
-        metrics: records with ``step``, ``split`` (``"train"`` or ``"test"``), ``loss``,
-            ``accuracy`` and possibly ``macro_auc``, for instance the lines of a metrics.jsonl.
+        metrics: records with ``step``, ``split`` (``"train"``, ``"test"``, or ``"held-out"`` for a
+            part that was taken out of the training data), ``loss``, ``accuracy`` and possibly
+            ``macro_auc``, for instance the lines of a metrics.jsonl.
         path: image file; its suffix chooses the format.
 
     Raises:
@@ -144,7 +152,7 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
         labels["macro_auc"] = "macro-averaged AUC"
     figure, axes = figure_of(len(labels))
     for ax, (name, label) in zip(axes, labels.items(), strict=True):
-        for split, color in (("train", "tab:blue"), ("test", "tab:orange")):
+        for split, description, color in _SPLITS:
             records = [r for r in metrics if r["split"] == split and name in r]
             if not records:
                 continue
@@ -153,9 +161,9 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
             if split == "train":
                 ax.plot(steps, values, color=color, alpha=0.25, linewidth=0.8)
                 values = _smooth(values)
-                ax.plot(steps, values, color=color, label="training batches (not for release)")
+                ax.plot(steps, values, color=color, label=description)
             else:
-                ax.plot(steps, values, "o-", color=color, markersize=4, label="held-out test set")
+                ax.plot(steps, values, "o-", color=color, markersize=4, label=description)
         ax.set_xlabel("step")
         ax.set_ylabel(label)
         ax.set_xlim(left=0)

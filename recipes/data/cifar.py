@@ -1,4 +1,4 @@
-"""CIFAR-10 from disk: the original pickled batches, or the hub's parquet files."""
+"""CIFAR-10 from disk: the original pickled batches, the hub's parquet files, or class folders."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import torch
 
 from recipes.data.augment import training_transform
 from recipes.data.batch_pickle import read_batch_pickle
+from recipes.data.class_folders import TRAIN as TRAIN_FOLDER
+from recipes.data.class_folders import list_parts, read_listing
 from recipes.data.parquet import parquet_files, read_parquet
-from recipes.data.photographs import (
-    CLASSES,
-    IMAGE_SIZE,
-    Part,
-    checked_labels,
-    existing_folder,
-    note_size,
-    photograph_split,
-)
+from recipes.data.parts import Part, checked_labels, existing_folder, image_split, note_size
+from recipes.data.photographs import CLASSES, IMAGE_SIZE
 from recipes.data.split import Split
 
 BATCHES = "cifar-10-batches-py"
@@ -29,7 +24,9 @@ TRAIN_SIZE, TEST_SIZE = 50_000, 10_000
 PARQUET = "plain_text"
 
 
-def cifar10(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) -> Split:
+def cifar10(
+    root: str | pathlib.Path, *, augment: bool = False, views: int = 1, flips: bool = True
+) -> Split:
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 3×32×32.
 
     Nothing is downloaded. Another number of images than published is logged, not refused.
@@ -37,22 +34,27 @@ def cifar10(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) 
     Args:
         root: folder that holds ``cifar-10-batches-py`` (or is it), as torchvision unpacks it; or
             one that holds ``train-*.parquet`` and ``test-*.parquet``, itself or in its folder
-            ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub.
-        augment: random crops and flips of the training images; needs torchvision.
+            ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub; or one that
+            holds ``train`` and ``test``, each with a folder of images for every class, which are
+            read class by class in alphabetical order.
+        augment: random crops of the training images; needs torchvision.
         views: random views of each training image; more than one needs ``augment``.
+        flips: augment by random flips as well.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
         ValueError: naming the file (and image) that is damaged or is no part of CIFAR-10.
     """
-    training_transform(IMAGE_SIZE, augment=augment, views=views)  # before minutes of reading
+    # What it refuses is refused before minutes of reading.
+    training_transform(IMAGE_SIZE, augment=augment, views=views, flips=flips)
     folder = existing_folder(root)
     batches = [path for path in (folder, folder / BATCHES) if _holds_batches(path)]
     parquet = [path for path in (folder, folder / PARQUET) if any(path.glob("*.parquet"))]
-    if len(batches) + len(parquet) > 1:
+    folders = [path for path in (folder / TRAIN_FOLDER,) if path.is_dir()]
+    if len(found := batches + parquet + folders) > 1:
         raise ValueError(
-            f"{folder} holds CIFAR-10 more than once ({', '.join(map(str, batches + parquet))}); "
-            "name one of these folders"
+            f"{folder} holds CIFAR-10 more than once ({', '.join(map(str, found))}); "
+            "name one of these folders, or move the others elsewhere"
         )
     if batches:
         train, test = _read_batches(batches[0])
@@ -60,17 +62,25 @@ def cifar10(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) 
         train, test = (
             read_parquet(parquet_files(parquet[0], part), IMAGE_SIZE) for part in ("train", "test")
         )
+    elif folders:
+        train, test = (
+            read_listing(listing, image_size=IMAGE_SIZE)
+            for listing in list_parts(folder, classes=CLASSES)
+        )
     else:
         raise FileNotFoundError(
             f"{folder} holds no CIFAR-10; unpack cifar-10-python.tar.gz there, which makes the "
-            f"folder {BATCHES} with {TRAIN[0]} to {TRAIN[-1]} and {TEST}, or put the hub's "
-            f"train-*.parquet and test-*.parquet into {folder / PARQUET}"
+            f"folder {BATCHES} with {TRAIN[0]} to {TRAIN[-1]} and {TEST}, put the hub's "
+            f"train-*.parquet and test-*.parquet into {folder / PARQUET}, or the images into "
+            f"{folder / 'train' / 'CLASS'} and {folder / 'test' / 'CLASS'}"
         )
-    return photograph_split(
+    return image_split(
         note_size("CIFAR-10's training set", train, TRAIN_SIZE),
         note_size("CIFAR-10's test set", test, TEST_SIZE),
+        classes=len(CLASSES),
         augment=augment,
         views=views,
+        flips=flips,
     )
 
 

@@ -7,33 +7,35 @@ import pathlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
 from recipes.data.packages import VISION, package
 
 CHUNK = 256  # images a task: enough to make handing over cheap
-MODES = ("RGB", "L")  # grey (L) becomes RGB with three equal channels
 
 
 def decode(
     sources: Sequence[str | pathlib.Path | bytes],
     *,
-    image_size: int,
+    image_size: int | None = None,
+    channels: int | None = None,
     name: Callable[[int], str],
     description: str,
 ) -> torch.Tensor:
-    """All images as one uint8 tensor (N, 3, image_size, image_size).
+    """All images as one uint8 tensor (N, channels, image_size, image_size).
 
     Nothing is resized, and only grey images are converted: another size or mode (palette, alpha
     channel, 16 bits) means that these are not the images one believes to train on.
 
     Args:
         sources: files, or the encoded bytes themselves, in a format that pillow reads.
-        image_size: height and width that every image must have.
+        image_size: height and width that every image must have; ``None``: those of the first.
+        channels: 3, where grey images become RGB with three equal channels; 1, where all have to
+            be grey; ``None``: 1 if all are grey, otherwise 3.
         name: what to call image number i in an error.
         description: of the progress bar.
 
@@ -42,13 +44,21 @@ def decode(
             another size or mode.
     """
     pillow = package("PIL.Image", purpose="decoding images", extra=VISION)
-    pixels = np.empty((len(sources), 3, image_size, image_size), dtype=np.uint8)
+    if image_size is None:
+        image_size = _side_of_first(pillow, sources, name)
+    modes = ("L",) if channels == 1 else ("RGB", "L")
+    pixels = np.empty((len(sources), len(modes[0]), image_size, image_size), dtype=np.uint8)
+    grey = np.zeros(len(sources), dtype=bool)
 
     def decode_chunk(start: int) -> int:
         stop = min(start + CHUNK, len(sources))
         for index in range(start, stop):
             try:
-                pixels[index] = _decode(pillow, sources[index], image_size)
+                with _opened(pillow, sources[index]) as image:
+                    _check(image, image_size, modes)
+                    grey[index] = image.mode == "L"
+                    array = np.asarray(image.convert(modes[0]))
+                    pixels[index] = array.reshape(image_size, image_size, -1).transpose(2, 0, 1)
             except Exception as error:  # pillow raises many kinds, also for damaged headers
                 raise ValueError(f"{name(index)}: {error}") from error
         return stop - start
@@ -63,20 +73,37 @@ def decode(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+    if channels is None and grey.all():
+        pixels = pixels[:, :1].copy()
     return torch.from_numpy(pixels)
 
 
-def _decode(
-    pillow: ModuleType, source: str | pathlib.Path | bytes, image_size: int
-) -> npt.NDArray[np.uint8]:
-    with pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-        if image.size != (image_size, image_size):
+def _side_of_first(
+    pillow: ModuleType,
+    sources: Sequence[str | pathlib.Path | bytes],
+    name: Callable[[int], str],
+) -> int:
+    try:
+        with _opened(pillow, sources[0]) as image:
             width, height = image.size
-            raise ValueError(f"is {width}×{height} pixels, not {image_size}×{image_size}")
-        if image.mode not in MODES:
-            raise ValueError(
-                f"has mode {image.mode}; only RGB and grey (L) images of 8 bits are taken, so "
-                "convert it"
-            )
-        rgb: npt.NDArray[np.uint8] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-        return rgb
+    except Exception as error:  # as above
+        raise ValueError(f"{name(0)}: {error}") from error
+    if width != height:
+        raise ValueError(
+            f"{name(0)}: is {width}×{height} pixels; images have to be as wide as high, so cut or "
+            "pad all of them to one size"
+        )
+    return int(width)
+
+
+def _opened(pillow: ModuleType, source: str | pathlib.Path | bytes) -> Any:
+    return pillow.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def _check(image: Any, image_size: int, modes: tuple[str, ...]) -> None:
+    if image.size != (image_size, image_size):
+        width, height = image.size
+        raise ValueError(f"is {width}×{height} pixels, not {image_size}×{image_size}")
+    if image.mode not in modes:
+        taken = "only RGB and grey (L) images" if "RGB" in modes else "only grey (L) images"
+        raise ValueError(f"has mode {image.mode}; {taken} of 8 bits are taken, so convert it")

@@ -12,8 +12,8 @@ import torch
 from recipes.data.bounds import read_bounds
 from recipes.data.columns import Columns, read_part
 from recipes.data.multilabel import ConditionGroups, LabelledRows, MultiLabel, grouped
+from recipes.data.parts import existing_folder
 from recipes.data.phenotypes import INFARCTION, PHENOTYPES, PNEUMONIA
-from recipes.data.photographs import existing_folder
 
 PAPER_GROUPS = ConditionGroups(conditions=(PNEUMONIA, INFARCTION))
 Array = npt.NDArray[np.float32]
