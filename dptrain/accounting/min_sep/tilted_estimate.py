@@ -27,6 +27,7 @@ _CLOSE = 0.01  # of log δ
 _FAR = 0.3  # of log δ, after the last round
 _FEW = 12.0  # samples' worth of δ, which chance may show
 _ROUNDS = 6
+_CHOICES = 4  # of a tilt
 
 
 @dataclasses.dataclass
@@ -64,16 +65,28 @@ class TiltedEstimate:
             start: where to look first, such as the σ of a similar law.
 
         Returns:
-            σ, at most what the unamplified Gaussian mechanism needs.
+            σ, at most what the unamplified Gaussian mechanism needs. Where no tilt tells, one at
+            which none showed more than the target.
         """
         ceiling = law.sensitivity / gaussian.largest_mu(self.epsilon, self.delta)
         if start is not None and self._tilt is not None:
             found = self._solve(law, min(start, ceiling), ceiling)
             if found is not None:
                 return found
-        reached = self._approach(law, ceiling)
-        found = self._solve(law, reached, ceiling)
-        return reached if found is None else found
+        low = self._approach(law, ceiling)
+        high = min(ceiling, low * _STEP)
+        for _ in range(_CHOICES):
+            found = self._solve(law, low, ceiling)
+            if found is not None:
+                return found
+            # δ falls by orders of magnitude within one step of σ, and the tilt that suits the large
+            # one misses the small one: choose it again nearer to the target.
+            middle = math.sqrt(low * high)
+            if self._choose(law, middle) > self.delta:
+                low = middle
+            else:
+                high = middle
+        return high
 
     def _solve(self, law: MinSepLaw, sigma: float, ceiling: float) -> float | None:
         """σ by secant steps in log σ, or ``None`` where the tilt does not fit what it meets.
@@ -112,12 +125,17 @@ class TiltedEstimate:
             if max(shown) > self.delta:
                 break
             sigma /= _STEP
+        self._choose(law, sigma)
+        return sigma
+
+    def _choose(self, law: MinSepLaw, sigma: float) -> float:
+        """Take the tilt with the least variance at σ; returns δ there."""
         tried = {tilt: self._terms(law, sigma, tilt, _PILOT) for tilt in _TILTS}
         # A tilt that misses what counts has a small mean, and may well have a small variance too.
         largest = float(np.median([terms.mean() for terms in tried.values()]))
         fair = {tilt: terms for tilt, terms in tried.items() if terms.mean() >= 0.5 * largest}
         self._tilt = min(fair, key=lambda tilt: fair[tilt].std() / max(fair[tilt].mean(), 1e-300))
-        return sigma
+        return float(fair[self._tilt].mean())
 
     def _terms(
         self, law: MinSepLaw, sigma: float, tilt: tuple[float, float], samples: int

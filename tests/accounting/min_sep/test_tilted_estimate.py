@@ -29,6 +29,17 @@ def test_near_an_exact_answer(scheme, epsilon):
     assert found == pytest.approx(exact.mechanism.noise_multiplier, rel=0.03)
 
 
+def test_where_delta_falls_by_orders_of_magnitude_within_a_step_of_sigma():
+    # The tilt that suits δ = 2e-3 shows nothing of δ = 1e-5. A certificate is above the truth, by
+    # 1 % a point of its grid and two points at least; the estimate has to be near it.
+    scheme = MinSep.for_batch_size(batch_size=100, dataset_size=10_000, min_sep=25, steps=400)
+    strategy = BandMF(bands=4)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    certified = calibrate(scheme=scheme, strategy=strategy, epsilon=8.0, delta=1e-5)
+    found = TiltedEstimate(8.0, 1e-5).noise(min_sep_law(mechanism))
+    assert found == pytest.approx(certified.mechanism.noise_multiplier, rel=0.05)
+
+
 def test_tilting_leaves_the_mean():
     # Against plain samples of the law itself, where δ is large enough for them; fixed seeds.
     scheme = MinSep.for_batch_size(batch_size=10, dataset_size=200, min_sep=6, steps=60)
