@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from dptrain import PrivateTraining
 from recipes.debug_norms import DebugNorms
+from recipes.divergence import Divergence
 from recipes.individual_history import IndividualHistory
 from recipes.runfolder import RunFolder
 from recipes.settings import RunSettings
@@ -92,6 +93,11 @@ def train(
         return True
     means, norms = Means(), DebugNorms()
     shown: dict[str, float] = {}
+    split = task.evaluated_on
+    if saved_at == 0 and not folder.metrics():  # a run that was killed early has it already
+        result = evaluate(task, limit=settings.evaluate_examples)
+        folder.log({"step": 0, "split": split, **result}, private=split != TEST)
+    divergence = _divergence(private, settings, folder)
     module.train()
     with (
         Interruption() as interruption,
@@ -114,6 +120,7 @@ def train(
                 continue
 
             step = private.steps_executed
+            divergence.released(step, (p.grad for p in module.parameters() if p.requires_grad))
             if means.count:
                 record = means.values()
                 debug = norms.values(optimizer.max_grad_norm)
@@ -126,8 +133,8 @@ def train(
             if evaluated:
                 limit = None if step == steps else settings.evaluate_examples
                 result = evaluate(task, limit=limit)
-                split = task.evaluated_on
                 folder.log({"step": step, "split": split, **result}, private=split != TEST)
+                divergence.tested(step, result["loss"])
                 shown |= {f"{split} {name}": value for name, value in result.items()}
             if history is not None:
                 history.observe(evaluated=evaluated)
@@ -138,3 +145,16 @@ def train(
             if interruption.requested and step < steps:
                 return False
     return True
+
+
+def _divergence(private: PrivateTraining, settings: RunSettings, folder: RunFolder) -> Divergence:
+    """Knows the loss before the first step, also in a run that goes on."""
+    tests = [record for record in folder.metrics() if record["split"] != "train"]
+    one_ball = settings.clipping["type"] == "Flat" and settings.optimizer.name != "scaled_adam"
+    trained = sum(p.numel() for p in private.module.parameters() if p.requires_grad)
+    return Divergence(
+        private.mechanism,
+        max_grad_norm=settings.privacy.max_grad_norm,
+        parameters=trained if one_ball else None,
+        start=tests[0]["loss"] if tests and tests[0]["step"] == 0 else None,
+    )

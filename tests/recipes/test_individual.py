@@ -108,7 +108,7 @@ def test_the_default_is_full_batches_of_independent_noise(config, tmp_path, caps
     assert mechanism.scheme.probability == 1
     assert type(mechanism.strategy).__name__ == "Identity"
     tests = [r for r in read_metrics(tmp_path / "run" / "metrics.jsonl") if r["split"] == "test"]
-    assert [record["step"] for record in tests] == [1, 2, 3]
+    assert [record["step"] for record in tests] == [0, 1, 2, 3]
     assert all(set(record) >= {"loss", "accuracy", "macro_auc"} for record in tests)
     assert "macro_auc 0." in capsys.readouterr().out
 

@@ -46,7 +46,7 @@ def test_every_file_is_written(finished):
     assert config["steps"] == 6
     metrics = read_metrics(finished / "metrics.jsonl")
     assert [r["step"] for r in metrics if r["split"] == "train"] == [1, 2, 3, 4, 5, 6]
-    assert [r["step"] for r in metrics if r["split"] == "test"] == [2, 4, 6]
+    assert [r["step"] for r in metrics if r["split"] == "test"] == [0, 2, 4, 6]
     assert all(r["not_for_release"] for r in metrics if r["split"] == "train")
 
 
