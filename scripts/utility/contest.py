@@ -1,0 +1,93 @@
+"""What is compared: one task, several ways to train it privately, and their settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
+from recipes.data import Split
+
+HELD_OUT = 0.1
+"""Share of the training set on which learning rates are chosen."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A way to train.
+
+    Attributes:
+        title: for tables and plots.
+        scheme: from the number of training examples to the scheme, or ``None`` for stock Opacus.
+        strategy: how its noise is correlated; unused for Opacus.
+    """
+
+    title: str
+    scheme: Callable[[int], Scheme] | None = None
+    strategy: Strategy | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contest:
+    """One task and everything that the methods have in common.
+
+    Learning rates are chosen by runs on nine tenths of the training set, on the rest of it; then
+    fresh seeds train on the whole of it, and the test set is looked at once, after the last step.
+    The choice itself is not private, for none of the methods.
+
+    Attributes:
+        name: of the results.
+        title: of the plot.
+        load: from the folder of the data and the share that is held out of the training set (0 is
+            none: the test set is the test set) to the two parts.
+        network: from a seed to the untrained net.
+        methods: by a short name, for each ε.
+        rates: learning rates that are tried.
+        tuning_seeds: of the runs that choose.
+        seeds: of the runs that count.
+        steps: optimizer steps.
+        epoch_length: N / expected batch size; a held-out part leaves it as it is, and so the noise.
+        delta: of the guarantee.
+        max_grad_norm: R.
+        momentum: of SGD.
+        schedule: factor of the learning rate by name (``recipes.schedule``).
+        physical_batch_size: most examples in memory at once.
+    """
+
+    name: str
+    title: str
+    load: Callable[[pathlib.Path, float], Split]
+    network: Callable[[int], nn.Module]
+    methods: Callable[[float], Mapping[str, Method]]
+    epsilons: tuple[float, ...]
+    rates: tuple[float, ...]
+    tuning_seeds: tuple[int, ...]
+    seeds: tuple[int, ...]
+    steps: int
+    epoch_length: float
+    delta: float
+    max_grad_norm: float
+    momentum: float
+    schedule: str = "constant"
+    physical_batch_size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training run of a contest."""
+
+    method: str
+    epsilon: float
+    rate: float
+    seed: int
+    tuning: bool
+
+    @property
+    def name(self) -> str:
+        """Of its file, without the ending."""
+        kind = "tuning" if self.tuning else "final"
+        return f"{kind}_{self.method}_eps{self.epsilon:g}_lr{self.rate:g}_seed{self.seed}"

@@ -1,0 +1,109 @@
+"""One run of a contest: train on the one part, look at the other once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import opacus
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+
+from dptrain import Loading, MatrixMechanism, PrivacyEngine
+from recipes.data import Split
+from recipes.schedule import Schedule
+from scripts.utility.contest import Contest
+
+Noise = float | dict[str, Any]  # σ of Opacus, or our mechanism
+
+EVALUATED = 500  # images at a time
+
+
+def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
+    """The accuracy after the last step, and how long the steps took (wall clock, s)."""
+    torch.manual_seed(seed)
+    model = contest.network(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=contest.momentum)
+    scheduler = LambdaLR(optimizer, Schedule(contest.schedule, contest.steps))
+    start = time.perf_counter()
+    if isinstance(noise, dict):
+        _ours(contest, split, noise, model, optimizer, scheduler, seed)
+    else:
+        _opacus(contest, split, noise, model, optimizer, scheduler, seed)
+    seconds = time.perf_counter() - start
+    accuracy, loss = _evaluated(model, split)
+    return {"accuracy": accuracy, "loss": loss, "seconds": seconds}
+
+
+def _ours(
+    contest: Contest,
+    split: Split,
+    noise: dict[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    seed: int,
+) -> None:
+    mechanism = MatrixMechanism.from_dict(noise)
+    private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data=DataLoader(split.train),
+        mechanism=mechanism,
+        max_grad_norm=contest.max_grad_norm,
+        loading=Loading(max_physical_batch_size=contest.physical_batch_size),
+        seed=seed,
+    )
+    private.register_scheduler(scheduler)
+    criterion = nn.CrossEntropyLoss()
+    with private:
+        for images, labels in private.loader:
+            private.optimizer.zero_grad()
+            criterion(model(images), labels).backward()
+            private.optimizer.step()
+            scheduler.step()
+
+
+def _opacus(
+    contest: Contest,
+    split: Split,
+    sigma: float,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    seed: int,
+) -> None:
+    size = round(len(split.train) / contest.epoch_length)
+    private, noisy, loader = opacus.PrivacyEngine().make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(split.train, batch_size=size),
+        noise_multiplier=sigma,
+        max_grad_norm=contest.max_grad_norm,
+        noise_generator=torch.Generator().manual_seed(seed + 1),
+    )
+    criterion, done = nn.CrossEntropyLoss(), 0
+    while done < contest.steps:
+        for images, labels in loader:
+            noisy.zero_grad()
+            if len(images):  # an empty batch would have no noise added; it does not occur here
+                criterion(private(images), labels).backward()
+                noisy.step()
+            scheduler.step()
+            done += 1
+            if done == contest.steps:
+                return
+
+
+def _evaluated(model: nn.Module, split: Split) -> tuple[float, float]:
+    """Accuracy and mean loss on the part that was not trained on."""
+    model.eval()
+    hits = loss = 0.0
+    with torch.no_grad():
+        for images, labels in DataLoader(split.test, batch_size=EVALUATED):
+            logits = model(images)
+            hits += float((logits.argmax(1) == labels).sum())
+            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+    return hits / len(split.test), loss / len(split.test)
