@@ -54,8 +54,7 @@ class DataSettings:
         test_part: of folder and datasets, name of the test part; null finds it.
         image_column: of datasets, name of the column of images; null finds it by its type.
         label_column: of datasets, name of the column of labels; null finds it by its type.
-        augment: random crops and flips of the training images; needs torchvision, and not for
-            digits.
+        augment: random crops and flips of the training images; not for digits.
         flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.

@@ -37,7 +37,7 @@ def cifar10(
             ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub; or one that
             holds ``train`` and ``test``, each with a folder of images for every class, which are
             read class by class in alphabetical order.
-        augment: random crops of the training images; needs torchvision.
+        augment: random crops of the training images.
         views: random views of each training image; more than one needs ``augment``.
         flips: augment by random flips as well.
 
