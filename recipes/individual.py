@@ -30,7 +30,7 @@ from recipes.data.phenotypes import PHENOTYPES
 from recipes.data.phenotyping import PAPER_GROUPS, phenotyping
 from recipes.macro_auc import macro_auc, single_class
 from recipes.models.mlp import ACTIVATIONS, mlp
-from recipes.run import seeded
+from recipes.run import check_plan, seeded
 from recipes.settings import FREE_ON_RESUME, PATHS, OptimizerSettings, RunSettings
 from recipes.task import Task, evenly_spread
 
@@ -161,7 +161,9 @@ def load_table(settings: IndividualSettings) -> MultiLabel:
         )
     assert data.root is not None
     if data.name == "mnist":
-        return mnist_table(data.root, groups=groups)
+        return mnist_table(
+            data.root, groups=groups, foreseen=lambda rows, _: check_plan(settings, rows)
+        )
     return phenotyping(
         data.root,
         labels=PHENOTYPES if data.labels is None else data.labels,
@@ -172,6 +174,7 @@ def load_table(settings: IndividualSettings) -> MultiLabel:
         missing=data.missing,
         indicators=data.indicators,
         train_on_val=data.train_on_val,
+        foreseen=lambda rows: check_plan(settings, rows),
     )
 
 
