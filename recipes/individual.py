@@ -24,16 +24,17 @@ from dptrain.configuration import SIZES
 from recipes.command import run_recipe
 from recipes.config import one_of
 from recipes.data.digit_conditions import DIGIT_GROUPS, digit_conditions
+from recipes.data.mnist_table import MNIST_GROUPS, mnist_table
 from recipes.data.multilabel import ConditionGroups, MultiLabel
 from recipes.data.phenotypes import PHENOTYPES
 from recipes.data.phenotyping import PAPER_GROUPS, phenotyping
 from recipes.macro_auc import macro_auc, single_class
 from recipes.models.mlp import ACTIVATIONS, mlp
-from recipes.run import seeded
+from recipes.run import check_plan, seeded
 from recipes.settings import FREE_ON_RESUME, PATHS, OptimizerSettings, RunSettings
 from recipes.task import Task, evenly_spread
 
-DATA_SETS = {"digits": DIGIT_GROUPS, "phenotyping": PAPER_GROUPS}
+DATA_SETS = {"digits": DIGIT_GROUPS, "mnist": MNIST_GROUPS, "phenotyping": PAPER_GROUPS}
 
 
 @dataclasses.dataclass
@@ -41,9 +42,10 @@ class DataSettings:
     """Which table, where it is, and how it is read.
 
     Attributes:
-        name: digits (conditions of scikit-learn's handwritten digits) or phenotyping (a table of
-            yours, such as MIMIC-III's acute conditions).
-        root: folder of phenotyping's CSV or Parquet files: train, test, and val if there is one.
+        name: digits (conditions of scikit-learn's handwritten digits), mnist (its ten classes), or
+            phenotyping (a table of yours, such as MIMIC-III's acute conditions).
+        root: folder of mnist, in any layout that recipes.vision reads; or of phenotyping's CSV or
+            Parquet files: train, test, and val if there is one.
         labels: of phenotyping, names of the label columns; null is the benchmark's 25.
         id_column: of phenotyping, the column that names the rows and is no feature; null is none.
         scaling: of phenotyping, a JSON file in ``root`` with public bounds of the features, which
@@ -74,7 +76,8 @@ class GroupSettings:
     """Of which rows to report, by two of their labels; a null is the data set's own.
 
     Attributes:
-        conditions: names of two labels; rows are told apart by which of them they have.
+        conditions: names of two labels; rows are told apart by which of them they have. An empty
+            list makes no groups.
         size: the most training rows of a group.
         test_size: the most test rows of a group.
         seed: of the draw of rows; public.
@@ -157,6 +160,10 @@ def load_table(settings: IndividualSettings) -> MultiLabel:
             groups=groups, test_fraction=data.test_fraction, seed=data.split_seed
         )
     assert data.root is not None
+    if data.name == "mnist":
+        return mnist_table(
+            data.root, groups=groups, foreseen=lambda rows, _: check_plan(settings, rows)
+        )
     return phenotyping(
         data.root,
         labels=PHENOTYPES if data.labels is None else data.labels,
@@ -167,6 +174,7 @@ def load_table(settings: IndividualSettings) -> MultiLabel:
         missing=data.missing,
         indicators=data.indicators,
         train_on_val=data.train_on_val,
+        foreseen=lambda rows: check_plan(settings, rows),
     )
 
 
@@ -191,6 +199,9 @@ def multilabel_task(
 ) -> Task:
     """Binary cross entropy, averaged over the labels of a row; accuracy; macro AUC.
 
+    Where every row has one label, the share of rows whose likeliest label that is comes with them
+    (top1_accuracy).
+
     Raises:
         ValueError: if the macro AUC of ``evaluate_examples`` test rows would be a mean over fewer
             labels than that of all.
@@ -207,11 +218,17 @@ def multilabel_task(
                 "than at the end; use more, or null for all"
             )
 
+    # Classes: of ten labels nine are absent, and guessing that of all is right nine times in ten.
+    one_label = all(bool((part.tensors[1].sum(1) == 1).all()) for part in (data.train, data.test))
+
     def metrics(logits: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
         present = batch[1]
         losses = binary_cross_entropy_with_logits(logits, present, reduction="none")
         hits = (logits > 0).to(logits.dtype) == present
-        return {"loss": losses.mean(1), "accuracy": hits.float().mean(1)}
+        found = {"loss": losses.mean(1), "accuracy": hits.float().mean(1)}
+        if one_label:
+            found["top1_accuracy"] = (logits.argmax(1) == present.argmax(1)).float()
+        return found
 
     def summaries(logits: torch.Tensor, present: torch.Tensor) -> dict[str, float]:
         return {"macro_auc": macro_auc(logits, present, data.labels).mean}

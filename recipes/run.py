@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +23,7 @@ from dptrain import (
 from dptrain.accounting import Accountant
 from dptrain.accounting.base import check_delta
 from dptrain.configuration import build_scheme
-from dptrain.sampling import Scheme, UserScheme
+from dptrain.sampling import AttributionGraph, Scheme, UserScheme
 from recipes.config import differences, to_yaml
 from recipes.individual_history import IndividualHistory
 from recipes.loop import train
@@ -85,6 +86,7 @@ def prepare(
             run whose settings or data differ from the checkpoint's.
     """
     settings.validate()
+    _check_without_size(settings)
     RunFolder.recover(settings.output)
     checkpoint = load_checkpoint(settings.output) if resume else None
     if not resume:
@@ -96,7 +98,7 @@ def prepare(
         torch.manual_seed(settings.seed % 2**63)
     task = build_task(settings)
     settings = settings.with_steps(len(task.train))
-    scheme = _scheme(settings, task)
+    scheme = _scheme(settings, len(task.train), task.graph)
     settings = settings.with_delta(scheme.population)
     plan = _plan(settings, scheme)
     task.model.to(settings.device)
@@ -117,13 +119,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
     }
     accountant = settings.build_accountant(plan)
     if settings.simulate is not None:
-        small = _scheme(settings, task, divisor=settings.simulate)
-        if small.expected_batch_size < 1:
-            raise ValueError(
-                f"simulate={settings.simulate:g}: an expected batch size of "
-                f"{scheme.expected_batch_size:g} leaves nothing to divide; use at most "
-                f"{int(scheme.expected_batch_size)}"
-            )
+        small = _simulated(settings, scheme, len(task.train), task.graph)
         simulation = Simulation.of(settings, plan=plan, small=small)
         mechanism = {"mechanism": simulation.mechanism}
     private, scheduler = _wire(settings, task, mechanism=mechanism, accountant=accountant)
@@ -169,6 +165,46 @@ def _history(
     return IndividualHistory(private, individual, task)
 
 
+def check_plan(settings: RunSettings, dataset_size: int) -> None:
+    """Refuse what is wrong with a run on so many examples, before minutes of reading them.
+
+    Readers that have only listed their files know the number; everything is checked again later.
+
+    Args:
+        settings: of a recipe whose data know no users.
+        dataset_size: N.
+
+    Raises:
+        ValueError: naming the field, the value and the remedy.
+    """
+    settings = settings.with_steps(dataset_size)
+    scheme = _scheme(settings, dataset_size)
+    _plan(settings.with_delta(scheme.population), scheme)
+    if settings.simulate is not None:
+        _simulated(settings, scheme, dataset_size)
+
+
+_MANY = 1 << 16  # examples a step, of a plan whose number of examples is not known
+
+
+def _check_without_size(settings: RunSettings) -> None:
+    """Refuse a scheme and a strategy that nobody accounts for, where N does not matter.
+
+    It does not where the scheme states N over the batch size, and no batch is cut.
+    """
+    length = settings.scheme.get("epoch_length")
+    cut = settings.scheme.get("max_batch_size") is not None
+    if settings.knows_users or length is None or cut:
+        return
+    size = math.ceil(length) * _MANY
+    settings = settings.with_steps(size)
+    try:
+        scheme = _scheme(settings, size)
+    except ValueError:
+        return  # perhaps for this size only: whole epochs, say, of a rounded batch size
+    _pair(settings.with_delta(size), scheme)
+
+
 def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
     """Scheme and strategy, with any noise: what can be seen to be wrong is refused here.
 
@@ -176,14 +212,18 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
         ValueError: if the strategy does not fit the steps, δ protects nobody, or nobody accounts
             for the pair.
     """
+    if settings.privacy.delta is not None:
+        check_delta(settings.privacy.delta, scheme, name="privacy.delta", large="refuse")
+    return _pair(settings, scheme)
+
+
+def _pair(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
     try:
         plan = MatrixMechanism(
             scheme=scheme, strategy=settings.build_strategy(), noise_multiplier=1.0
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"strategy: {error}") from error
-    if settings.privacy.delta is not None:
-        check_delta(settings.privacy.delta, scheme, name="privacy.delta", large="refuse")
     settings.build_accountant(plan)
     individual = settings.build_filter()
     if individual is not None:
@@ -191,15 +231,39 @@ def _plan(settings: RunSettings, scheme: Scheme) -> MatrixMechanism:
     return plan
 
 
-def _scheme(settings: RunSettings, task: Task, *, divisor: float = 1.0) -> Scheme:
+def _scheme(
+    settings: RunSettings,
+    dataset_size: int,
+    graph: AttributionGraph | None = None,
+    *,
+    divisor: float = 1.0,
+) -> Scheme:
     assert settings.steps is not None
     return build_scheme(
         settings.scheme,
-        dataset_size=len(task.train),
+        dataset_size=dataset_size,
         steps=settings.steps,
-        graph=task.graph,
+        graph=graph,
         divisor=divisor,
     )
+
+
+def _simulated(
+    settings: RunSettings,
+    scheme: Scheme,
+    dataset_size: int,
+    graph: AttributionGraph | None = None,
+) -> Scheme:
+    """The scheme of a simulation, whose batches are smaller than those of ``scheme``."""
+    assert settings.simulate is not None
+    small = _scheme(settings, dataset_size, graph, divisor=settings.simulate)
+    if small.expected_batch_size < 1:
+        raise ValueError(
+            f"simulate={settings.simulate:g}: an expected batch size of "
+            f"{scheme.expected_batch_size:g} leaves nothing to divide; use at most "
+            f"{int(scheme.expected_batch_size)}"
+        )
+    return small
 
 
 def _saved_mechanism(checkpoint: dict[str, Any], task: Task) -> MatrixMechanism:

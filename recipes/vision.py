@@ -27,12 +27,14 @@ from recipes.data import (
     mnist,
     saved_images,
 )
-from recipes.models import vgg
-from recipes.run import seeded
+from recipes.data.split import left_for_training
+from recipes.models import check_vgg, vgg
+from recipes.run import check_plan, seeded
 from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
 from recipes.task import HELD_OUT, TEST, Task
 
 DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
+SIZES = {"cifar10": 32, "cinic10": 32, "mnist": 28}  # of images that have one by definition
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -54,8 +56,7 @@ class DataSettings:
         test_part: of folder and datasets, name of the test part; null finds it.
         image_column: of datasets, name of the column of images; null finds it by its type.
         label_column: of datasets, name of the column of labels; null finds it by its type.
-        augment: random crops and flips of the training images; needs torchvision, and not for
-            digits.
+        augment: random crops and flips of the training images; not for digits.
         flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
@@ -134,22 +135,57 @@ class VisionSettings(RunSettings):
                 "data.augment=true with data.flips=true: a flipped digit is another sign; set "
                 "data.flips=false, which leaves the crops"
             )
+        self.check_model(SIZES.get(self.data.name))
         super().validate()
 
+    def check_model(self, image_size: int | None) -> None:
+        """Refuse a network that cannot be made for images of this size; ``None``: not known yet.
 
-def load_images(data: DataSettings) -> Split:
+        Raises:
+            ValueError: naming the value and the remedy.
+        """
+        if self.data.name == "digits":
+            image_size = self.data.image_size
+        try:
+            check_vgg(
+                image_size=image_size,
+                channels=self.model.channels,
+                groups=self.model.groups,
+                hidden=self.model.hidden,
+            )
+        except ValueError as error:
+            raise ValueError(f"model: {error}") from error
+
+    def foreseen(self, examples: int, image_size: int) -> None:
+        """Refuse what does not fit the images that have been listed and not decoded.
+
+        Raises:
+            ValueError: naming the field, the value and the remedy.
+        """
+        self.check_model(image_size)
+        if self.data.holdout is not None:
+            examples = left_for_training(examples, self.data.holdout)
+        check_plan(self, examples)
+
+
+def load_images(settings: VisionSettings) -> Split:
     """The data set that the settings name."""
-    split = _read_images(data)
+    split, data = _read_images(settings), settings.data
     return split if data.holdout is None else split.hold_out(data.holdout, seed=data.split_seed)
 
 
-def _read_images(data: DataSettings) -> Split:
+def _read_images(settings: VisionSettings) -> Split:
+    data = settings.data
     if data.name == "digits":
         return digits(
             image_size=data.image_size, test_fraction=data.test_fraction, seed=data.split_seed
         )
     assert data.root is not None
-    changes: dict[str, Any] = {"augment": data.augment, "views": data.views}
+    changes: dict[str, Any] = {
+        "augment": data.augment,
+        "views": data.views,
+        "foreseen": settings.foreseen,
+    }
     if data.name == "mnist":
         return mnist(data.root, **changes)
     changes["flips"] = data.flips
@@ -165,7 +201,7 @@ def _read_images(data: DataSettings) -> Split:
 
 def build_task(settings: VisionSettings) -> Task:
     """Data and model of the recipe."""
-    split = load_images(settings.data)
+    split = load_images(settings)
     model = seeded(
         settings.model.seed,
         lambda: vgg(

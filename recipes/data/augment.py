@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import torch
+
 from recipes.data.images import Transform
-from recipes.data.packages import torchvision_part
 
 PADDING = 4  # pixels on every side before the crop
 
 
-def crop_and_flip(image_size: int, *, flips: bool = True) -> Transform:
+@dataclasses.dataclass(frozen=True)
+class CropAndFlip:
     """A crop of the original size from the image padded by 4 reflected pixels, then a random flip.
 
     Offsets are uniform, the horizontal flip has probability ½. Both are drawn from torch's global
@@ -19,34 +23,48 @@ def crop_and_flip(image_size: int, *, flips: bool = True) -> Transform:
         flips: whether there are flips: a flipped digit or letter is another sign.
 
     Raises:
-        ValueError: if torchvision cannot be used; the message says what to install.
+        ValueError: if the images are too small.
     """
-    v2 = torchvision_part("transforms.v2", purpose="augmentation (crops and flips)")
-    crop = v2.RandomCrop(image_size, padding=PADDING, padding_mode="reflect")
-    transform: Transform = v2.Compose([crop, v2.RandomHorizontalFlip()]) if flips else crop
-    return transform
+
+    image_size: int
+    flips: bool = True
+
+    def __post_init__(self) -> None:
+        if self.image_size <= PADDING:
+            raise ValueError(
+                f"augment=true: images of {self.image_size}×{self.image_size} pixels have no "
+                f"{PADDING} to reflect on a side; set augment to false"
+            )
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        """One view of an image, (channels, image_size, image_size), of any type."""
+        top, left = torch.randint(0, 2 * PADDING + 1, (2,)).tolist()
+        rows, columns = self._reflected(top), self._reflected(left)
+        if self.flips and float(torch.rand(())) < 0.5:
+            columns = columns.flip(0)
+        return image[:, rows][:, :, columns]
+
+    def _reflected(self, offset: int) -> torch.Tensor:
+        """Which row of the image each row of a crop is; those outside are mirrored at the edge."""
+        last = self.image_size - 1
+        row = (torch.arange(self.image_size) + offset - PADDING).abs()
+        return last - (last - row).abs()
 
 
 def training_transform(
     image_size: int | None, *, augment: bool, views: int, flips: bool = True
 ) -> Transform | None:
-    """The transform of a training set: ``crop_and_flip`` if ``augment``, else ``None``.
+    """The transform of a training set: ``CropAndFlip`` if ``augment``, else ``None``.
 
     Readers call it before they read as well, for what it refuses; the size may not be known then.
 
     Raises:
-        ValueError: for several views without augmentation, images too small to be cropped, or if
-            torchvision cannot be used.
+        ValueError: for several views without augmentation, or images too small to be cropped.
     """
     if views < 1:
         raise ValueError(f"views={views}: an example has at least one view")
     if augment:
-        if image_size is not None and image_size <= PADDING:
-            raise ValueError(
-                f"augment=true: images of {image_size}×{image_size} pixels have no {PADDING} to "
-                "reflect on a side; set augment to false"
-            )
-        return crop_and_flip(PADDING + 1 if image_size is None else image_size, flips=flips)
+        return CropAndFlip(PADDING + 1 if image_size is None else image_size, flips)
     if views > 1:
         raise ValueError(
             f"views={views} with augment=false: equal views cost {views} times the work and change "

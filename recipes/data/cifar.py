@@ -11,8 +11,16 @@ from recipes.data.augment import training_transform
 from recipes.data.batch_pickle import read_batch_pickle
 from recipes.data.class_folders import TRAIN as TRAIN_FOLDER
 from recipes.data.class_folders import list_parts, read_listing
-from recipes.data.parquet import parquet_files, read_parquet
-from recipes.data.parts import Part, checked_labels, existing_folder, image_split, note_size
+from recipes.data.parquet import decode_tables, parquet_files, read_tables
+from recipes.data.parts import (
+    Foreseen,
+    Part,
+    checked_labels,
+    existing_folder,
+    image_split,
+    note_size,
+    unheard,
+)
 from recipes.data.photographs import CLASSES, IMAGE_SIZE
 from recipes.data.split import Split
 
@@ -25,7 +33,12 @@ PARQUET = "plain_text"
 
 
 def cifar10(
-    root: str | pathlib.Path, *, augment: bool = False, views: int = 1, flips: bool = True
+    root: str | pathlib.Path,
+    *,
+    augment: bool = False,
+    views: int = 1,
+    flips: bool = True,
+    foreseen: Foreseen = unheard,
 ) -> Split:
     """CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test images of 3×32×32.
 
@@ -37,9 +50,10 @@ def cifar10(
             ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub; or one that
             holds ``train`` and ``test``, each with a folder of images for every class, which are
             read class by class in alphabetical order.
-        augment: random crops of the training images; needs torchvision.
+        augment: random crops of the training images.
         views: random views of each training image; more than one needs ``augment``.
         flips: augment by random flips as well.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
@@ -58,15 +72,15 @@ def cifar10(
         )
     if batches:
         train, test = _read_batches(batches[0])
+        foreseen(len(train[1]), IMAGE_SIZE)
     elif parquet:
-        train, test = (
-            read_parquet(parquet_files(parquet[0], part), IMAGE_SIZE) for part in ("train", "test")
-        )
+        tables = [read_tables(parquet_files(parquet[0], part)) for part in ("train", "test")]
+        foreseen(sum(len(table.images) for table in tables[0]), IMAGE_SIZE)
+        train, test = (decode_tables(part, IMAGE_SIZE) for part in tables)
     elif folders:
-        train, test = (
-            read_listing(listing, image_size=IMAGE_SIZE)
-            for listing in list_parts(folder, classes=CLASSES)
-        )
+        listings = list_parts(folder, classes=CLASSES)
+        foreseen(len(listings[0].paths), IMAGE_SIZE)
+        train, test = (read_listing(listing, image_size=IMAGE_SIZE) for listing in listings)
     else:
         raise FileNotFoundError(
             f"{folder} holds no CIFAR-10; unpack cifar-10-python.tar.gz there, which makes the "

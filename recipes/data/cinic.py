@@ -8,7 +8,7 @@ import torch
 
 from recipes.data.augment import training_transform
 from recipes.data.class_folders import list_classes, read_listing
-from recipes.data.parts import existing_folder, image_split, note_size
+from recipes.data.parts import Foreseen, existing_folder, image_split, note_size, unheard
 from recipes.data.photographs import CLASSES, IMAGE_SIZE
 from recipes.data.split import Split
 
@@ -23,6 +23,7 @@ def cinic10(
     augment: bool = False,
     views: int = 1,
     flips: bool = True,
+    foreseen: Foreseen = unheard,
 ) -> Split:
     """CINIC-10 (Darlow et al. 2018): three splits of 90,000 images of 3×32×32.
 
@@ -37,6 +38,7 @@ def cinic10(
         augment: random crops of the training images.
         views: random views of each training image; more than one needs ``augment``.
         flips: augment by random flips as well.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: naming the split, class folder or class of images that is missing.
@@ -52,14 +54,15 @@ def cinic10(
             )
     # All are listed before the first of them is decoded, which takes minutes.
     listings = {split: list_classes(folder / split, classes=CLASSES) for split in SPLITS}
+    trained_on = ("train", "valid") if train_on_valid else ("train",)
+    foreseen(sum(len(listings[split].paths) for split in trained_on), IMAGE_SIZE)
     parts = {
         split: note_size(
             f"CINIC-10's split {split!r}",
             read_listing(listings[split], image_size=IMAGE_SIZE),
             SPLIT_SIZE,
         )
-        for split in SPLITS
-        if split != "valid" or train_on_valid
+        for split in (*trained_on, "test")
     }
     train = parts["train"]
     if train_on_valid:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from recipes.data.augment import training_transform
-from recipes.data.decode import decode
-from recipes.data.parts import Part, existing_folder, image_split
+from recipes.data.decode import decode, side
+from recipes.data.parts import Foreseen, Part, existing_folder, image_split, unheard
 from recipes.data.split import Split
 
 TRAIN = "train"
@@ -158,6 +158,7 @@ def image_folder(
     augment: bool = False,
     views: int = 1,
     flips: bool = True,
+    foreseen: Foreseen = unheard,
 ) -> Split:
     """Any images in ``ROOT/train/CLASS/*.png`` and ``ROOT/test/CLASS/*.png``.
 
@@ -170,6 +171,7 @@ def image_folder(
         augment: random crops of the training images.
         views: random views of each training image; more than one needs ``augment``.
         flips: augment by random flips as well.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError, ValueError: as ``list_parts`` and ``decode``.
@@ -177,8 +179,14 @@ def image_folder(
     training_transform(None, augment=augment, views=views, flips=flips)
     train, test_listing = list_parts(existing_folder(root), test=test)
     paths = train.paths + test_listing.paths
-    pixels = decode(paths, name=lambda row: str(paths[row]), description="reading images")
-    count = len(train.paths)
+    count, image_size = len(train.paths), side(paths[0], name=str(paths[0]))
+    foreseen(count, image_size)
+    pixels = decode(
+        paths,
+        image_size=image_size,
+        name=lambda row: str(paths[row]),
+        description="reading images",
+    )
     return image_split(
         (pixels[:count], train.labels),
         (pixels[count:], test_listing.labels),

@@ -21,7 +21,7 @@ CHUNK = 256  # images a task: enough to make handing over cheap
 def decode(
     sources: Sequence[str | pathlib.Path | bytes],
     *,
-    image_size: int | None = None,
+    image_size: int,
     channels: int | None = None,
     name: Callable[[int], str],
     description: str,
@@ -33,7 +33,7 @@ def decode(
 
     Args:
         sources: files, or the encoded bytes themselves, in a format that pillow reads.
-        image_size: height and width that every image must have; ``None``: those of the first.
+        image_size: height and width that every image must have.
         channels: 3, where grey images become RGB with three equal channels; 1, where all have to
             be grey; ``None``: 1 if all are grey, otherwise 3.
         name: what to call image number i in an error.
@@ -44,8 +44,6 @@ def decode(
             another size or mode.
     """
     pillow = package("PIL.Image", purpose="decoding images", extra=VISION)
-    if image_size is None:
-        image_size = _side_of_first(pillow, sources, name)
     modes = ("L",) if channels == 1 else ("RGB", "L")
     pixels = np.empty((len(sources), len(modes[0]), image_size, image_size), dtype=np.uint8)
     grey = np.zeros(len(sources), dtype=bool)
@@ -78,19 +76,22 @@ def decode(
     return torch.from_numpy(pixels)
 
 
-def _side_of_first(
-    pillow: ModuleType,
-    sources: Sequence[str | pathlib.Path | bytes],
-    name: Callable[[int], str],
-) -> int:
+def side(source: str | pathlib.Path | bytes, *, name: str) -> int:
+    """Height and width of an image, of which only the header is read.
+
+    Raises:
+        ValueError: if pillow is not installed, or by ``name`` if the image is damaged or is not as
+            wide as high.
+    """
+    pillow = package("PIL.Image", purpose="decoding images", extra=VISION)
     try:
-        with _opened(pillow, sources[0]) as image:
+        with _opened(pillow, source) as image:
             width, height = image.size
     except Exception as error:  # as above
-        raise ValueError(f"{name(0)}: {error}") from error
+        raise ValueError(f"{name}: {error}") from error
     if width != height:
         raise ValueError(
-            f"{name(0)}: is {width}×{height} pixels; images have to be as wide as high, so cut or "
+            f"{name}: is {width}×{height} pixels; images have to be as wide as high, so cut or "
             "pad all of them to one size"
         )
     return int(width)

@@ -9,8 +9,16 @@ import torch
 from recipes.data.augment import training_transform
 from recipes.data.class_folders import TRAIN, list_parts, read_listing
 from recipes.data.idx import read_idx
-from recipes.data.parquet import parquet_files, read_parquet
-from recipes.data.parts import Part, checked_labels, existing_folder, image_split, note_size
+from recipes.data.parquet import decode_tables, parquet_files, read_tables
+from recipes.data.parts import (
+    Foreseen,
+    Part,
+    checked_labels,
+    existing_folder,
+    image_split,
+    note_size,
+    unheard,
+)
 from recipes.data.split import Split
 
 IMAGE_SIZE = 28
@@ -21,7 +29,13 @@ PARQUET_FOLDERS = (".", "mnist")
 _PREFIXES = {"train": "train", "test": "t10k"}
 
 
-def mnist(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) -> Split:
+def mnist(
+    root: str | pathlib.Path,
+    *,
+    augment: bool = False,
+    views: int = 1,
+    foreseen: Foreseen = unheard,
+) -> Split:
     """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test images of 1×28×28.
 
     Nothing is downloaded. Another number of images than published is logged, not refused.
@@ -35,6 +49,7 @@ def mnist(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) ->
         augment: random crops of the training images and no flips, as a flipped digit is another
             sign.
         views: random views of each training image; more than one needs ``augment``.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
@@ -42,12 +57,12 @@ def mnist(root: str | pathlib.Path, *, augment: bool = False, views: int = 1) ->
     """
     # What it refuses is refused before minutes of reading.
     training_transform(IMAGE_SIZE, augment=augment, views=views, flips=False)
-    train, test = read_mnist(root)
+    train, test = read_mnist(root, foreseen=foreseen)
     return image_split(train, test, classes=len(CLASSES), augment=augment, views=views, flips=False)
 
 
-def read_mnist(root: str | pathlib.Path) -> tuple[Part, Part]:
-    """Training and test part of MNIST, as uint8; ``root`` and errors as for ``mnist``."""
+def read_mnist(root: str | pathlib.Path, *, foreseen: Foreseen = unheard) -> tuple[Part, Part]:
+    """Training and test part of MNIST, as uint8; arguments and errors as for ``mnist``."""
     folder = existing_folder(root)
     idx = [path for path in (folder / name for name in IDX_FOLDERS) if any(path.glob("*-ubyte*"))]
     parquet = [
@@ -60,17 +75,21 @@ def read_mnist(root: str | pathlib.Path) -> tuple[Part, Part]:
             "these folders, or move the others elsewhere"
         )
     if idx:
-        files = [_idx_files(idx[0], part) for part in ("train", "test")]
-        train, test = (_read_idx(*pair) for pair in files)
+        pairs = [_idx_files(idx[0], part) for part in ("train", "test")]
+        train, test = (_read_idx(*pair) for pair in pairs)
+        foreseen(len(train[1]), IMAGE_SIZE)
     elif parquet:
-        train, test = (
-            read_parquet(parquet_files(parquet[0], part), IMAGE_SIZE, channels=1, image="image")
+        tables = [
+            read_tables(parquet_files(parquet[0], part), image="image")
             for part in ("train", "test")
-        )
+        ]
+        foreseen(sum(len(table.images) for table in tables[0]), IMAGE_SIZE)
+        train, test = (decode_tables(part, IMAGE_SIZE, channels=1) for part in tables)
     elif folders:
+        listings = list_parts(folder, classes=CLASSES)
+        foreseen(len(listings[0].paths), IMAGE_SIZE)
         train, test = (
-            read_listing(listing, image_size=IMAGE_SIZE, channels=1)
-            for listing in list_parts(folder, classes=CLASSES)
+            read_listing(listing, image_size=IMAGE_SIZE, channels=1) for listing in listings
         )
     else:
         raise FileNotFoundError(

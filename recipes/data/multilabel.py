@@ -78,10 +78,11 @@ class ConditionGroups:
     They are, in the order in which they are filled: rows with no label at all; rows with the first
     condition; rows without it; rows with the second; rows without it. Each takes at most its size,
     at random, from the rows that no group before it took. So "without" the first condition may
-    hold rows with the second, and rows with no label that the first group had no room for.
+    hold rows with the second, and rows with no label that the first group had no room for. Where
+    every row has a label, as one-hot classes have, there is no group of rows without.
 
     Args:
-        conditions: names of labels; two in the paper.
+        conditions: names of labels; two in the paper. No names make no groups.
         size, test_size: the most training and test rows of a group; 1000 and 400 in the paper.
         seed: of the draw; public.
     """
@@ -98,13 +99,16 @@ class ConditionGroups:
         if len(set(self.conditions)) != len(self.conditions):
             raise ValueError(f"conditions={list(self.conditions)}: name each condition once")
 
-    def draw(self, labels: torch.Tensor, names: Sequence[str], *, test: bool) -> Groups:
+    def draw(
+        self, labels: torch.Tensor, names: Sequence[str], *, test: bool, unlabelled: bool = True
+    ) -> Groups:
         """The groups of one part.
 
         Args:
             labels: 0 or 1, (rows, L).
             names: of the L labels.
             test: whether it is the test set, with its own size.
+            unlabelled: whether there is a group of rows with no label at all.
 
         Raises:
             ValueError: if a condition is no label, or a group stays empty.
@@ -112,9 +116,12 @@ class ConditionGroups:
         for condition in self.conditions:
             if condition not in names:
                 raise ValueError(
-                    f"conditions: {condition!r} is no label; the labels are {', '.join(names)}"
+                    f"conditions: {condition!r} is no label; the labels are {', '.join(names)}. "
+                    "Name one or more of them, or none ([]) for no groups"
                 )
-        members = {"no condition": (labels == 0).all(1)}
+        members = {}
+        if unlabelled and self.conditions:
+            members["no condition"] = (labels == 0).all(1)
         for condition in self.conditions:
             present = labels[:, list(names).index(condition)] == 1
             members |= {f"with {condition}": present, f"without {condition}": ~present}
@@ -146,11 +153,13 @@ def grouped(
     groups: ConditionGroups,
 ) -> MultiLabel:
     """The data set of two parts, with the groups of each drawn."""
+    # Of one-hot labels no row is without: a group of those would be empty in every such data set.
+    unlabelled = any(bool((part.tensors[1] == 0).all(1).any()) for part in (train, test))
     return MultiLabel(
         train=train,
         test=test,
         features=tuple(features),
         labels=tuple(labels),
-        train_groups=groups.draw(train.tensors[1], labels, test=False),
-        test_groups=groups.draw(test.tensors[1], labels, test=True),
+        train_groups=groups.draw(train.tensors[1], labels, test=False, unlabelled=unlabelled),
+        test_groups=groups.draw(test.tensors[1], labels, test=True, unlabelled=unlabelled),
     )

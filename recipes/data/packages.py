@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -14,7 +13,7 @@ VISION, TEXT = "vision", "text"  # the extras that bring them
 
 
 def package(module: str, *, purpose: str = "the text recipe", extra: str = TEXT) -> ModuleType:
-    """A module such as ``"datasets"`` or ``"PIL.Image"``; torchvision has a function of its own.
+    """A module such as ``"datasets"`` or ``"PIL.Image"``.
 
     Args:
         module: its name.
@@ -60,51 +59,6 @@ def readable_import_errors(
             f"{purpose} needs a package that is not installed ({reasons[-1]}): install it with pip "
             f'install -e ".[{extra}]"'
         ) from error
-
-
-def torchvision_part(part: str, *, purpose: str) -> ModuleType:
-    """The module ``torchvision.<part>``.
-
-    Args:
-        part: ``"datasets"``, ``"transforms.v2"``.
-        purpose: what it is needed for, as the subject of the error's sentence.
-
-    Raises:
-        ValueError: if torchvision is not installed, or is but does not load beside this torch: it
-            holds compiled operators, so a CUDA build beside a CPU torch, or another release, fails.
-    """
-    try:
-        return importlib.import_module(f"torchvision.{part}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "torchvision":
-            problem = "torchvision is not installed"
-            remedy = "install the release made for it from the package index that torch came from"
-        else:
-            problem = f"torchvision needs the package {error.name}, which is not installed"
-            remedy = f"install {error.name}"
-        raise _unavailable(purpose, problem, remedy) from error
-    except Exception as error:  # whatever a library for another torch raises while it loads
-        raise _unavailable(
-            purpose,
-            f"torchvision {_version()} is installed but does not load "
-            f"({type(error).__name__}: {_first_line(error)})",
-            "the two must be of matching releases and both CPU or both the same CUDA build: "
-            "uninstall torchvision and install the one made for this torch, from the package index "
-            "that torch came from",
-        ) from error
-
-
-def _unavailable(purpose: str, problem: str, remedy: str) -> ValueError:
-    return ValueError(
-        f"{purpose} needs torchvision beside torch {torch.__version__}: {problem}; {remedy}"
-    )
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("torchvision")
-    except importlib.metadata.PackageNotFoundError:
-        return "(of unknown version)"
 
 
 def _first_line(error: BaseException) -> str:

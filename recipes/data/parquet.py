@@ -59,35 +59,44 @@ def parquet_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
     return files
 
 
-def read_parquet(
-    files: list[pathlib.Path],
-    image_size: int,
-    *,
-    channels: int = 3,
-    image: str = "img",
-    label: str = "label",
-) -> Part:
-    """Pixels and labels, from 0 to 9, of all rows, in order.
+def read_tables(
+    files: list[pathlib.Path], *, image: str = "img", label: str = "label"
+) -> list[Encoded]:
+    """The rows of each file, in order; nothing is decoded yet.
 
     Args:
         files: in order.
+        image, label: names of the columns.
+
+    Raises:
+        ValueError: naming the file, and the row that has no image.
+    """
+    tables = []
+    for file in files:
+        with opened_table(file) as rows:
+            tables.append(encoded_rows(rows, str(file), image=image, label=label))
+    return tables
+
+
+def decode_tables(tables: list[Encoded], image_size: int, *, channels: int = 3) -> Part:
+    """Pixels and labels, from 0 to 9, of all rows, in order.
+
+    Args:
+        tables: of one part.
         image_size: height and width that every image must have.
         channels: as for ``decode``.
-        image, label: names of the columns.
 
     Raises:
         ValueError: naming the file, and the row that is damaged.
     """
     parts: list[Part] = []
-    for file in files:
-        with opened_table(file) as rows:
-            table = encoded_rows(rows, str(file), image=image, label=label)
+    for table in tables:
         pixels = decode(
             table.images,
             image_size=image_size,
             channels=channels,
             name=lambda row, where=table.where: f"{where}: row {row}",  # type: ignore[misc]
-            description=file.name,
+            description=f"reading {pathlib.Path(table.where).name}",
         )
         parts.append((pixels, checked_labels(table.labels, table.where)))
     return torch.cat([pixels for pixels, _ in parts]), torch.cat([labels for _, labels in parts])

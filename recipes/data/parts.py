@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,8 +15,15 @@ from recipes.data.split import Split
 
 # uint8 pixels (images, channels, height, width) and int64 labels (images,)
 Part = tuple[torch.Tensor, torch.Tensor]
+# What a reader tells before the images are decoded, which takes long: how many there are to train
+# on, and their height and width. Whoever hears that they do not fit the run raises ValueError.
+Foreseen = Callable[[int, int], None]
 
 _log = logging.getLogger(__name__)
+
+
+def unheard(examples: int, image_size: int) -> None:
+    """What a reader tells where nobody listens."""
 
 
 def image_split(

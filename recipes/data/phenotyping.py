@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ def phenotyping(
     missing: float = 0.0,
     indicators: bool = False,
     train_on_val: bool = False,
+    foreseen: Callable[[int], None] = lambda rows: None,
 ) -> MultiLabel:
     """A training and a test table; what is protected is a row (an ICU stay, not a patient).
 
@@ -55,6 +56,7 @@ def phenotyping(
         missing: stands for missing values after scaling.
         indicators: add a feature to each, 1 where it is missing and 0 elsewhere.
         train_on_val: append the rows of ``val.csv`` or ``val*.parquet`` to the training set.
+        foreseen: is told the number of training rows before their cells are made numbers.
 
     Raises:
         FileNotFoundError: if a folder or file is missing; the message says what belongs where.
@@ -71,6 +73,7 @@ def phenotyping(
     train = read_part(folder, "train")
     if train_on_val:
         train += read_part(folder, "val")
+    foreseen(sum(file.rows for file in train))
     test = read_part(folder, "test")
     features = _features(train[0], labels, id_column)
     for other in [*train[1:], *test]:

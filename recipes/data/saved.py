@@ -11,10 +11,16 @@ import torch
 
 from recipes.data.augment import training_transform
 from recipes.data.class_folders import TESTS, TRAIN, test_name
-from recipes.data.decode import decode
+from recipes.data.decode import decode, side
 from recipes.data.packages import VISION, package
 from recipes.data.parquet import Encoded, encoded_rows, opened_table
-from recipes.data.parts import checked_labels, existing_folder, image_split
+from recipes.data.parts import (
+    Foreseen,
+    checked_labels,
+    existing_folder,
+    image_split,
+    unheard,
+)
 from recipes.data.split import Split
 
 PLACES = (".", "data")  # where parquet and arrow files may lie
@@ -30,6 +36,7 @@ def saved_images(
     augment: bool = False,
     views: int = 1,
     flips: bool = True,
+    foreseen: Foreseen = unheard,
 ) -> Split:
     """Any data set of images that lies on disk as tables with an image and a label column.
 
@@ -48,6 +55,7 @@ def saved_images(
         augment: random crops of the training images.
         views: random views of each training image; more than one needs ``augment``.
         flips: augment by random flips as well.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a part or file is missing.
@@ -64,12 +72,14 @@ def saved_images(
     if not names:
         raise ValueError(f"{folder}: its tables hold no rows")
     classes, numbers = _numbered(parts)
-    pixels = decode(
-        [encoded for table in tables for encoded in table.images],
-        name=lambda row: f"{names[row][0]}: row {names[row][1]}",
-        description="reading images",
-    )
-    count = sum(len(table.images) for table in parts[0])
+    images = [encoded for table in tables for encoded in table.images]
+
+    def name(row: int) -> str:
+        return f"{names[row][0]}: row {names[row][1]}"
+
+    count, image_size = sum(len(table.images) for table in parts[0]), side(images[0], name=name(0))
+    foreseen(count, image_size)
+    pixels = decode(images, image_size=image_size, name=name, description="reading images")
     return image_split(
         (pixels[:count], numbers[0]),
         (pixels[count:], numbers[1]),

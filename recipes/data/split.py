@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class Split:
         return dataclasses.replace(
             self, train=_rows(self.train, rest), test=_rows(self.train, held, plain=True)
         )
+
+
+def left_for_training(examples: int, share: float) -> int:
+    """How many of so many examples ``Split.hold_out`` leaves."""
+    return examples - math.ceil(share * examples)  # as scikit-learn rounds
 
 
 def _labels(examples: TensorDataset | Images) -> torch.Tensor:

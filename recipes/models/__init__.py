@@ -1,5 +1,5 @@
 """Models of the recipes."""
 
-from recipes.models.vgg import vgg
+from recipes.models.vgg import check_vgg, vgg
 
-__all__ = ["vgg"]
+__all__ = ["check_vgg", "vgg"]

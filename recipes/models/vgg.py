@@ -34,22 +34,8 @@ def vgg(
         ValueError: if ``groups`` does not divide every channel count, or the image is too small to
             be halved that often.
     """
-    if not channels:
-        raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
-    if hidden < 1:
-        raise ValueError(f"hidden={hidden}: the dense layer has at least one unit")
-    if groups < 0:
-        raise ValueError(f"groups={groups}: give the groups of each GroupNorm, or 0 for none")
-    if bad := [width for width in channels if width < 1]:
-        raise ValueError(f"channels={list(channels)}: every block has at least one, not {bad}")
-    if groups and (bad := [width for width in channels if width % groups]):
-        raise ValueError(f"groups={groups} must divide every block's channels, not so for {bad}")
+    check_vgg(image_size=image_size, channels=channels, groups=groups, hidden=hidden)
     side = image_size >> len(channels)
-    if side < 1:
-        raise ValueError(
-            f"image_size={image_size} cannot be halved {len(channels)} times; "
-            "use fewer blocks in channels or larger images"
-        )
     layers: list[nn.Module] = []
     before = in_channels
     for width in channels:
@@ -67,3 +53,26 @@ def vgg(
         nn.Linear(hidden, classes),
     ]
     return nn.Sequential(*layers)
+
+
+def check_vgg(*, image_size: int | None, channels: Sequence[int], groups: int, hidden: int) -> None:
+    """Refuse what ``vgg`` cannot be made of, before the images are read; size unknown: ``None``.
+
+    Raises:
+        ValueError: as ``vgg``.
+    """
+    if not channels:
+        raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
+    if hidden < 1:
+        raise ValueError(f"hidden={hidden}: the dense layer has at least one unit")
+    if groups < 0:
+        raise ValueError(f"groups={groups}: give the groups of each GroupNorm, or 0 for none")
+    if bad := [width for width in channels if width < 1]:
+        raise ValueError(f"channels={list(channels)}: every block has at least one, not {bad}")
+    if groups and (bad := [width for width in channels if width % groups]):
+        raise ValueError(f"groups={groups} must divide every block's channels, not so for {bad}")
+    if image_size is not None and image_size >> len(channels) < 1:
+        raise ValueError(
+            f"image_size={image_size} cannot be halved {len(channels)} times; "
+            "use fewer blocks in channels or larger images"
+        )

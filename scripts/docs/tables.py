@@ -144,7 +144,10 @@ def _script(path: pathlib.Path) -> str:
 
 _WRITTEN_BY = {
     "strategy_table": "dptrain strategies",
-    "individual_fig1_curve": "scripts/paper/individual_fig1.py",
+    **dict.fromkeys(
+        ("individual_fig1_curve", "individual_fig1_mnist", "individual_fig1_mnist_curve"),
+        "scripts/paper/individual_fig1.py",
+    ),
     **dict.fromkeys(
         (
             "individual_fig2",

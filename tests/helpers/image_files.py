@@ -1,10 +1,12 @@
-"""Small CIFAR-10 and CINIC-10 data in the formats in which the real ones are handed out."""
+"""Small data sets of images in the formats in which the real ones are handed out."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import pathlib
 import struct
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -74,11 +76,12 @@ def write_batches(root: pathlib.Path, *, size: int = 20) -> tuple[np.ndarray, np
 
 
 def png(image: np.ndarray, *, mode: str = "RGB") -> bytes:
-    """The PNG of an image (3, H, W)."""
+    """The PNG of an image (3, H, W), or of a grey one (1, H, W) with mode L."""
     from PIL import Image
 
     stream = io.BytesIO()
-    Image.fromarray(image.transpose(1, 2, 0)).convert(mode).save(stream, format="png")
+    pixels = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    Image.fromarray(pixels).convert(mode).save(stream, format="png")
     return stream.getvalue()
 
 
@@ -110,6 +113,56 @@ def write_hub_files(
         rows = slice(number * size, (number + 1) * size)
         encoded = [png(image) for image in pixels[rows]]
         write_parquet(root / "plain_text" / name, encoded, labels[rows].tolist())
+    return pixels, labels
+
+
+def random_digits(count: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 pixels (count, 1, 28, 28) and labels, every class in turn."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 1, 28, 28), dtype=np.uint8)
+    return pixels, np.arange(count) % 10
+
+
+def write_class_folders(
+    folder: pathlib.Path,
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str] = CLASSES,
+    *,
+    suffix: str = ".png",
+) -> np.ndarray:
+    """A folder of images for every class; returns the pixels in the order of the folders.
+
+    Numbers in the names fall, so that the order of the names is not the order of writing.
+    """
+    mode = "L" if pixels.shape[1] == 1 else "RGB"
+    for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        path = folder / classes[label] / f"n{9999 - index}{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(image, mode=mode))
+    return pixels[np.lexsort((-np.arange(len(labels)), labels))]
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An IDX file of bytes, as MNIST is handed out: magic number, shape, content."""
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    return head + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(
+    folder: pathlib.Path, *, train: int = 20, test: int = 10, zipped: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The four IDX files; returns all pixels and labels in order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pixels, labels = random_digits(train + test)
+    for part, rows in (("train", slice(0, train)), ("t10k", slice(train, None))):
+        for name, array in (
+            (f"{part}-images-idx3-ubyte", pixels[rows, 0]),
+            (f"{part}-labels-idx1-ubyte", labels[rows]),
+        ):
+            if zipped:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+            else:
+                (folder / name).write_bytes(idx(array))
     return pixels, labels
 
 

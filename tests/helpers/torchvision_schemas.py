@@ -2,9 +2,8 @@
 
 torchvision registers fake kernels for two of its operators while it is imported, and torch refuses
 these where the operators' schemas are unknown, because the compiled extension that declares them
-could not be loaded. Transforms, folder listings and models of images' classes need no operator, so
-declaring the two schemas is enough to test them. This is the tests' doing alone: users get an error
-that says what to install, and the tests of that error run in processes of their own.
+could not be loaded. Models of images' classes need no operator, so declaring the two schemas is
+enough to test them. This is the tests' doing alone.
 """
 
 from __future__ import annotations

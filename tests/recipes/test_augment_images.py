@@ -1,8 +1,6 @@
-"""Images as a data set: scaling, views, fingerprint; and what is said without torchvision."""
+"""Images as a data set: scaling, views, fingerprint."""
 
 from __future__ import annotations
-
-import sys
 
 import numpy as np
 import pytest
@@ -135,41 +133,6 @@ def test_a_run_does_not_go_on_with_other_images(change):
 def test_impossible_images_are_refused(pixels, labels, views, message):
     with pytest.raises(ValueError, match=message):
         Images(pixels, labels, views=views)
-
-
-@pytest.fixture
-def without_torchvision(monkeypatch):
-    """As in a fresh process, whatever has been imported so far."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        monkeypatch.delitem(sys.modules, name)
-
-
-def test_augmentation_without_torchvision_says_what_to_install(without_torchvision, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchvision", None)  # as if it were not installed
-    with pytest.raises(ValueError, match=r"crops and flips.*torchvision is not installed; install"):
-        training_transform(32, augment=True, views=1)
-    assert training_transform(32, augment=False, views=1) is None
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (
-            "raise RuntimeError('operator torchvision::nms does not exist')",
-            r"is installed but does not load \(RuntimeError: operator torchvision::nms .*both CPU",
-        ),
-        ("import no_such_pillow", "needs the package no_such_pillow.*; install no_such_pillow"),
-    ],
-)
-def test_a_torchvision_that_does_not_load_is_told_from_a_missing_one(
-    without_torchvision, monkeypatch, tmp_path, source, message
-):
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    for _ in range(2):
-        with pytest.raises(ValueError, match=message):
-            training_transform(32, augment=True, views=1)
 
 
 @pytest.mark.parametrize(("views", "message"), [(2, "set augment to true"), (0, "views=0")])

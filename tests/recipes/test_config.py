@@ -163,7 +163,7 @@ def test_differences_name_the_fields():
         (["steps=1", "optimizer.lr=.nan"], "optimizer.lr"),
         (["steps=1", "optimizer.momentum=1"], "optimizer.momentum"),
         (["steps=1", "scheme.type=MinSeb"], "did you mean MinSep"),
-        (["steps=1", "data.name=mnist"], "digits"),
+        (["steps=1", "data.name=omniglot"], "digits"),
         (["steps=1", "checkpoint_every=0"], "checkpoint_every"),
         (["steps=1", "privacy.noise_dtype=float16"], 'privacy.noise_dtype="float16".*bfloat16'),
         (["steps=1", "privacy.secure=true", "seed=3"], "seed=3.*privacy.secure"),

@@ -14,7 +14,12 @@ from recipes import arxiv, individual, vision
 from recipes.config import flatten, load_config
 from recipes.runfolder import INDIVIDUAL
 from tests.helpers.arxiv_files import write_arxiv_files
-from tests.helpers.image_files import write_batches, write_hub_files
+from tests.helpers.image_files import (
+    write_batches,
+    write_cinic,
+    write_class_folders,
+    write_hub_files,
+)
 from tests.helpers.phenotyping_files import write_parts
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -68,20 +73,34 @@ def test_states_every_field(path):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """Folders with CIFAR-10 as batches and as parquet."""
-    batches, hub = tmp_path_factory.mktemp("batches"), tmp_path_factory.mktemp("hub")
-    write_batches(batches, size=20)
-    write_hub_files(hub, size=100)
-    return {"batches": batches, "parquet": hub}
+    """Folders with CIFAR-10 as batches, as parquet and by class, and with CINIC-10."""
+    places = {name: tmp_path_factory.mktemp(name) for name in ("batches", "parquet", "folders")}
+    pixels, labels = write_batches(places["batches"], size=20)
+    write_hub_files(places["parquet"], size=100)
+    write_class_folders(places["folders"] / "train", pixels[:100], labels[:100])
+    write_class_folders(places["folders"] / "test", pixels[100:], labels[100:])
+    places["cinic"] = tmp_path_factory.mktemp("cinic")
+    write_cinic(places["cinic"], per_class=10)
+    return places
 
 
 @pytest.mark.sample(every=3)
-@pytest.mark.parametrize("files", ["batches", "parquet"])
+@pytest.mark.parametrize("files", ["batches", "parquet", "folders"])
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("cifar10")], ids=lambda p: p.stem
 )
 def test_cifar10_runs(images, tmp_path, capsys, path, files):
     options = [*SMALL_VISION, f"data.root={images[files]}", *BY_SCHEME[_scheme(path)]]
+    assert vision.main(["--config", str(path), "--output", str(tmp_path / "run"), *options]) == 0
+    assert "differentially private for each training example" in capsys.readouterr().out
+
+
+@pytest.mark.sample(every=2)
+@pytest.mark.parametrize(
+    "path", [p for p in CONFIGS if p.stem.startswith("cinic10")], ids=lambda p: p.stem
+)
+def test_cinic10_runs(images, tmp_path, capsys, path):
+    options = [*SMALL_VISION, f"data.root={images['cinic']}", *BY_SCHEME[_scheme(path)]]
     assert vision.main(["--config", str(path), "--output", str(tmp_path / "run"), *options]) == 0
     assert "differentially private for each training example" in capsys.readouterr().out
 

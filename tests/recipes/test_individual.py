@@ -155,7 +155,7 @@ def test_groups_are_the_data_sets_own_unless_stated():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["data.name=mimic"], 'data.name="mimic": choose one of digits, phenotyping'),
+        (["data.name=mimic"], "choose one of digits, mnist, phenotyping"),
         (["data.name=phenotyping"], "data.root=null: name the folder"),
         (["data.name=phenotyping", "data.root=nowhere"], "no folder nowhere"),
         (["model.activation=gelu"], 'model.activation="gelu": did you mean relu'),

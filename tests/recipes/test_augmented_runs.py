@@ -1,8 +1,7 @@
-"""The vision recipe on what needs torchvision: CINIC-10's folders, and augmented views."""
+"""The vision recipe on augmented views."""
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 
 import pytest
@@ -10,12 +9,8 @@ import pytest
 from recipes.command import INTERRUPTED
 from recipes.runfolder import load_checkpoint
 from recipes.vision import main
-from tests.helpers.image_files import write_batches, write_cinic
+from tests.helpers.image_files import write_batches
 from tests.helpers.stopping import ctrl_c, stop_at
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
-)
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SMALL = [
@@ -37,20 +32,6 @@ BY_SCHEME = {
 
 def _run(config, output, *options):
     return main(["--config", str(CONFIGS / config), "--output", str(output), *SMALL, *options])
-
-
-@pytest.fixture(scope="module")
-def cinic(tmp_path_factory):
-    root = tmp_path_factory.mktemp("cinic")
-    write_cinic(root, per_class=10)
-    return root
-
-
-@pytest.mark.parametrize("scheme", BY_SCHEME)
-def test_every_cinic10_configuration_runs(cinic, tmp_path, capsys, scheme):
-    options = [f"data.root={cinic}", *BY_SCHEME[scheme]]
-    assert _run(f"cinic10_{scheme}.yaml", tmp_path / "run", *options) == 0
-    assert "differentially private" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from dptrain.sampling import Poisson, PrivateLoader
-from recipes.data.augment import crop_and_flip
+from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
 from tests.helpers.image_files import random_images
-
-pytest.importorskip("torchvision")
 
 SIZE = 16  # large enough that no two crops are reflections of each other
 
@@ -40,7 +38,7 @@ def outcomes(image):
 
 
 def test_every_crop_and_flip_is_as_likely_as_any_other(image, outcomes):
-    transform, draws = crop_and_flip(SIZE), 16_200
+    transform, draws = CropAndFlip(SIZE), 16_200
     torch.manual_seed(0)
     counts = collections.Counter(
         outcomes[transform(torch.from_numpy(image)).numpy().tobytes()] for _ in range(draws)
@@ -51,7 +49,7 @@ def test_every_crop_and_flip_is_as_likely_as_any_other(image, outcomes):
 
 
 def test_only_torchs_global_generator_is_used(image):
-    transform = crop_and_flip(SIZE)
+    transform = CropAndFlip(SIZE)
     torch.manual_seed(3)
     first = [transform(torch.from_numpy(image)) for _ in range(20)]
     random.seed(1)
@@ -65,7 +63,7 @@ def test_views_reach_the_model_scaled_and_the_same_after_a_restart(outcomes, ima
     def loader(**options):
         pixels = torch.from_numpy(image).repeat(30, 1, 1, 1)
         data = Images(
-            pixels, torch.zeros(30, dtype=torch.int64), transform=crop_and_flip(SIZE), views=3
+            pixels, torch.zeros(30, dtype=torch.int64), transform=CropAndFlip(SIZE), views=3
         )
         scheme = Poisson(probability=0.4, dataset_size=30, steps=3)
         return PrivateLoader(dataset=data, scheme=scheme, seed=2, **options)
