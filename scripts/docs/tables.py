@@ -259,6 +259,26 @@ def _utility_digits_sigma(tree: Mapping[str, Any]) -> Table:
     return Table(["ε", "Opacus: σ", "dptrain: σ"], rows)
 
 
+def _utility_mnist(tree: Mapping[str, Any]) -> Table:
+    columns = {
+        "opacus": "Opacus DP-SGD",
+        "poisson": "`Identity` + `Poisson`",
+        "min-sep": "`BandMF(16)` + `MinSep(16)`",
+    }
+    rows = []
+    for epsilon in sorted({key.split()[1] for key in tree["cells"]}, key=float):
+        cells = [tree["cells"].get(f"{name} {epsilon}") for name in columns]
+        rows.append([epsilon, *(_accuracy(cell) for cell in cells)])
+    return Table(["ε", *columns.values()], rows)
+
+
+def _accuracy(cell: Mapping[str, Any] | None) -> str:
+    """In per cent with its 95 % interval, if there are as many runs as that takes."""
+    if cell is None or cell["half_width"] is None:
+        return "–"
+    return f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
+
+
 _STEP_MODELS = {
     "vgg": "VGG, 32×32",
     "bert": "BERT-tiny, 128 tokens",
@@ -721,6 +741,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     for function in (
         _utility_digits,
         _utility_digits_sigma,
+        _utility_mnist,
         _step_time,
         _step_costs,
         _noise,

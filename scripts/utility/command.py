@@ -64,7 +64,7 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
         ]
         results.complete(final, options.root, sizes, options.processes)
     table = results.table()
-    draw(contest, table, options.results / "figure.png")
+    draw(contest, table, results.beside(".png"))
     print(as_text(contest, table))
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import multiprocessing
+import os
 import pathlib
 import statistics
 import sys
@@ -25,7 +26,7 @@ from scripts.utility.training import Noise, train
 
 
 class Results:
-    """A folder: ``noise.json``, ``runs/*.json`` and ``table.json``.
+    """A folder with ``noise.json`` and ``runs/*.json``, and a JSON file of its name beside it.
 
     What is there is not run again, so that a contest that was cut short goes on where it stopped,
     and more seeds or learning rates only add to it.
@@ -71,7 +72,10 @@ class Results:
             for job in missing
         ]
         # Each worker has one thread: two runs beside each other take less than one after the other.
+        # Their own bars would write over this one.
+        os.environ["TQDM_DISABLE"] = "1"
         with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            del os.environ["TQDM_DISABLE"]
             done = tqdm(pool.imap_unordered(_worked, work), total=len(work), unit="run")
             for job, found in done:
                 _write(self._path(job), found)
@@ -122,8 +126,12 @@ class Results:
                 "opacus": opacus.__version__,
             },
         }
-        _write(self.folder / "table.json", table)
+        _write(self.beside(".json"), table)
         return table
+
+    def beside(self, ending: str) -> pathlib.Path:
+        """The file that has the folder's name."""
+        return self.folder.with_name(self.folder.name + ending)
 
     def _path(self, job: Job) -> pathlib.Path:
         return self.folder / "runs" / f"{job.name}.json"

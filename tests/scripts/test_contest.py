@@ -1,0 +1,137 @@
+"""Contests of ways to train: what is run, what is not run again, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from dptrain import Identity, Poisson
+from recipes.data import Split
+from scripts.utility import results as results_module
+from scripts.utility.command import as_text
+from scripts.utility.contest import Contest, Job, Method
+from scripts.utility.results import Results
+
+SIZE, HELD, STEPS = 200, 0.1, 3
+
+
+def load(root, held_out):
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(SIZE, 1, 2, 2, generator=generator)
+    whole = TensorDataset(points, (points.sum((1, 2, 3)) > 0).long())
+    train = TensorDataset(*whole[: round(SIZE * (1 - held_out))]) if held_out else whole
+    return Split(train=train, test=TensorDataset(*whole[:20]), channels=1, classes=2, image_size=2)
+
+
+def network(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+
+def poisson(size):
+    return Poisson(probability=0.1, dataset_size=size, steps=STEPS)
+
+
+def methods(epsilon):
+    ours = Method(title="ours", scheme=poisson, strategy=Identity())
+    return {"opacus": Method(title="Opacus"), "ours": ours}
+
+
+CONTEST = Contest(
+    name="tiny",
+    title="Tiny",
+    load=load,
+    network=network,
+    methods=methods,
+    epsilons=(4.0,),
+    rates=(0.1, 1.0),
+    tuning_seeds=(9,),
+    seeds=(0, 1),
+    steps=STEPS,
+    epoch_length=10,
+    delta=1e-3,
+    max_grad_norm=1.0,
+    momentum=0.9,
+    physical_batch_size=7,
+)
+
+
+class _Here:
+    """A pool of this very process."""
+
+    def Pool(self, processes):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def imap_unordered(self, function, work):
+        return map(function, work)
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_module.multiprocessing, "get_context", lambda _: _Here())
+    threads = torch.get_num_threads()
+    yield Results(CONTEST, tmp_path / "tiny")
+    torch.set_num_threads(threads)
+
+
+def _jobs(*, tuning):
+    rates, seeds = (CONTEST.rates, (9,)) if tuning else ((0.1,), CONTEST.seeds)
+    return [
+        Job(method=method, epsilon=4.0, rate=rate, seed=seed, tuning=tuning)
+        for method in ("opacus", "ours")
+        for rate in rates
+        for seed in seeds
+    ]
+
+
+def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch):
+    jobs = _jobs(tuning=True)
+    results.complete(jobs[:2], tmp_path, (SIZE, 180), 1)
+    trained = []
+    worked = results_module._worked
+    monkeypatch.setattr(
+        results_module, "_worked", lambda work: (trained.append(work[2]), worked(work))[1]
+    )
+    results.complete(jobs, tmp_path, (SIZE, 180), 1)
+    assert trained == jobs[2:]
+    assert {path.stem for path in (tmp_path / "tiny/runs").iterdir()} == {j.name for j in jobs}
+
+
+def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
+    ours = results.noise("ours", 4.0, SIZE, tuning=False)
+    smaller = results.noise("ours", 4.0, 180, tuning=True)
+    theirs = results.noise("opacus", 4.0, SIZE, tuning=False)
+    # One mechanism, two accountants that bound it from above, each to a fraction of a percent.
+    assert ours["noise_multiplier"] == pytest.approx(theirs, rel=0.01)
+    assert smaller["noise_multiplier"] == ours["noise_multiplier"]
+    assert smaller["scheme"]["dataset_size"] == 180
+    assert smaller["scheme"]["probability"] == ours["scheme"]["probability"]
+
+
+def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
+    results.complete(_jobs(tuning=False), tmp_path, (SIZE, 180), 1)
+    assert results.table()["cells"] == {}  # nothing is chosen yet
+    results.complete(_jobs(tuning=True), tmp_path, (SIZE, 180), 1)
+    for job in _jobs(tuning=True):  # .1 is to be the best, whatever came out
+        path = tmp_path / "tiny/runs" / f"{job.name}.json"
+        path.write_text(json.dumps({"accuracy": 1 - job.rate / 2, "loss": 1, "seconds": 1}))
+    table = results.table()
+    scores = [results.run(job)["accuracy"] for job in _jobs(tuning=False) if job.method == "ours"]
+    cell = table["cells"]["ours 4"]
+    assert cell["lr"] == 0.1
+    assert cell["seeds"] == 2
+    assert cell["mean"] == pytest.approx(statistics.mean(scores))
+    # Student's t with one degree of freedom: 12.706 standard errors of the mean.
+    assert cell["half_width"] == pytest.approx(12.7062 * statistics.stdev(scores) / 2**0.5)
+    assert "| 4 | " in as_text(CONTEST, table)
