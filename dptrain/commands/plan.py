@@ -52,6 +52,10 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--bounds", type=int, nargs="+", help="with --users: most examples of a user that are tried"
         f" (default {' '.join(map(str, BOUNDS))})",
     )  # fmt: skip
+    parser.add_argument(
+        "--alignment", type=float, help="with --users: mean inner product of two gradients of one "
+        "user over an example's mean square norm, 0 to 1 (default 1; not from private data)",
+    )  # fmt: skip
     parser.add_argument("--batch-size", type=float, required=True, help="B̄, expected")
     parser.add_argument("--epochs", type=float, help="expected passes over the data")
     parser.add_argument("--steps", type=int, help="instead of --epochs")
@@ -101,6 +105,8 @@ def run(
         return
     if options.bounds is not None:
         raise ValueError("--bounds without --users: only users' examples are bounded")
+    if options.alignment is not None:
+        raise ValueError("--alignment without --users: it is about a user's several gradients")
     if options.dataset_size < 1:
         raise ValueError(f"dataset_size={options.dataset_size}: must be at least 1")
     delta = 1 / (2 * options.dataset_size) if options.delta is None else options.delta
@@ -191,6 +197,7 @@ def _plan_users(options: argparse.Namespace) -> None:
         batch_size=size,
         steps=steps,
         bounds=options.bounds or BOUNDS,
+        alignment=1.0 if options.alignment is None else options.alignment,
         max_bands=DEFAULT_BANDS if options.max_bands is None else options.max_bands,
         workload=MomentumSGD(momentum=options.momentum) if options.momentum else PREFIX_SUMS,
     )

@@ -7,7 +7,8 @@ from dptrain.planning.configuration_text import training_yaml
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, compare_strategies
-from dptrain.planning.users import BOUNDS, UserPlan, UserRow, plan_users
+from dptrain.planning.user_plan import UserPlan, UserRow
+from dptrain.planning.users import BOUNDS, plan_users
 
 __all__ = [
     "BOUNDS",

@@ -3,174 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
 from tqdm.auto import tqdm
 
-from dptrain.accounting import calibrate
-from dptrain.accounting.base import check_epsilon, told_once
-from dptrain.core import Kind, aligned, checks
+from dptrain.accounting import accountants_for, find_accountants
+from dptrain.accounting.base import DeterministicAccountant, check_epsilon, told_once
+from dptrain.accounting.best_of import BestOf
+from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import (
-    AttributionGraph,
-    BoundedGraph,
-    Scheme,
-    UserCyclic,
-    UserMinSep,
+from dptrain.planning.user_plan import UserPlan, UserRow, in_lines
+from dptrain.planning.user_schemes import UserWays, Way, told
+from dptrain.sampling import AttributionGraph, BoundedGraph, UserCyclic
+from dptrain.strategies import (
+    PREFIX_SUMS,
+    BandMF,
+    ColumnNormalizedBandMF,
+    Identity,
+    Strategy,
+    Workload,
+    checked_workload,
 )
-from dptrain.sampling.users import largest_min_sep
-from dptrain.strategies import PREFIX_SUMS, BandMF, Identity, Strategy, Workload, checked_workload
 
 BOUNDS = (1, 2, 4, 8)
 """Most examples of a user that are tried, unless told otherwise."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserRow:
-    """One way to train, at the noise that the target takes.
-
-    Attributes:
-        bound: k, the most examples of a user.
-        duplicates: whether copies fill up users below k.
-        kept: the share of the different examples that are trained on.
-        scheme: the scheme's settings, as its ``for_batch_size`` takes them.
-        mechanism: scheme, strategy and σ.
-        accountant: who proved it.
-        kind: how.
-        rmse: root mean square error of the workload's queries per unit of σ.
-    """
-
-    bound: int
-    duplicates: bool
-    kept: float
-    scheme: dict[str, Any]
-    mechanism: MatrixMechanism
-    accountant: str
-    kind: Kind
-    rmse: float
-
-    @property
-    def error(self) -> float:
-        """RMSE·σ/B̄, of the means that the optimizer gets, per unit of the clipping norm."""
-        sigma = self.mechanism.noise_multiplier
-        return self.rmse * sigma / self.mechanism.scheme.expected_batch_size
-
-    @property
-    def cost(self) -> float:
-        """``error`` over ``kept``: what rows are compared by."""
-        return self.error / self.kept
-
-    @property
-    def name(self) -> str:
-        """The scheme as a user writes it, without graph and batch size."""
-        settings = ", ".join(f"{key}={value}" for key, value in self.scheme.items())
-        return f"{type(self.mechanism.scheme).__name__}({settings})"
-
-    @property
-    def strategy_name(self) -> str:
-        """The strategy and its bands."""
-        strategy = self.mechanism.strategy
-        return f"{type(strategy).__name__}({strategy.bands})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready figures."""
-        return {
-            "max_examples": self.bound,
-            "duplicates": self.duplicates,
-            "kept": self.kept,
-            "rows": self.mechanism.scheme.dataset_size,
-            "scheme": {"type": type(self.mechanism.scheme).__name__, **self.scheme},
-            "strategy": self.mechanism.strategy.to_dict(),
-            "accountant": self.accountant,
-            "kind": self.kind.value,
-            "noise_multiplier": self.mechanism.noise_multiplier,
-            "rmse": self.rmse,
-            "error": self.error,
-            "error_over_kept": self.cost,
-        }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UserPlan:
-    """What was compared; ``print`` it.
-
-    Attributes:
-        epsilon, delta, batch_size, steps: the question.
-        examples, users: of the graph before bounding.
-        rows: by ``cost``, the least first.
-        skipped: what could not be computed, and why.
-    """
-
-    epsilon: float
-    delta: float
-    batch_size: int
-    steps: int
-    examples: int
-    users: int
-    rows: tuple[UserRow, ...]
-    skipped: tuple[tuple[str, str], ...]
-
-    @property
-    def best(self) -> UserRow:
-        """The row of least cost."""
-        return self.rows[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready value."""
-        asked = ("epsilon", "delta", "batch_size", "steps", "examples", "users")
-        return {
-            **{name: getattr(self, name) for name in asked},
-            "rows": [row.to_dict() for row in self.rows],
-            "skipped": [list(pair) for pair in self.skipped],
-        }
-
-    def to_markdown(self, most: int | None = None) -> str:
-        """A Markdown table of the first ``most`` rows; ``*`` marks the best."""
-        lines = [
-            "| k | copies | kept | scheme | strategy | σ | RMSE·σ/B̄ | over kept |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        for row in self.rows[:most]:
-            star = "* " if row is self.best else ""
-            lines.append(
-                f"| {star}{row.bound} | {'yes' if row.duplicates else 'no'} | {row.kept:.1%} "
-                f"| {row.name} | {row.strategy_name} | {row.mechanism.noise_multiplier:.4g} "
-                f"| {row.error:.4g} | {row.cost:.4g} |"
-            )
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        parts = [
-            f"ε = {self.epsilon:g}, δ = {self.delta:g} for every user; {self.examples:,} examples "
-            f"of {self.users:,} users; B̄ = {self.batch_size}, n = {self.steps} steps.",
-            "",
-            aligned(self.to_markdown(12), left=5),
-        ]
-        if len(self.rows) > 12:
-            parts.append(f"and {len(self.rows) - 12} more, with --json")
-        parts += [
-            "",
-            "Compared by the error of the average gradient over the share of the examples that are "
-            "kept: fewer examples mean less to learn from, which no error of noise shows.",
-        ]
-        if self.skipped:
-            parts += ["", "Not computed:", *(f"- {what}: {why}" for what, why in self.skipped)]
-        best = self.best
-        copies = ", duplicates=True" if best.duplicates else ""
-        settings = "".join(f", {key}={value!r}" for key, value in best.scheme.items())
-        parts += [
-            "",
-            f"Best (*): σ = {best.mechanism.noise_multiplier:.5g} ({best.kind.value}). To train "
-            "with it:",
-            f"  bounded = graph.bound({best.bound}{copies}, seed=0)",
-            f"  scheme = {type(best.mechanism.scheme).__name__}.for_batch_size("
-            f"graph=bounded.graph, batch_size={self.batch_size}, steps={self.steps}{settings})",
-            f"  strategy = {_call(best.mechanism.strategy)}",
-        ]
-        return "\n".join(parts)
+_ROUNDS = 3  # in which the gaps around the best cycle are halved
+_FAMILIES = 2  # of bound, copies and spread that are refined
+_NORMALIZED = 3  # rows that are tried with normalized columns
+_MOST_ENTRIES = 8e6  # n·bands², about a quarter of a minute of optimization
 
 
 def plan_users(
@@ -182,6 +44,7 @@ def plan_users(
     steps: int,
     bounds: Sequence[int] = BOUNDS,
     duplicates: Sequence[bool] = (False, True),
+    alignment: float = 1.0,
     max_bands: int = 64,
     workload: Workload = PREFIX_SUMS,
     seed: int = 0,
@@ -191,8 +54,19 @@ def plan_users(
 
     Every bound k is tried with and without copies, and under each ``UserCyclic`` (1, 2, 4, … slots,
     a user's examples in one slot or spread over several), Poisson sampling with independent noise
-    (``UserMinSep`` with ``min_sep=1``), ``UserMinSep`` with separations, and ``UserFixed``. Every σ
-    is proven by a deterministic accountant.
+    (``UserMinSep`` with ``min_sep=1``), ``UserMinSep`` with separations, and ``UserFixed``. Where
+    every example has one user, nobody's examples need be left out: ``PerUser`` is compared too,
+    which averages up to k of them a step and clips the mean once, with users drawn by Poisson
+    sampling or in cycles. Cycles between the powers of two follow around the best, and
+    ``ColumnNormalizedBandMF`` for the best few rows. Every σ is proven by a deterministic
+    accountant.
+
+    What is compared is RMSE·σ/B̄ over the share of the examples that are kept, at an equal number of
+    examples a step. B̄ counts what is clipped. For ``PerUser`` that is users, so the noise of a step
+    is divided by fewer; but a mean over several gradients that do not all point one way is shorter,
+    and so is the clipping norm that suits it: by ``UserRow.norm``, which follows from the
+    ``alignment`` of a user's gradients. At 1, the default, nothing is gained; a smaller number is a
+    claim about the data, which no privacy depends on (docs/guides/multi-attribution.md).
 
     Args:
         graph: the users of every example, with its edges.
@@ -202,6 +76,8 @@ def plan_users(
         steps: n ≥ 1.
         bounds: numbers k ≥ 1.
         duplicates: which of ``bound``'s two ways to try.
+        alignment: in [0, 1]: the mean inner product of two gradients of one user over the mean
+            square norm of one. Only a number that does not come from the private data is free.
         max_bands: most bands of a strategy.
         workload: which queries count.
         seed: of bounding and partition; public.
@@ -215,167 +91,159 @@ def plan_users(
     delta = checks.number("delta", delta, above=0, below=1, owner="plan_users")
     size = checks.integer("batch_size", batch_size, owner="plan_users")
     steps = checks.steps(steps, owner="plan_users")
+    alignment = checks.number("alignment", alignment, minimum=0, maximum=1, owner="plan_users")
     most = min(checks.integer("max_bands", max_bands), steps)
     checked_workload(workload).check(steps)
-    rows: list[UserRow] = []
-    skipped: list[tuple[str, str]] = []
     pairs = [(checks.integer("bounds", k), bool(copies)) for k in bounds for copies in duplicates]
+    skipped: list[tuple[str, str]] = []
+    ways = UserWays(size=size, steps=steps, max_bands=most, seed=seed, skipped=skipped)
+    search = _Search(epsilon, delta, alignment, workload, ways)
     with tqdm(disable=not progress, delay=2, unit="pair", leave=False) as bar:
         for k, copies in pairs:
             copied = ", with copies" if copies else ""
             bar.set_description(f"k={k}{copied}", refresh=False)  # or it shows before its delay
             bounded = graph.bound(k, duplicates=copies, seed=seed, progress=False)
-            for settings, scheme, bands in _schemes(bounded, size, steps, most, seed, skipped):
-                strategy = _strategy(bands, steps, workload)
-                try:
-                    rows.append(_row(bounded, settings, scheme, strategy, epsilon, delta, workload))
-                except ValueError as error:
-                    skipped.append((f"k={k}, {type(scheme).__name__}{settings}", str(error)))
-                bar.update()
-        if rows:
-            bar.set_description("around the best", refresh=False)
-            best = min(rows, key=lambda row: row.cost)
-            rows += _refined(graph, best, epsilon, delta, most, seed, workload)
-    if not rows:
+            search.run(ways.of_examples(bounded), bar)
+        if graph.is_disjoint:
+            bar.set_description("means of users", refresh=False)
+            for group_size in sorted({min(k, graph.max_examples) for k, _ in pairs}):
+                search.run(ways.of_users(graph, group_size), bar)
+        bar.set_description("around the best", refresh=False)
+        search.refine(bar)
+    if not search.found:
+        reasons = "\n".join(in_lines(skipped))
         raise ValueError(
-            f"no scheme runs batches of {size} of these examples for {steps} steps: "
-            + "; ".join(dict.fromkeys(why for _, why in skipped))
+            f"no scheme runs batches of {size} of these examples for {steps} steps:\n{reasons}"
         )
     return UserPlan(
         epsilon=epsilon,
         delta=delta,
         batch_size=size,
         steps=steps,
+        alignment=alignment,
         examples=graph.examples,
         users=graph.users,
-        rows=tuple(sorted(rows, key=lambda row: row.cost)),
+        rows=tuple(sorted((row for row, _ in search.found), key=lambda row: row.cost)),
         skipped=tuple(skipped),
     )
 
 
-def _row(
-    bounded: BoundedGraph,
-    settings: dict[str, Any],
-    scheme: Scheme,
-    strategy: Strategy,
-    epsilon: float,
-    delta: float,
-    workload: Workload,
-) -> UserRow:
-    with told_once():
-        shown = calibrate(scheme=scheme, strategy=strategy, epsilon=epsilon, delta=delta)
-    return UserRow(
-        bound=bounded.k,
-        duplicates=bounded.duplicates,
-        kept=_share(bounded, scheme),
-        scheme=settings,
-        mechanism=shown.mechanism,
-        accountant=shown.guarantee.accountant,
-        kind=shown.guarantee.kind,
-        rmse=shown.mechanism.strategy.rmse(scheme.steps, workload),
-    )
+@dataclasses.dataclass
+class _Search:
+    """Rows for one way after the other, and what was found."""
 
+    epsilon: float
+    delta: float
+    alignment: float
+    workload: Workload
+    ways: UserWays
+    found: list[tuple[UserRow, Way]] = dataclasses.field(default_factory=list)
 
-def _refined(
-    graph: AttributionGraph,
-    best: UserRow,
-    epsilon: float,
-    delta: float,
-    max_bands: int,
-    seed: int,
-    workload: Workload,
-) -> list[UserRow]:
-    """Cycles between the powers of two around the best one."""
-    scheme = best.mechanism.scheme
-    if not isinstance(scheme, UserCyclic):
-        return []
-    bounded = graph.bound(best.bound, duplicates=best.duplicates, seed=seed, progress=False)
-    spread = scheme.partition.spread
-    steps, size, found = scheme.steps, scheme.batch_size, []
-    for quarters in (3, 5, 6):
-        cycle = scheme.cycle * quarters // 4
-        if cycle % spread or cycle == scheme.cycle or cycle * size > bounded.graph.examples:
-            continue
-        settings = {**best.scheme, "cycle": cycle}
+    def run(self, ways: Iterator[Way], bar: tqdm) -> None:
+        """Calibrate each with as many bands as it allows."""
+        for way in ways:
+            self._add(way, _banded(way.bands, self.ways.steps, self.workload))
+            bar.update()
+
+    def _add(self, way: Way, strategy: Strategy) -> None:
         try:
-            tried = UserCyclic.for_batch_size(
-                graph=bounded.graph, batch_size=size, steps=steps, seed=seed, **settings
-            )
-            strategy = _strategy(min(tried.min_sep, max_bands), steps, workload)
-            found.append(_row(bounded, settings, tried, strategy, epsilon, delta, workload))
-        except ValueError:  # a slot too small: the cycle that is known stays
-            continue
-    return found
-
-
-def _schemes(
-    bounded: BoundedGraph,
-    size: int,
-    steps: int,
-    max_bands: int,
-    seed: int,
-    skipped: list[tuple[str, str]],
-) -> Iterator[tuple[dict[str, Any], Scheme, int]]:
-    """(settings, scheme, bands) of every way to sample the bounded examples."""
-    graph = bounded.graph
-
-    def made(kind: Any, **settings: Any) -> Scheme | None:
-        known = {"graph": graph, "batch_size": size, "steps": steps, "seed": seed, "method": None}
-        allowed = inspect.signature(kind.for_batch_size).parameters
-        fixed = {name: value for name, value in known.items() if name in allowed}
-        try:
-            found: Scheme = kind.for_batch_size(**fixed, **settings)
+            row = self._row(way, strategy)
         except ValueError as error:
-            skipped.append((f"k={bounded.k}, {kind.__name__}{settings}", str(error)))
-            return None
-        return found
+            what = told(way.bounded, type(way.scheme), way.settings)
+            self.ways.skipped.append((what, str(error)))
+        else:
+            self.found.append((row, way))
 
-    longest = min(graph.examples // size, 2 * max_bands)
-    for b in (1 << i for i in range(max(1, longest).bit_length())):
-        if b > longest:
-            break
-        spreads = {1} | {m for m in (2, bounded.k) if m <= bounded.k and b % m == 0}
-        for spread in sorted(spreads):
-            settings = {"cycle": b} if spread == 1 else {"cycle": b, "spread": spread}
-            if (scheme := made(UserCyclic, **settings)) is not None:
-                yield settings, scheme, min(scheme.min_sep, max_bands)
-    if (scheme := made(UserMinSep, min_sep=1)) is not None:
-        yield {"min_sep": 1}, scheme, 1
-    for b in (1 << i for i in range(1, max_bands.bit_length())):
-        if (scheme := made(UserMinSep, min_sep=b)) is None:
-            break  # exclusion leaves ever fewer examples
-        yield {"min_sep": b}, scheme, min(b, max_bands)
-    if size <= graph.examples:
-        yield from _fixed(graph, size, steps, max_bands, seed)
+    def _row(self, way: Way, strategy: Strategy) -> UserRow:
+        mechanism = MatrixMechanism(scheme=way.scheme, strategy=strategy, noise_multiplier=1.0)
+        member = _proven(mechanism)
+        with told_once():
+            shown = member.calibrate(mechanism, epsilon=self.epsilon, delta=self.delta)
+        return UserRow(
+            bound=None if way.bounded is None else way.bounded.k,
+            duplicates=way.bounded is not None and way.bounded.duplicates,
+            kept=way.kept,
+            scheme=way.settings,
+            mechanism=mechanism.with_noise(shown.noise_multiplier),
+            accountant=shown.accountant,
+            kind=shown.kind,
+            rmse=strategy.rmse(way.scheme.steps, self.workload),
+            batch_size=way.batch_size,
+            parts=way.parts,
+            alignment=self.alignment,
+        )
+
+    def _best(self) -> list[tuple[UserRow, Way]]:
+        return sorted(self.found, key=lambda pair: pair[0].cost)
+
+    def _families(self) -> dict[_Family, BoundedGraph]:
+        """The slots of a bounded graph that are refined, best first."""
+        found: dict[_Family, BoundedGraph] = {}
+        for _, way in self._best():
+            if isinstance(way.scheme, UserCyclic) and way.bounded is not None:
+                bounded = way.bounded
+                spread = way.scheme.partition.spread
+                found.setdefault((bounded.k, bounded.duplicates, spread), bounded)
+        return dict(list(found.items())[:_FAMILIES])
+
+    def refine(self, bar: tqdm) -> None:
+        """Cycles between the powers of two around the best ones; then normalized columns."""
+        for family, bounded in self._families().items():
+            for _ in range(_ROUNDS):
+                before = len(self.found)
+                for cycle in self._between(family):
+                    self.run(self.ways.cyclic(bounded, cycle, family[2], quiet=True), bar)
+                if len(self.found) == before:
+                    break
+        for _, way in self._best()[:_NORMALIZED]:
+            if way.bands == 1 or self.ways.steps * way.bands**2 > _MOST_ENTRIES:
+                continue
+            bar.update()
+            try:
+                strategy = ColumnNormalizedBandMF(bands=way.bands, workload=self.workload)
+                self._add(way, strategy.bind(self.ways.steps))
+            except ValueError:  # not made for so many steps, or for this workload
+                continue
+
+    def _between(self, family: _Family) -> list[int]:
+        """The middles of the gaps beside the family's best cycle, as multiples of its spread."""
+        k, copies, spread = family
+        costs = {
+            way.scheme.cycle: row.cost
+            for row, way in self.found
+            if isinstance(way.scheme, UserCyclic)
+            and (row.bound, row.duplicates, way.scheme.partition.spread) == (k, copies, spread)
+        }
+        known = sorted(costs)
+        at = known.index(min(known, key=lambda cycle: costs[cycle]))
+        middles = [
+            (low + high) // (2 * spread) * spread
+            for low, high in itertools.pairwise(known)
+            if known[at] in (low, high)
+        ]
+        return [cycle for cycle in middles if cycle not in costs]
 
 
-def _fixed(
-    graph: AttributionGraph, size: int, steps: int, max_bands: int, seed: int
-) -> Iterator[tuple[dict[str, Any], Scheme, int]]:
-    """``UserFixed`` with the largest separation at which all its batches are full."""
-    try:
-        found = largest_min_sep(graph, batch_size=size, steps=steps, seed=seed)
-    except ValueError:  # no batches are full: it says so when it is made
-        return
-    yield {"min_sep": found.min_sep}, found, min(found.min_sep, max_bands)
+_Family = tuple[int, bool, int]  # k, copies, spread
 
 
-def _strategy(bands: int, steps: int, workload: Workload) -> Strategy:
+def _proven(mechanism: MatrixMechanism) -> BestOf:
+    """The deterministic accountants that answer, or those that a simulation would refine.
+
+    Raises:
+        ValueError: if only a simulation answers, or nobody does.
+    """
+    answering = find_accountants(mechanism)
+    proven = [each for each in answering if isinstance(each, DeterministicAccountant)]
+    if not proven:
+        table = [each.accountant for each in accountants_for(mechanism) if each.reason is None]
+        proven = [each for each in table if isinstance(each, DeterministicAccountant)]
+    if not proven:
+        raise ValueError(f"only a simulation ({answering[0].name}) answers for it")
+    return BestOf.of(proven)
+
+
+def _banded(bands: int, steps: int, workload: Workload) -> Strategy:
     if bands == 1:
         return Identity().bind(steps)
     return BandMF(bands=bands, workload=workload).bind(steps)
-
-
-def _share(bounded: BoundedGraph, scheme: Scheme) -> float:
-    """The share of the different examples that a run can draw."""
-    rows = bounded.rows
-    if isinstance(scheme, UserCyclic):
-        slots = scheme.partition.slots
-        rows = rows[(slots >= 0) & (slots < scheme.steps)]  # later slots have no turn
-    return len(np.unique(rows)) / bounded.source.examples
-
-
-def _call(strategy: Strategy) -> str:
-    if isinstance(strategy, Identity):
-        return "Identity()"
-    return f"BandMF(bands={strategy.bands})"

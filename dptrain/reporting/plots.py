@@ -11,9 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
-from dptrain.planning import StrategyTable, UserPlan
+from dptrain.planning import StrategyTable, UserPlan, UserRow
 from dptrain.reporting.published_profile import as_shown
-from dptrain.sampling import GraphPartition
+from dptrain.sampling import GraphPartition, PerUser
 from dptrain.sampling.users import GraphStatistics
 from dptrain.strategies import noise_autocorrelation
 
@@ -378,22 +378,21 @@ def plot_user_plan(plan: UserPlan, path: str | pathlib.Path) -> None:
 
     figure, (ax,) = figure_of(1)
     kinds = sorted({type(row.mechanism.scheme).__name__ for row in plan.rows})
-    bounds = sorted({(row.bound, row.duplicates) for row in plan.rows})
+    limits = sorted({row.limit: row for row in plan.rows}.items(), key=_by_bound)
     marks = dict(zip(kinds, "osD^vP", strict=False))
-    for place, (bound, copies) in enumerate(bounds):
-        color = colormaps["viridis"](place / max(1, len(bounds) - 1) * 0.9)
+    for place, (limit, example) in enumerate(limits):
+        color = colormaps["viridis"](place / max(1, len(limits) - 1) * 0.9)
         for kind in kinds:
             rows = [
                 row
                 for row in plan.rows
-                if (row.bound, row.duplicates) == (bound, copies)
-                and type(row.mechanism.scheme).__name__ == kind
+                if row.limit == limit and type(row.mechanism.scheme).__name__ == kind
             ]
             if rows:
                 ax.plot(
                     [row.kept for row in rows], [row.error for row in rows], marks[kind],
-                    color=color, markerfacecolor=color if copies else "none", markersize=6,
-                    label=f"{kind}, k={bound}{', copies' if copies else ''}",
+                    color=color, markerfacecolor=color if example.duplicates else "none",
+                    markersize=6, label=f"{kind}, {limit}",
                 )  # fmt: skip
     best = plan.best
     ax.plot(
@@ -412,3 +411,11 @@ def plot_user_plan(plan: UserPlan, path: str | pathlib.Path) -> None:
         fontsize=10,
     )
     save(figure, path)
+
+
+def _by_bound(pair: tuple[str, UserRow]) -> tuple[bool, int, str]:
+    """Bounds in ascending order, copies last, then means by the size of the groups."""
+    limit, row = pair
+    scheme = row.mechanism.scheme
+    size = scheme.group_size if isinstance(scheme, PerUser) else row.bound
+    return row.bound is None, size or 0, limit
