@@ -117,6 +117,11 @@ class UserLaw:
         return -math.expm1(self.neighbors * math.log1p(-self.probability))
 
     @property
+    def exposed_share(self) -> float:
+        """The share of exposed steps: of b-1 after them one has U_j = 1."""
+        return -math.expm1((self.min_sep - 1) * math.log1p(-min(self.exposure, 1.0 - 2.0**-53)))
+
+    @property
     def lanes(self) -> int:
         """Samples a chunk."""
         return int(max(1, min(_LANES, _CHUNK_BYTES // (8 * 6 * self.steps))))

@@ -42,6 +42,19 @@ def neighbor_facts(graph: AttributionGraph) -> NeighbourFacts:
     return NeighbourFacts(tuple(int(k) for k in counts), most)
 
 
+def paths_to_neighbors(graph: AttributionGraph) -> int:
+    """Steps that ``outside_neighbors`` takes: user, example, user, example; 0 if disjoint.
+
+    Raises:
+        ValueError: if the graph holds no edges.
+    """
+    if graph.is_disjoint:
+        return 0
+    own = graph.examples_per_user().astype(np.float64)
+    near = np.add.reduceat(own[graph.members], graph.offsets[:-1])
+    return int(np.repeat(near, np.diff(graph.offsets)).sum())
+
+
 def outside_neighbors(graph: AttributionGraph) -> npt.NDArray[np.int64]:
     """d of every user u: examples not u's that share a user with an example of u; shape (users,).
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dptrain.accounting import account, calibrate, find_accountants
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.users import recursion as user_recursion
 from dptrain.accounting.users.exposed import ExposedSteps
@@ -15,10 +17,12 @@ from dptrain.accounting.users.importance import ExposedStepsImportance, UserMinS
 from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import UserLaw, band_columns
 from dptrain.accounting.users.losses import UserLosses
+from dptrain.accounting.users.neighbors import paths_to_neighbors
 from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.tilted_chain import TiltedChain, log_moments
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import AttributionGraph, UserMinSep
 from dptrain.strategies import BandMF, Dense, Identity
 from dptrain.testing import AccountantContract
 from tests.accounting.users import test_user_attack as attack
@@ -232,9 +236,83 @@ def test_a_calibrated_user_is_not_above_what_plain_samples_show() -> None:
 def test_refusals_of_weighted_users_say_why() -> None:
     subject = mechanism(RING)
     assert ExposedStepsImportance().refusal(subject) is None
-    assert "by name" in (ExposedStepsImportance().reserved(subject) or "")
     assert "bands <= min_sep" in (
         ExposedStepsImportance().refusal(mechanism(RING, min_sep=2)) or ""
     )
     large = mechanism(RING, steps=100_000, min_sep=2000, bands=1)
     assert "GiB" in (ExposedStepsImportance().refusal(large) or "")
+
+
+def circle(papers: int, extra: int = 0) -> AttributionGraph:
+    """Neighboring papers share a user, and ``extra`` users share the first one with others."""
+    pairs = [(e, (e + 1) % papers) for e in range(papers)]
+    pairs += [(0, 10 + 7 * i) for i in range(extra)]
+    users: list[list[int]] = [[] for _ in range(papers)]
+    for user, pair in enumerate(pairs):
+        for paper in pair:
+            users[paper].append(user)
+    return AttributionGraph.from_lists(users)
+
+
+def of(graph: AttributionGraph, *, steps: int = 40, min_sep: int = 4, **options: Any) -> Any:
+    scheme = UserMinSep(
+        graph=graph, probability=0.01, min_sep=min_sep, steps=steps, batch_size=1.0, **options
+    )
+    bands = min(2, min_sep)
+    return MatrixMechanism(scheme=scheme, strategy=BandMF(bands=bands), noise_multiplier=1.0)
+
+
+def answers(subject: MatrixMechanism) -> str:
+    return find_accountants(subject)[0].name
+
+
+def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert answers(of(circle(400))) == "exposed-steps-importance"
+    # Papers 0 and x: 99 others with 0, and two beside each; three steps show a draw.
+    crowded = of(circle(800, extra=100))
+    assert law_of_graph(crowded).exposed_share == pytest.approx(1 - 0.99 ** (3 * 103), rel=1e-6)
+    assert answers(crowded) == "revealed-draws"
+    assert "exposed" in (ExposedStepsImportance().reserved(crowded) or "")
+    assert answers(of(circle(400), exclusion="participation")) == "revealed-draws-any-blocking"
+    alike = circle(400)
+    detached = AttributionGraph(
+        examples=400, users=400, edges=800, max_examples=2, fingerprint=alike.fingerprint
+    )
+    assert answers(of(detached)) == "revealed-draws"
+    assert answers(of(ALONE)) == "user-min-sep-importance"
+    assert answers(of(ALONE, exclusion="participation")) == "user-min-sep-importance"
+    assert answers(of(circle(400), min_sep=1)) != "exposed-steps-importance"
+    # A minute is enough for a few million samples of forty steps, were they too few.
+    monkeypatch.setattr("dptrain.accounting.users.importance._FEWEST", 10**9)
+    assert "too long" in (ExposedStepsImportance().reserved(of(circle(400))) or "")
+
+
+def law_of_graph(subject: MatrixMechanism) -> UserLaw:
+    return ExposedSteps().law(subject)
+
+
+@pytest.mark.parametrize("extra", [0, 30])
+def test_nothing_stated_by_default_is_above_what_needs_no_samples(extra: int) -> None:
+    subject = of(circle(800, extra), steps=16)
+    both = {"scheme": subject.scheme, "strategy": subject.strategy, "epsilon": 1.0, "delta": 1e-5}
+    names = ("revealed-draws", "gaussian")
+    plain = min(account(subject, delta=1e-5, accountant=name).epsilon for name in names)
+    found = account(subject, delta=1e-5)
+    assert found.accountant == "exposed-steps-importance"
+    assert found.epsilon <= plain * (1 + 1e-9)
+    shown = calibrate(**both)
+    proven = min(calibrate(**both, accountant=name).mechanism.noise_multiplier for name in names)
+    assert shown.guarantee.delta == 1e-5
+    # One in a thousand of δ is kept for the verdict; σ is bisected to one in ten thousand.
+    assert shown.mechanism.noise_multiplier <= proven * (1 + 1e-3)
+
+
+def test_paths_to_neighbors_by_hand() -> None:
+    graph = circle(40, extra=2)
+    own = graph.examples_per_user()
+    rows = [graph.members[a:b] for a, b in zip(graph.offsets[:-1], graph.offsets[1:], strict=True)]
+    expected = sum(int(own[row].sum()) * len(row) for row in rows)
+    assert paths_to_neighbors(graph) == expected
+    assert paths_to_neighbors(ALONE) == 0
