@@ -35,32 +35,45 @@ EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
 MANY = 10_000_000
 
 
-def errors(plan: UserPlan) -> list[dict[str, Any]]:
-    """The rows of a plan at every ε: the same schemes and strategies, calibrated anew."""
-    found = []
-    for row in plan.rows:
-        mechanism = row.mechanism
-        entry: dict[str, Any] = {**row.to_dict(), "error": {}}
-        for name in ("noise_multiplier", "error_over_kept", "accountant", "kind"):
+def errors(plans: dict[float, UserPlan]) -> list[dict[str, Any]]:
+    """The rows of all plans at every ε: what a plan lacks, refined for others, is calibrated."""
+    found: dict[str, dict[str, Any]] = {}
+    for epsilon, plan in plans.items():
+        for row in plan.rows:
+            key = f"{row.name}, {row.strategy_name}"
+            if key not in found:
+                found[key] = {"row": row, "error": {}}
+            found[key]["error"][epsilon] = row.error
+    entries = []
+    for known in found.values():
+        row, error = known["row"], known["error"]
+        entry: dict[str, Any] = {**row.to_dict()}
+        for name in ("noise_multiplier", "error_over_kept", "accountant", "kind", "norm"):
             del entry[name]
         entry["strategy"] = {"type": row.strategy_name}
         for epsilon in EPSILONS:
-            shown = calibrate(
-                scheme=mechanism.scheme, strategy=mechanism.strategy, epsilon=epsilon, delta=DELTA
-            )
-            sigma = shown.mechanism.noise_multiplier
-            entry["error"][f"{epsilon:g}"] = row.rmse * sigma / BATCH
-        found.append(entry)
-    return found
+            if epsilon not in error:
+                shown = calibrate(
+                    scheme=row.mechanism.scheme, strategy=row.mechanism.strategy, epsilon=epsilon,
+                    delta=DELTA, accountant=row.accountant,
+                )  # fmt: skip
+                error[epsilon] = row.rmse * shown.mechanism.noise_multiplier / BATCH
+        entry["error"] = {f"{epsilon:g}": error[epsilon] for epsilon in EPSILONS}
+        entries.append(entry)
+    return entries
 
 
 def table(found: ArxivGraph) -> list[dict[str, Any]]:
     """Every scheme at k = 2 with copies, and Poisson sampling as revealed draws account for it."""
-    plan = plan_users(
-        found.bounded.source, epsilon=8.0, delta=DELTA, batch_size=BATCH, steps=STEPS,
-        bounds=(2,), duplicates=(True,), max_bands=128,
+    rows = errors(
+        {
+            epsilon: plan_users(
+                found.bounded.source, epsilon=epsilon, delta=DELTA, batch_size=BATCH, steps=STEPS,
+                bounds=(2,), duplicates=(True,), max_bands=128,
+            )
+            for epsilon in EPSILONS
+        }
     )  # fmt: skip
-    rows = errors(plan)
     graph = found.bounded.graph
     plain = UserMinSep.for_batch_size(graph=graph, batch_size=BATCH, min_sep=1, steps=STEPS)
     strategy = Identity().bind(STEPS)
