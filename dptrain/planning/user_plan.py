@@ -208,6 +208,11 @@ class UserPlan:
             "kept: fewer examples mean less to learn from, which no error of noise shows.",
             *self._means,
         ]
+        if any(row.accountant.startswith("revealed-draws") for row in self.rows):
+            parts.append(
+                "UserMinSep stands with what is proven without samples: 'dptrain calibrate' may "
+                "find less noise for it where few of its steps are exposed."
+            )
         if self.skipped:
             parts += ["", "Not computed:", *in_lines(self.skipped)]
         best = self.best

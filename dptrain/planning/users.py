@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from tqdm.auto import tqdm
 
-from dptrain.accounting import accountants_for, find_accountants
+from dptrain.accounting import accountants_for, calibrate, find_accountants
 from dptrain.accounting.base import DeterministicAccountant, check_epsilon, told_once
-from dptrain.accounting.best_of import BestOf
 from dptrain.core import checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.planning.user_plan import UserPlan, UserRow, in_lines
 from dptrain.planning.user_schemes import UserWays, Way, told
-from dptrain.sampling import AttributionGraph, BoundedGraph, UserCyclic
+from dptrain.sampling import AttributionGraph, BoundedGraph, Scheme, UserCyclic
 from dptrain.strategies import (
     PREFIX_SUMS,
     BandMF,
@@ -97,7 +96,7 @@ def plan_users(
     pairs = [(checks.integer("bounds", k), bool(copies)) for k in bounds for copies in duplicates]
     skipped: list[tuple[str, str]] = []
     ways = UserWays(size=size, steps=steps, max_bands=most, seed=seed, skipped=skipped)
-    search = _Search(epsilon, delta, alignment, workload, ways)
+    search = _UserSearch(epsilon, delta, alignment, workload, ways)
     with tqdm(disable=not progress, delay=2, unit="pair", leave=False) as bar:
         for k, copies in pairs:
             copied = ", with copies" if copies else ""
@@ -129,7 +128,7 @@ def plan_users(
 
 
 @dataclasses.dataclass
-class _Search:
+class _UserSearch:
     """Rows for one way after the other, and what was found."""
 
     epsilon: float
@@ -155,16 +154,28 @@ class _Search:
             self.found.append((row, way))
 
     def _row(self, way: Way, strategy: Strategy) -> UserRow:
-        mechanism = MatrixMechanism(scheme=way.scheme, strategy=strategy, noise_multiplier=1.0)
-        member = _proven(mechanism)
         with told_once():
-            shown = member.calibrate(mechanism, epsilon=self.epsilon, delta=self.delta)
+            shown = min(
+                (
+                    calibrate(
+                        scheme=way.scheme,
+                        strategy=strategy,
+                        epsilon=self.epsilon,
+                        delta=self.delta,
+                        accountant=name,
+                    ).guarantee
+                    for name in _proven(way.scheme, strategy)
+                ),
+                key=lambda each: each.noise_multiplier,
+            )
         return UserRow(
             bound=None if way.bounded is None else way.bounded.k,
             duplicates=way.bounded is not None and way.bounded.duplicates,
             kept=way.kept,
             scheme=way.settings,
-            mechanism=mechanism.with_noise(shown.noise_multiplier),
+            mechanism=MatrixMechanism(
+                scheme=way.scheme, strategy=strategy, noise_multiplier=shown.noise_multiplier
+            ),
             accountant=shown.accountant,
             kind=shown.kind,
             rmse=strategy.rmse(way.scheme.steps, self.workload),
@@ -227,20 +238,22 @@ class _Search:
 _Family = tuple[int, bool, int]  # k, copies, spread
 
 
-def _proven(mechanism: MatrixMechanism) -> BestOf:
-    """The deterministic accountants that answer, or those that a simulation would refine.
+def _proven(scheme: Scheme, strategy: Strategy) -> list[str | None]:
+    """``None`` where deterministic accountants answer, or the names of those that a simulation
+    would refine.
 
     Raises:
         ValueError: if only a simulation answers, or nobody does.
     """
+    mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
     answering = find_accountants(mechanism)
-    proven = [each for each in answering if isinstance(each, DeterministicAccountant)]
-    if not proven:
-        table = [each.accountant for each in accountants_for(mechanism) if each.reason is None]
-        proven = [each for each in table if isinstance(each, DeterministicAccountant)]
-    if not proven:
+    if all(isinstance(each, DeterministicAccountant) for each in answering):
+        return [None]
+    table = [each.accountant for each in accountants_for(mechanism) if each.reason is None]
+    names = [each.name for each in table if isinstance(each, DeterministicAccountant)]
+    if not names:
         raise ValueError(f"only a simulation ({answering[0].name}) answers for it")
-    return BestOf.of(proven)
+    return [*names]
 
 
 def _banded(bands: int, steps: int, workload: Workload) -> Strategy:
