@@ -119,7 +119,7 @@ class VisionSettings(RunSettings):
         """
         if self.data.name != "digits" and self.data.root is None:
             raise ValueError(
-                f"data.root=null: name the folder that holds the {self.data.name} files"
+                f"data.root=null: name the folder of the images of data.name={self.data.name}"
             )
         if self.data.views > 1 and not self.data.augment:
             raise ValueError(
