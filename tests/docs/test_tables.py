@@ -54,6 +54,26 @@ def test_accuracies_are_those_of_the_runs() -> None:
             assert float(cell.split()[0]) == pytest.approx(100 * sum(runs) / 5, abs=0.051)
 
 
+def test_accuracies_on_mnist_are_those_of_the_runs() -> None:
+    """Means over five seeds at the learning rate with the best tuning run, from the runs' files."""
+    folder = ROOT / "scripts/bench/results/utility_mnist/runs"
+    for epsilon, *cells in _cells("utility_mnist"):
+        for method, cell in zip(("opacus", "poisson", "min-sep"), cells, strict=True):
+            start = f"_{method}_eps{epsilon}_lr"
+            tried = {
+                path: json.loads(path.read_text())["accuracy"]
+                for path in folder.glob(f"tuning{start}*_seed100.json")
+            }
+            best = max(tried, key=lambda path: tried[path])
+            chosen = best.stem.removeprefix(f"tuning{start}").removesuffix("_seed100")
+            runs = [
+                json.loads((folder / f"final{start}{chosen}_seed{seed}.json").read_text())
+                for seed in range(5)
+            ]
+            mean = sum(run["accuracy"] for run in runs) / 5
+            assert float(cell.split()[0]) == pytest.approx(100 * mean, abs=0.051)
+
+
 def test_noise_of_both_libraries_is_that_of_the_runs() -> None:
     tree = json.loads((ROOT / "scripts/bench/results/utility_digits.json").read_text())
     for epsilon, theirs, ours in _cells("utility_digits_sigma"):
