@@ -109,7 +109,12 @@ def attach(
         batch = loader.current
         if batch is None:
             return None
-        return AtHand(examples=len(batch.indices), rows=batch.rows * views, views=views)
+        return AtHand(
+            examples=len(batch.indices),
+            rows=batch.rows * views,
+            views=views,
+            reduction=loss_reduction,
+        )
 
     if mode == "bookkeeping":
         taps = Taps(

@@ -105,11 +105,13 @@ class AtHand:
         examples: those that count, without padding.
         rows: that the module is fed, all.
         views: rows of an example.
+        reduction: ``"mean"`` or ``"sum"``, as the loss was declared to reduce over the rows.
     """
 
     examples: int
     rows: int
     views: int
+    reduction: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +232,7 @@ class RowProbe:
             self._look_again(*call)
         batch = self.at_hand()
         if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
-            self._signature.look_at(_tensors(output), batch.rows)
+            self._signature.look_at(_tensors(output), batch.rows, batch.reduction)
 
     def _look_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Callable[[], dict[str, Any]]

@@ -10,7 +10,11 @@ import torch
 
 _BATCHES = 16  # that are looked at until one can tell
 _SINGLE = 3  # batches in a row that have to look so, where examples have one label each
+# Batches of different sizes that have to tell the same of a reduction, and how far apart the
+# largest and the smallest have to be: a sum and a mean then differ by much more than _EVEN.
+_SIZES, _APART = 3, 1.05
 _TOLERANCE = 1e-5
+_EVEN = 1e-3  # relative difference of shares that are alike
 _RESIDUAL = 1e-3
 _AT_ONCE = 2**19  # numbers that stay in a processor's cache
 _LARGE = 2**22  # numbers of logits that are not kept until their gradient comes
@@ -54,6 +58,11 @@ class Outlines:
 class LossSignature:
     """Recognises a cross entropy that was divided by a number that the batch decides.
 
+    Also one that does not reduce over the rows as it was declared to. A mean divides a row's share
+    by the number of rows and a sum does not: three batches of different sizes tell, whatever
+    constant the loss was multiplied by. One example would otherwise change the scale of all others'
+    gradients before they are clipped.
+
     The gradient of Σ_t c_t·CE(y_t) by the logits is c_t (softmax(y_t) - e_t), which gives away the
     targets and every c_t. With targets that are ignored, or with class weights, a mean over what
     counts in the *batch* has Σ c_t = 1 while the examples' shares of it differ. Reduced example by
@@ -68,17 +77,29 @@ class LossSignature:
         self._looked = 0
         self._alike = 0  # batches in a row of single labels that looked normalised by the batch
         self._told = False
+        self._even: dict[int, float] = {}  # by the number of rows, the share of each
 
-    def look_at(self, outputs: Iterable[torch.Tensor], rows: int) -> None:
-        """Look at the gradients by these outputs when they come, while none has told anything."""
+    def look_at(self, outputs: Iterable[torch.Tensor], rows: int, reduction: str) -> None:
+        """Look at the gradients by these outputs when they come, while none has told anything.
+
+        Args:
+            outputs: of the module.
+            rows: in the batch, padding included.
+            reduction: ``"mean"`` or ``"sum"``, as the loss was declared to reduce over them.
+        """
         if self._told or self._looked >= _BATCHES or rows < 2:
             return
         for y in outputs:
             if y.dim() >= 2 and len(y) == rows and y.dtype in (torch.float32, torch.float64):
                 kept = {k: _kept(y.detach(), k) for k in {1, y.dim() - 1}}
-                y.register_hook(functools.partial(self._look, kept))
+                y.register_hook(functools.partial(self._look, kept, reduction))
 
-    def _look(self, kept: Mapping[int, torch.Tensor | Outlines], gradient: torch.Tensor) -> None:
+    def _look(
+        self,
+        kept: Mapping[int, torch.Tensor | Outlines],
+        reduction: str,
+        gradient: torch.Tensor,
+    ) -> None:
         self._looked += 1
         for classes, y in kept.items():
             if isinstance(y, Outlines):
@@ -86,12 +107,14 @@ class LossSignature:
             else:
                 shares = _shares(y, gradient, classes)
             if shares is not None:
-                self._judge(shares, single=gradient.dim() == 2)
+                self._judge(shares, reduction, single=gradient.dim() == 2)
                 return
 
-    def _judge(self, shares: torch.Tensor, *, single: bool) -> None:
+    def _judge(self, shares: torch.Tensor, reduction: str, *, single: bool) -> None:
         largest = float(shares.abs().amax())
-        even = float(shares.amax() - shares.amin()) <= 1e-3 * largest
+        even = float(shares.amax() - shares.amin()) <= _EVEN * largest
+        if even and largest > 0:
+            self._compare(len(shares), float(shares.mean()), reduction)
         if even or int((shares != 0).sum()) < 2:
             return
         tolerance = min(_TOLERANCE, 0.1 / len(shares))
@@ -107,6 +130,24 @@ class LossSignature:
                 "clipped: take the loss from dptrain.losses, which reduces each example by itself "
                 "(or set Gradients(probe='off'), which the guarantee then says)"
             )
+
+    def _compare(self, rows: int, share: float, reduction: str) -> None:
+        """Refuse what batches of different sizes show to be reduced in the other way."""
+        self._even[rows] = share
+        if len(self._even) < _SIZES or max(self._even) < _APART * min(self._even):
+            return
+        other = "sum" if reduction == "mean" else "mean"
+        # What would be the same in all batches if the loss were the other one.
+        constants = [c * r if other == "mean" else c for r, c in self._even.items()]
+        if max(constants) - min(constants) > _EVEN * max(constants):
+            return
+        sizes = ", ".join(map(str, sorted(self._even)))
+        raise RuntimeError(
+            f"Gradients(loss={reduction!r}): the loss is a {other} over the rows of the batch, as "
+            f"batches of {sizes} rows show. Its gradients would be scaled by the number of rows, "
+            "so that one example changes those of all others before they are clipped: set "
+            f"Gradients(loss={other!r}), or reduce the loss by a {reduction}"
+        )
 
 
 def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:

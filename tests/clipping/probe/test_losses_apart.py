@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel
 
-from dptrain import Gradients
+from dptrain import Gradients, Poisson
 from dptrain.clipping.probe import signature
 from dptrain.losses import causal_cross_entropy, reduce_examples, token_cross_entropy
 from tests.helpers.engine import MODES, everything_every_step, wire
@@ -298,3 +298,40 @@ def test_large_logits_give_a_loss_away_that_mixes_rows(monkeypatch):
     test_a_plain_token_loss_outside_is_refused_before_anything_is_released(
         next(iter(OUTSIDE)), "bookkeeping"
     )
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+@pytest.mark.parametrize("made", ["mean", "sum"])
+@pytest.mark.parametrize("declared", ["mean", "sum"])
+def test_batches_of_different_sizes_show_how_a_loss_reduces(declared, made, factor, mode):
+    """A sum declared as a mean scales every gradient by the number of rows, which one example
+    changes, and a mean declared as a sum by its inverse: refused at the third size, whatever
+    constant the loss has."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(60, 3, generator=generator)
+    labels = torch.randint(0, 4, (60,), generator=generator)
+    scheme = Poisson(probability=0.5, dataset_size=60, steps=12)
+    torch.manual_seed(0)
+    private = run_of(
+        nn.Linear(3, 4), (points, labels), mode, scheme=scheme, loss_reduction=declared
+    )
+    sizes = []
+
+    def whole_run():
+        for x, y in private.loader:
+            private.optimizer.zero_grad()
+            sizes.append(len(x))
+            (factor * F.cross_entropy(private.module(x), y, reduction=made)).backward()
+            private.optimizer.step()
+
+    if declared == made:
+        whole_run()
+        assert len(sizes) == 12
+        return
+    with pytest.raises(RuntimeError, match=rf"loss='{declared}'.*is a {made} over the rows"):
+        whole_run()
+    told = set(sizes)
+    assert len(told) >= 3
+    assert len(set(sizes[:-1])) < 3 or max(sizes[:-1]) < 1.05 * min(sizes[:-1])
+    assert private.steps_executed == len(sizes) - 1
