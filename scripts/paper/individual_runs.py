@@ -66,7 +66,7 @@ def filtered_run(overrides: Sequence[str]) -> Filtered:
     steps = sorted({int(row["steps"]) for row in rows})
     chosen = {step: [row for row in rows if int(row["steps"]) == step] for step in steps}
     return Filtered(
-        auc={r["step"]: r["macro_auc"] for r in metrics if r["split"] == "test"},
+        auc={r["step"]: r["macro_auc"] for r in metrics if r["split"] == "test" and r["step"]},
         before=before,
         end=end,
         tables={step: GroupTable(delta=end.delta, rows=_rows(chosen[step])) for step in steps},

@@ -26,7 +26,7 @@ from scripts.utility.training import Noise, train
 
 
 class Results:
-    """A folder with ``noise.json`` and ``runs/*.json``, and a JSON file of its name beside it.
+    """A folder with ``noise.json`` and ``finished/*.json``, and a JSON file of its name beside it.
 
     What is there is not run again, so that a contest that was cut short goes on where it stopped,
     and more seeds or learning rates only add to it.
@@ -35,7 +35,7 @@ class Results:
     def __init__(self, contest: Contest, folder: pathlib.Path) -> None:
         self.contest = contest
         self.folder = folder
-        (folder / "runs").mkdir(parents=True, exist_ok=True)
+        (folder / "finished").mkdir(parents=True, exist_ok=True)
 
     def run(self, job: Job) -> dict[str, Any] | None:
         """What came of a run, if it is finished."""
@@ -134,7 +134,7 @@ class Results:
         return self.folder.with_name(self.folder.name + ending)
 
     def _path(self, job: Job) -> pathlib.Path:
-        return self.folder / "runs" / f"{job.name}.json"
+        return self.folder / "finished" / f"{job.name}.json"
 
     def _calibrated(self, method: Method, epsilon: float, size: int) -> Noise:
         contest = self.contest

@@ -56,7 +56,7 @@ def test_accuracies_are_those_of_the_runs() -> None:
 
 def test_accuracies_on_mnist_are_those_of_the_runs() -> None:
     """Means over five seeds at the learning rate with the best tuning run, from the runs' files."""
-    folder = ROOT / "scripts/bench/results/utility_mnist/runs"
+    folder = ROOT / "scripts/bench/results/utility_mnist/finished"
     for epsilon, *cells in _cells("utility_mnist"):
         for method, cell in zip(("opacus", "poisson", "min-sep"), cells, strict=True):
             start = f"_{method}_eps{epsilon}_lr"

@@ -86,7 +86,7 @@ def test_the_records_say_which_examples_they_are_of(config, tmp_path, capsys):
     records = read_metrics(output / "metrics.jsonl")
     assert {r["split"] for r in records} == {"train", "held-out"}
     assert all(r["not_for_release"] for r in records)
-    assert [r["step"] for r in records if r["split"] == "held-out"] == [2, 4, 6]
+    assert [r["step"] for r in records if r["split"] == "held-out"] == [0, 2, 4, 6]
     shown = capsys.readouterr().out
     last = records[-1]
     assert f"held-out loss {last['loss']:.4f}, accuracy {last['accuracy']:.4f} on 360" in shown

@@ -105,7 +105,7 @@ def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch
     )
     results.complete(jobs, tmp_path, (SIZE, 180), 1)
     assert trained == jobs[2:]
-    assert {path.stem for path in (tmp_path / "tiny/runs").iterdir()} == {j.name for j in jobs}
+    assert {path.stem for path in (tmp_path / "tiny/finished").iterdir()} == {j.name for j in jobs}
 
 
 def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
@@ -124,7 +124,7 @@ def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
     assert results.table()["cells"] == {}  # nothing is chosen yet
     results.complete(_jobs(tuning=True), tmp_path, (SIZE, 180), 1)
     for job in _jobs(tuning=True):  # .1 is to be the best, whatever came out
-        path = tmp_path / "tiny/runs" / f"{job.name}.json"
+        path = tmp_path / "tiny/finished" / f"{job.name}.json"
         path.write_text(json.dumps({"accuracy": 1 - job.rate / 2, "loss": 1, "seconds": 1}))
     table = results.table()
     scores = [results.run(job)["accuracy"] for job in _jobs(tuning=False) if job.method == "ours"]
