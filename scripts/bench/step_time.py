@@ -140,7 +140,7 @@ def _memory(row: Row, ordinary: Row | None) -> str:
 
 
 def run(options: argparse.Namespace) -> Row:
-    """All tables, printed as they come."""
+    """All tables, printed as they come, and kept after each model where a file is named."""
     common = ["--device", options.device]
     if options.threads is not None:
         common += ["--threads", str(options.threads)]
@@ -166,7 +166,16 @@ def run(options: argparse.Namespace) -> Row:
                 result["memory"] += memory
                 bar.clear()
                 show(time, memory, options.max_load)
+            if options.json:
+                keep(result, options.json)
     return result
+
+
+def keep(result: Row, path: pathlib.Path) -> None:
+    """Add to the results in a file."""
+    if path.exists():
+        result = joined(json.loads(path.read_text(encoding="utf-8")), result)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 def joined(before: Row, result: Row) -> Row:
@@ -230,12 +239,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     options = parse(argv)
     result = run(options)
-    if options.json:
-        if options.json.exists():
-            result = joined(json.loads(options.json.read_text(encoding="utf-8")), result)
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if options.plot:
-        plot(result, options.plot)
+        whole = json.loads(options.json.read_text(encoding="utf-8")) if options.json else result
+        plot(whole, options.plot)
 
 
 if __name__ == "__main__":
