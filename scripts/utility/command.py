@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import pathlib
 import warnings
 
@@ -33,7 +34,9 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
     )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    results = Results(contest, options.results)
+    # The table is of the seeds that were asked for.
+    shown = dataclasses.replace(contest, seeds=tuple(options.seeds))
+    results = Results(shown, options.results)
     pairs = [
         (method, epsilon)
         for epsilon in options.epsilons
@@ -43,12 +46,10 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
     if not pairs:
         known = ", ".join(contest.methods(contest.epsilons[0]))
         parser.error(f"--methods {options.methods}: none of {known}")
+    chosen = Results(contest, folder) if options.fresh else results
     if options.root is not None:
         sizes = tuple(len(contest.load(options.root, share).train) for share in (0.0, HELD_OUT))
-        if options.fresh:
-            chosen = Results(contest, folder)
-        else:
-            chosen = results
+        if not options.fresh:
             tuning = [
                 Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=True)
                 for m, e in pairs
@@ -63,7 +64,7 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
             if (rate := chosen.best_rate(m, e)) is not None
         ]
         results.complete(final, options.root, sizes, options.processes)
-    table = results.table()
+    table = results.table(chosen)
     draw(contest, table, results.beside(".png"))
     print(as_text(contest, table))
 

@@ -94,12 +94,16 @@ class Results:
             return None
         return max(scores, key=lambda rate: sum(run["accuracy"] for run in scores[rate] if run))
 
-    def table(self) -> dict[str, Any]:
-        """Mean, 95 % interval (Student's t) and seconds of what is finished; also written."""
+    def table(self, chosen: Results | None = None) -> dict[str, Any]:
+        """Mean, 95 % interval (Student's t) and seconds of what is finished; also written.
+
+        Args:
+            chosen: whose tuning runs chose the learning rates; its own if left out.
+        """
         cells = {}
         for epsilon in self.contest.epsilons:
             for method in self.contest.methods(epsilon):
-                rate = self.best_rate(method, epsilon)
+                rate = (chosen or self).best_rate(method, epsilon)
                 if rate is None:
                     continue
                 runs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 
@@ -135,3 +136,14 @@ def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
     # Student's t with one degree of freedom: 12.706 standard errors of the mean.
     assert cell["half_width"] == pytest.approx(12.7062 * statistics.stdev(scores) / 2**0.5)
     assert "| 4 | " in as_text(CONTEST, table)
+
+
+def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
+    results.complete(_jobs(tuning=True), tmp_path, (SIZE, 180), 1)
+    again = Results(dataclasses.replace(CONTEST, seeds=(7,)), tmp_path / "again")
+    rate = results.best_rate("ours", 4.0)
+    job = Job(method="ours", epsilon=4.0, rate=rate, seed=7, tuning=False)
+    again.complete([job], tmp_path, (SIZE, 180), 1)
+    assert again.table()["cells"] == {}
+    cell = again.table(results)["cells"]["ours 4"]
+    assert (cell["lr"], cell["seeds"], cell["half_width"]) == (rate, 1, None)
