@@ -23,16 +23,13 @@ import logging
 import math
 import multiprocessing
 import pathlib
-import statistics
 import sys
 import warnings
 from typing import Any
 
-import numpy as np
 import opacus
 import torch
 from opacus.accountants.utils import get_noise_multiplier
-from scipy.stats import t as student
 from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -40,6 +37,8 @@ from tqdm import tqdm
 from dptrain import BandMF, Identity, MatrixMechanism, MinSep, Poisson, PrivacyEngine, calibrate
 from recipes.data import digits
 from recipes.models import vgg
+from scripts.utility.figure import draw
+from scripts.utility.results import interval
 
 HERE = pathlib.Path(__file__).parent
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
@@ -167,12 +166,6 @@ def run(job: tuple[str, Any, float, int]) -> float:
     return train_ours(MatrixMechanism.from_dict(noise), rate, seed)
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half-width of its 95 % interval (Student's t)."""
-    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.mean(values), float(half)
-
-
 class Results:
     """Finished runs in a JSON file."""
 
@@ -201,39 +194,6 @@ class Results:
     def scores(self, method: str, epsilon: float, rate: float, seeds: tuple[int, ...]) -> list:
         """Accuracies of these runs."""
         return [self.value["runs"][f"{method} {epsilon:g} lr={rate:g} seed={s}"] for s in seeds]
-
-
-def plot(results: Results, path: pathlib.Path) -> None:
-    """Accuracy against ε with 95 % intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    names = {
-        "opacus": "Opacus DP-SGD",
-        "identity": "dptrain Identity + Poisson",
-        "bandmf": f"dptrain BandMF({BANDS}) + MinSep({MIN_SEP})",
-    }
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    for shift, method in zip((-0.02, 0, 0.02), METHODS, strict=True):
-        rows = [results.value["table"][f"{method} {e:g}"] for e in EPSILONS]
-        axes.errorbar(
-            np.array(EPSILONS) * (1 + shift),
-            [100 * row["mean"] for row in rows],
-            yerr=[100 * row["half_width"] for row in rows],
-            marker="o",
-            capsize=3,
-            label=names[method],
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(EPSILONS, [f"{e:g}" for e in EPSILONS])
-    axes.set_xlabel(f"ε (δ = {delta():.2g})")
-    axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"Digits, {STEPS} steps, batch {size() / BATCHES_PER_EPOCH:.0f}, 5 seeds, 95 %")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -272,7 +232,18 @@ def main() -> None:
         "opacus": opacus.__version__,
     }
     results.save()
-    plot(results, options.plot)
+    draw(
+        table,
+        {
+            "opacus": "Opacus DP-SGD",
+            "identity": "dptrain Identity + Poisson",
+            "bandmf": f"dptrain BandMF({BANDS}) + MinSep({MIN_SEP})",
+        },
+        epsilons=EPSILONS,
+        delta=delta(),
+        title=f"Digits, {STEPS} steps, batch {size() / BATCHES_PER_EPOCH:.0f}, 5 seeds, 95 %",
+        path=options.plot,
+    )
     print("| ε | " + " | ".join(METHODS) + " |\n|---|" + "---|" * len(METHODS))
     for e in EPSILONS:
         cells = [table[f"{m} {e:g}"] for m in METHODS]

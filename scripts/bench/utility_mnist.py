@@ -31,7 +31,7 @@ from torch import nn
 
 from dptrain import BandMF, Identity, MinSep, Poisson
 from dptrain.sampling import Scheme
-from recipes.data import Split, mnist
+from recipes.data import mnist
 from scripts.bench.step_networks import MnistCnn
 from scripts.utility.command import run_contest
 from scripts.utility.contest import Contest, Method
@@ -40,12 +40,6 @@ HERE = pathlib.Path(__file__).parent
 SIZE, BATCH, EPOCHS = 60_000, 512, 8
 STEPS = round(EPOCHS * SIZE / BATCH)
 MIN_SEP = BANDS = 16
-
-
-def load(root: pathlib.Path, held_out: float) -> Split:
-    """The images; with ``held_out`` the test part comes from the training set."""
-    split = mnist(root)
-    return split.hold_out(held_out, seed=0) if held_out else split
 
 
 def network(seed: int) -> nn.Module:
@@ -79,9 +73,9 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 
 
 CONTEST = Contest(
-    name="mnist",
     title="MNIST, 8 epochs",
-    load=load,
+    load=mnist,
+    dataset_size=SIZE,
     network=network,
     methods=methods,
     epsilons=(1.0, 3.0, 8.0),

@@ -233,21 +233,29 @@ def _mebibytes(value: float) -> str:
 # One function for every file: from what it holds to cells of text.
 
 
+def _accuracies(cells: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    """A line for each ε of cells by "method ε"; columns are titles by method."""
+    rows = []
+    for epsilon in sorted({key.split()[1] for key in cells}, key=float):
+        line = [cells.get(f"{name} {epsilon}") for name in columns]
+        rows.append([epsilon, *(_accuracy(cell) for cell in line)])
+    return Table(["ε", *columns.values()], rows)
+
+
+def _accuracy(cell: Mapping[str, Any] | None) -> str:
+    """In per cent with its 95 % interval, if there are as many runs as that takes."""
+    if cell is None or cell["half_width"] is None:
+        return "–"
+    return f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
+
+
 def _utility_digits(tree: Mapping[str, Any]) -> Table:
     columns = {
         "opacus": "Opacus DP-SGD",
         "identity": "`Identity` + `Poisson`",
         "bandmf": "`BandMF(10)` + `MinSep(10)`",
     }
-    rows = [
-        [str(epsilon)]
-        + [
-            f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
-            for cell in (tree["table"][f"{name} {epsilon}"] for name in columns)
-        ]
-        for epsilon in sorted({int(key.split()[1]) for key in tree["table"]})
-    ]
-    return Table(["ε", *columns.values()], rows)
+    return _accuracies(tree["table"], columns)
 
 
 def _utility_digits_sigma(tree: Mapping[str, Any]) -> Table:
@@ -265,18 +273,7 @@ def _utility_mnist(tree: Mapping[str, Any]) -> Table:
         "poisson": "`Identity` + `Poisson`",
         "min-sep": "`BandMF(16)` + `MinSep(16)`",
     }
-    rows = []
-    for epsilon in sorted({key.split()[1] for key in tree["cells"]}, key=float):
-        cells = [tree["cells"].get(f"{name} {epsilon}") for name in columns]
-        rows.append([epsilon, *(_accuracy(cell) for cell in cells)])
-    return Table(["ε", *columns.values()], rows)
-
-
-def _accuracy(cell: Mapping[str, Any] | None) -> str:
-    """In per cent with its 95 % interval, if there are as many runs as that takes."""
-    if cell is None or cell["half_width"] is None:
-        return "–"
-    return f"{100 * cell['mean']:.1f} ± {100 * cell['half_width']:.1f}"
+    return _accuracies(tree["cells"], columns)
 
 
 _STEP_MODELS = {

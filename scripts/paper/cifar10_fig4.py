@@ -30,20 +30,14 @@ from torch import nn
 
 from dptrain import BandMF, Identity, Poisson
 from dptrain.sampling import Scheme
-from recipes.data import Split, cifar10
+from recipes.data import cifar10
 from recipes.models import vgg
 from scripts.paper import cifar10_bands
-from scripts.paper.cifar10_bands import DELTA, EPOCH_LENGTH, STEPS
+from scripts.paper.cifar10_bands import DELTA, EPOCH_LENGTH, SIZE, STEPS
 from scripts.utility.command import run_contest
 from scripts.utility.contest import Contest, Method
 
 HERE = pathlib.Path(__file__).parent
-
-
-def load(root: pathlib.Path, held_out: float) -> Split:
-    """The images; with ``held_out`` the test part comes from the training set."""
-    split = cifar10(root)
-    return split.hold_out(held_out, seed=0) if held_out else split
 
 
 def network(seed: int) -> nn.Module:
@@ -71,9 +65,9 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 
 
 CONTEST = Contest(
-    name="cifar10",
     title="CIFAR-10, VGG, 1,500 steps",
-    load=load,
+    load=cifar10,
+    dataset_size=SIZE,
     network=network,
     methods=methods,
     epsilons=(1.0, 8.0),

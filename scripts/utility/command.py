@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import warnings
 
-from scripts.utility.contest import HELD_OUT, Contest, Job
+from scripts.utility.contest import Contest, Job
 from scripts.utility.figure import draw
 from scripts.utility.results import Results
 
@@ -48,7 +48,6 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
         parser.error(f"--methods {options.methods}: none of {known}")
     chosen = Results(contest, folder) if options.fresh else results
     if options.root is not None:
-        sizes = tuple(len(contest.load(options.root, share).train) for share in (0.0, HELD_OUT))
         if not options.fresh:
             tuning = [
                 Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=True)
@@ -56,16 +55,24 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
                 for rate in contest.rates
                 for seed in contest.tuning_seeds
             ]
-            results.complete(tuning, options.root, sizes, options.processes)
+            results.complete(tuning, options.root, options.processes)
         final = [
             Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=False)
             for seed in options.seeds
             for m, e in pairs
             if (rate := chosen.best_rate(m, e)) is not None
         ]
-        results.complete(final, options.root, sizes, options.processes)
+        results.complete(final, options.root, options.processes)
     table = results.table(chosen)
-    draw(contest, table, results.beside(".png"))
+    seeds = max((cell["seeds"] for cell in table["cells"].values()), default=0)
+    draw(
+        table["cells"],
+        {name: method.title for name, method in contest.methods(contest.epsilons[0]).items()},
+        epsilons=contest.epsilons,
+        delta=contest.delta,
+        title=f"{contest.title}: mean of up to {seeds} seeds, 95 % intervals",
+        path=results.beside(".png"),
+    )
     print(as_text(contest, table))
 
 

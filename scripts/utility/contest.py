@@ -40,10 +40,9 @@ class Contest:
     The choice itself is not private, for none of the methods.
 
     Attributes:
-        name: of the results.
         title: of the plot.
-        load: from the folder of the data and the share that is held out of the training set (0 is
-            none: the test set is the test set) to the two parts.
+        load: from the folder of the data to its training and its test set.
+        dataset_size: N, of the whole training set.
         network: from a seed to the untrained net.
         methods: by a short name, for each ε.
         rates: learning rates that are tried.
@@ -58,9 +57,9 @@ class Contest:
         physical_batch_size: most examples in memory at once.
     """
 
-    name: str
     title: str
-    load: Callable[[pathlib.Path, float], Split]
+    load: Callable[[pathlib.Path], Split]
+    dataset_size: int
     network: Callable[[int], nn.Module]
     methods: Callable[[float], Mapping[str, Method]]
     epsilons: tuple[float, ...]

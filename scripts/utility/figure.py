@@ -3,49 +3,52 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
-import numpy as np
-
-from scripts.utility.contest import Contest
-
-matplotlib.use("Agg")
+from dptrain.reporting import figure_of, save
 
 SHIFT = 0.02  # of a method's points to the side, relative, so that intervals do not overlap
 
 
-def draw(contest: Contest, table: dict[str, Any], path: pathlib.Path) -> None:
-    """Write the plot of what is finished."""
-    from matplotlib import pyplot as plt
+def draw(
+    cells: Mapping[str, Mapping[str, Any]],
+    titles: Mapping[str, str],
+    *,
+    epsilons: Sequence[float],
+    delta: float,
+    title: str,
+    path: pathlib.Path,
+) -> None:
+    """Write the plot of what is there.
 
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    methods = contest.methods(contest.epsilons[0])
-    seeds = 0
-    for number, (name, method) in enumerate(methods.items()):
-        found = [
-            (epsilon, cell)
-            for epsilon in contest.epsilons
-            if (cell := table["cells"].get(f"{name} {epsilon:g}")) is not None
-        ]
+    Args:
+        cells: by "method ε", ``mean`` and ``half_width`` (``None`` for one run) of accuracies.
+        titles: of the methods, by name.
+        epsilons: ε, ascending.
+        delta: δ.
+        title: of the plot.
+        path: image file.
+    """
+    figure, (axes,) = figure_of(1)
+    for number, (name, label) in enumerate(titles.items()):
+        found = [(e, cells[f"{name} {e:g}"]) for e in epsilons if f"{name} {e:g}" in cells]
         if not found:
             continue
-        seeds = max(seeds, *(cell["seeds"] for _, cell in found))
         axes.errorbar(
-            [e * (1 + SHIFT * (number - (len(methods) - 1) / 2)) for e, _ in found],
+            [e * (1 + SHIFT * (number - (len(titles) - 1) / 2)) for e, _ in found],
             [100 * cell["mean"] for _, cell in found],
-            yerr=np.array([100 * (cell["half_width"] or 0.0) for _, cell in found]),
+            yerr=[100 * (cell["half_width"] or 0.0) for _, cell in found],
             marker="o",
             capsize=3,
-            label=method.title,
+            label=label,
         )
     axes.set_xscale("log", base=2)
-    axes.set_xticks(contest.epsilons, [f"{e:g}" for e in contest.epsilons])
+    axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     axes.minorticks_off()
-    axes.set_xlabel(f"ε (δ = {contest.delta:.2g})")
+    axes.set_xlabel(f"ε (δ = {delta:.2g})")
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title(f"{contest.title}: mean of up to {seeds} seeds, 95 % intervals")
+    axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from dptrain import calibrate
 from recipes.data import Split
 from scripts.utility.contest import HELD_OUT, Contest, Job, Method
-from scripts.utility.training import Noise, train
+from scripts.utility.training import Noise, resized, train
 
 
 class Results:
@@ -42,35 +42,24 @@ class Results:
         path = self._path(job)
         return json.loads(path.read_text()) if path.exists() else None
 
-    def noise(self, method: str, epsilon: float, size: int, *, tuning: bool) -> Noise:
-        """σ of Opacus or our mechanism, calibrated once; both for training sets of this size."""
+    def noise(self, method: str, epsilon: float) -> Noise:
+        """σ of Opacus or our mechanism for the whole training set, calibrated once."""
         path = self.folder / "noise.json"
         known = json.loads(path.read_text()) if path.exists() else {}
-        key = f"{method} {epsilon:g}{' tuning' if tuning else ''}"
+        key = f"{method} {epsilon:g}"
         if key not in known:
-            found = self.contest.methods(epsilon)[method]
-            known[key] = (
-                self._tuned(known[f"{method} {epsilon:g}"], found, size)
-                if tuning
-                else (self._calibrated(found, epsilon, size))
-            )
+            known[key] = self._calibrated(self.contest.methods(epsilon)[method], epsilon)
             _write(path, known)
         noise: Noise = known[key]
         return noise
 
-    def complete(
-        self, jobs: Sequence[Job], root: pathlib.Path, sizes: tuple[int, int], processes: int
-    ) -> None:
-        """Calibrate and run what is missing; ``sizes`` are N without and with a held-out part."""
+    def complete(self, jobs: Sequence[Job], root: pathlib.Path, processes: int) -> None:
+        """Calibrate and run what is missing."""
         missing = [job for job in jobs if self.run(job) is None]
         pairs = dict.fromkeys((job.method, job.epsilon) for job in missing)
-        for method, epsilon in tqdm(pairs, desc="calibrating", unit="mechanism", delay=2):
-            self.noise(method, epsilon, sizes[0], tuning=False)
-            self.noise(method, epsilon, sizes[1], tuning=True)
-        work = [
-            (self.contest, root, job, self.noise(job.method, job.epsilon, 0, tuning=job.tuning))
-            for job in missing
-        ]
+        bar = tqdm(pairs, desc="calibrating", unit="mechanism", delay=2)
+        noises = {pair: self.noise(*pair) for pair in bar}
+        work = [(self.contest, root, job, noises[job.method, job.epsilon]) for job in missing]
         # Each worker has one thread: two runs beside each other take less than one after the other.
         # Their own bars would write over this one.
         os.environ["TQDM_DISABLE"] = "1"
@@ -116,7 +105,7 @@ class Results:
                     )
                 ]
                 if runs:
-                    noise = self.noise(method, epsilon, 0, tuning=False)
+                    noise = self.noise(method, epsilon)
                     cells[f"{method} {epsilon:g}"] = _cell(runs) | {
                         "lr": rate,
                         "sigma": noise["noise_multiplier"] if isinstance(noise, dict) else noise,
@@ -140,7 +129,7 @@ class Results:
     def _path(self, job: Job) -> pathlib.Path:
         return self.folder / "finished" / f"{job.name}.json"
 
-    def _calibrated(self, method: Method, epsilon: float, size: int) -> Noise:
+    def _calibrated(self, method: Method, epsilon: float) -> Noise:
         contest = self.contest
         if method.scheme is None:
             return float(
@@ -154,47 +143,49 @@ class Results:
             )
         assert method.strategy is not None
         calibration = calibrate(
-            scheme=method.scheme(size),
+            scheme=method.scheme(contest.dataset_size),
             strategy=method.strategy,
             epsilon=epsilon,
             delta=contest.delta,
         )
         return calibration.mechanism.to_dict()
 
-    @staticmethod
-    def _tuned(noise: Noise, method: Method, size: int) -> Noise:
-        """The same σ and sampling rates, of a smaller training set."""
-        if not isinstance(noise, dict):
-            return noise
-        assert method.scheme is not None
-        return noise | {"scheme": method.scheme(size).to_dict()}
-
 
 def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[str, Any]]:
     contest, root, job, noise = work
     torch.set_num_threads(1)
-    split = _loaded(contest.load, root, HELD_OUT if job.tuning else 0.0)
+    split = _loaded(contest.load, root)
+    if len(split.train) != contest.dataset_size:
+        raise ValueError(
+            f"{root} holds {len(split.train)} training images, not {contest.dataset_size}, which "
+            "the noise is calibrated for"
+        )
+    if job.tuning:
+        split = split.hold_out(HELD_OUT, seed=0)
+    noise = resized(noise, contest.methods(job.epsilon)[job.method], len(split.train))
     return job, train(contest, split, noise, rate=job.rate, seed=job.seed)
 
 
 @functools.cache
-def _loaded(
-    load: Callable[[pathlib.Path, float], Split], root: pathlib.Path, held_out: float
-) -> Split:
+def _loaded(load: Callable[[pathlib.Path], Split], root: pathlib.Path) -> Split:
     """Once a worker, as reading takes as long as many steps."""
-    return load(root, held_out)
+    return load(root)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half-width of its 95 % interval (Student's t), for which one value says nothing."""
+    if len(values) < 2:
+        return statistics.mean(values), None
+    half = student.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.mean(values), float(half)
 
 
 def _cell(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    values = [run["accuracy"] for run in runs]
-    half = None
-    if len(values) > 1:
-        spread = statistics.stdev(values) / math.sqrt(len(values))
-        half = float(student.ppf(0.975, len(values) - 1)) * spread
+    mean, half = interval([run["accuracy"] for run in runs])
     return {
-        "mean": statistics.mean(values),
+        "mean": mean,
         "half_width": half,
-        "seeds": len(values),
+        "seeds": len(runs),
         "seconds": statistics.median(run["seconds"] for run in runs),
     }
 

@@ -14,15 +14,23 @@ from torch.utils.data import DataLoader
 from dptrain import Loading, MatrixMechanism, PrivacyEngine
 from recipes.data import Split
 from recipes.schedule import Schedule
-from scripts.utility.contest import Contest
+from recipes.task import evaluate
+from recipes.vision import classification_task
+from scripts.utility.contest import Contest, Method
 
 Noise = float | dict[str, Any]  # σ of Opacus, or our mechanism
 
-EVALUATED = 500  # images at a time
+
+def resized(noise: Noise, method: Method, size: int) -> Noise:
+    """The same σ and sampling rates, for a training set of another size."""
+    if not isinstance(noise, dict):
+        return noise
+    assert method.scheme is not None
+    return noise | {"scheme": method.scheme(size).to_dict()}
 
 
 def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
-    """The accuracy after the last step, and how long the steps took (wall clock, s)."""
+    """Accuracy and loss after the last step, and how long the steps took (wall clock, s)."""
     torch.manual_seed(seed)
     model = contest.network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=contest.momentum)
@@ -33,8 +41,7 @@ def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: in
     else:
         _opacus(contest, split, noise, model, optimizer, scheduler, seed)
     seconds = time.perf_counter() - start
-    accuracy, loss = _evaluated(model, split)
-    return {"accuracy": accuracy, "loss": loss, "seconds": seconds}
+    return evaluate(classification_task(split, model)) | {"seconds": seconds}
 
 
 def _ours(
@@ -95,15 +102,3 @@ def _opacus(
             done += 1
             if done == contest.steps:
                 return
-
-
-def _evaluated(model: nn.Module, split: Split) -> tuple[float, float]:
-    """Accuracy and mean loss on the part that was not trained on."""
-    model.eval()
-    hits = loss = 0.0
-    with torch.no_grad():
-        for images, labels in DataLoader(split.test, batch_size=EVALUATED):
-            logits = model(images)
-            hits += float((logits.argmax(1) == labels).sum())
-            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-    return hits / len(split.test), loss / len(split.test)

@@ -17,16 +17,16 @@ from scripts.utility import results as results_module
 from scripts.utility.command import as_text
 from scripts.utility.contest import Contest, Job, Method
 from scripts.utility.results import Results
+from scripts.utility.training import resized
 
-SIZE, HELD, STEPS = 200, 0.1, 3
+SIZE, STEPS = 200, 3
 
 
-def load(root, held_out):
+def load(root):
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(SIZE, 1, 2, 2, generator=generator)
     whole = TensorDataset(points, (points.sum((1, 2, 3)) > 0).long())
-    train = TensorDataset(*whole[: round(SIZE * (1 - held_out))]) if held_out else whole
-    return Split(train=train, test=TensorDataset(*whole[:20]), channels=1, classes=2, image_size=2)
+    return Split(train=whole, test=TensorDataset(*whole[:20]), channels=1, classes=2, image_size=2)
 
 
 def network(seed):
@@ -44,9 +44,9 @@ def methods(epsilon):
 
 
 CONTEST = Contest(
-    name="tiny",
     title="Tiny",
     load=load,
+    dataset_size=SIZE,
     network=network,
     methods=methods,
     epsilons=(4.0,),
@@ -98,21 +98,21 @@ def _jobs(*, tuning):
 
 def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch):
     jobs = _jobs(tuning=True)
-    results.complete(jobs[:2], tmp_path, (SIZE, 180), 1)
+    results.complete(jobs[:2], tmp_path, 1)
     trained = []
     worked = results_module._worked
     monkeypatch.setattr(
         results_module, "_worked", lambda work: (trained.append(work[2]), worked(work))[1]
     )
-    results.complete(jobs, tmp_path, (SIZE, 180), 1)
+    results.complete(jobs, tmp_path, 1)
     assert trained == jobs[2:]
     assert {path.stem for path in (tmp_path / "tiny/finished").iterdir()} == {j.name for j in jobs}
 
 
 def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
-    ours = results.noise("ours", 4.0, SIZE, tuning=False)
-    smaller = results.noise("ours", 4.0, 180, tuning=True)
-    theirs = results.noise("opacus", 4.0, SIZE, tuning=False)
+    ours = results.noise("ours", 4.0)
+    smaller = resized(ours, methods(4.0)["ours"], 180)
+    theirs = results.noise("opacus", 4.0)
     # One mechanism, two accountants that bound it from above, each to a fraction of a percent.
     assert ours["noise_multiplier"] == pytest.approx(theirs, rel=0.01)
     assert smaller["noise_multiplier"] == ours["noise_multiplier"]
@@ -121,9 +121,9 @@ def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
 
 
 def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
-    results.complete(_jobs(tuning=False), tmp_path, (SIZE, 180), 1)
+    results.complete(_jobs(tuning=False), tmp_path, 1)
     assert results.table()["cells"] == {}  # nothing is chosen yet
-    results.complete(_jobs(tuning=True), tmp_path, (SIZE, 180), 1)
+    results.complete(_jobs(tuning=True), tmp_path, 1)
     for job in _jobs(tuning=True):  # .1 is to be the best, whatever came out
         path = tmp_path / "tiny/finished" / f"{job.name}.json"
         path.write_text(json.dumps({"accuracy": 1 - job.rate / 2, "loss": 1, "seconds": 1}))
@@ -139,11 +139,11 @@ def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
 
 
 def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
-    results.complete(_jobs(tuning=True), tmp_path, (SIZE, 180), 1)
+    results.complete(_jobs(tuning=True), tmp_path, 1)
     again = Results(dataclasses.replace(CONTEST, seeds=(7,)), tmp_path / "again")
     rate = results.best_rate("ours", 4.0)
     job = Job(method="ours", epsilon=4.0, rate=rate, seed=7, tuning=False)
-    again.complete([job], tmp_path, (SIZE, 180), 1)
+    again.complete([job], tmp_path, 1)
     assert again.table()["cells"] == {}
     cell = again.table(results)["cells"]["ours 4"]
     assert (cell["lr"], cell["seeds"], cell["half_width"]) == (rate, 1, None)
