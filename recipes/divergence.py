@@ -59,10 +59,11 @@ class Divergence:
         parameters: int | None,
         start: float | None = None,
     ) -> None:
-        deviation = mechanism.noise_multiplier * max_grad_norm
-        deviation /= mechanism.scheme.expected_batch_size
-        self._noise = deviation * mechanism.strategy.errors(mechanism.steps, _EachStep())
         self._parameters, self._bound = parameters, max_grad_norm
+        if parameters is not None:
+            deviation = mechanism.noise_multiplier * max_grad_norm
+            deviation /= mechanism.scheme.expected_batch_size
+            self._noise = deviation * mechanism.strategy.errors(mechanism.steps, _EachStep())
         self._start = start
         self._squares: collections.deque[float] = collections.deque(maxlen=WINDOW)
         self._said: set[str] = set()
@@ -75,10 +76,14 @@ class Divergence:
         expected = self._parameters * noise**2
         # Two standard deviations of the noise's square norm, and of its product with the signal.
         error = 2 * noise * (noise * math.sqrt(2 * self._parameters) + 2 * self._bound)
-        total = sum(float(g.detach().double().square().sum()) for g in gradients if g is not None)
         if error > _TELLING * self._bound**2:
             self._squares.clear()
             return
+        total = sum(
+            float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2
+            for g in gradients
+            if g is not None
+        )
         self._squares.append(total - expected)
         if len(self._squares) == WINDOW and (
             np.mean(self._squares) > (_AT_BOUND * self._bound) ** 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
@@ -94,10 +94,12 @@ def train(
     means, norms = Means(), DebugNorms()
     shown: dict[str, float] = {}
     split = task.evaluated_on
-    if saved_at == 0 and not folder.metrics():  # a run that was killed early has it already
-        result = evaluate(task, limit=settings.evaluate_examples)
-        folder.log({"step": 0, "split": split, **result}, private=split != TEST)
-    divergence = _divergence(private, settings, folder)
+    before = folder.metrics()
+    if saved_at == 0 and not before:  # a run that was killed early has it already
+        start = evaluate(task, limit=settings.evaluate_examples)
+        before = [{"step": 0, "split": split, **start}]
+        folder.log(before[0], private=split != TEST)
+    divergence = _divergence(private, settings, before)
     module.train()
     with (
         Interruption() as interruption,
@@ -147,14 +149,15 @@ def train(
     return True
 
 
-def _divergence(private: PrivateTraining, settings: RunSettings, folder: RunFolder) -> Divergence:
-    """Knows the loss before the first step, also in a run that goes on."""
-    tests = [record for record in folder.metrics() if record["split"] != "train"]
+def _divergence(
+    private: PrivateTraining, settings: RunSettings, before: list[dict[str, Any]]
+) -> Divergence:
+    """Knows the loss before the first step, also in a run that goes on: its first record."""
     one_ball = settings.clipping["type"] == "Flat" and settings.optimizer.name != "scaled_adam"
     trained = sum(p.numel() for p in private.module.parameters() if p.requires_grad)
     return Divergence(
         private.mechanism,
         max_grad_norm=settings.privacy.max_grad_norm,
         parameters=trained if one_ball else None,
-        start=tests[0]["loss"] if tests and tests[0]["step"] == 0 else None,
+        start=before[0]["loss"] if before and before[0]["step"] == 0 else None,
     )

@@ -80,8 +80,8 @@ def _profile(current: Run, guarantee: Guarantee) -> Profile:
 
 def _final_evaluation(current: Run) -> dict[str, Any]:
     """On the whole test set after the last step; the loop has recorded it already."""
+    steps = current.private.mechanism.steps
     for record in reversed(current.folder.metrics()):
-        steps = current.private.mechanism.steps
         if record["split"] == current.task.evaluated_on and record["step"] == steps:
             return {name: v for name, v in record.items() if name not in MARKS}
     return evaluate(current.task)
