@@ -10,8 +10,8 @@ import torch
 from recipes.data.augment import training_transform
 from recipes.data.batch_pickle import read_batch_pickle
 from recipes.data.class_folders import TRAIN as TRAIN_FOLDER
-from recipes.data.class_folders import list_parts, read_listing
-from recipes.data.parquet import decode_tables, parquet_files, read_tables
+from recipes.data.class_folders import read_parts
+from recipes.data.parquet import read_shards
 from recipes.data.parts import (
     Foreseen,
     Part,
@@ -74,13 +74,9 @@ def cifar10(
         train, test = _read_batches(batches[0])
         foreseen(len(train[1]), IMAGE_SIZE)
     elif parquet:
-        tables = [read_tables(parquet_files(parquet[0], part)) for part in ("train", "test")]
-        foreseen(sum(len(table.images) for table in tables[0]), IMAGE_SIZE)
-        train, test = (decode_tables(part, IMAGE_SIZE) for part in tables)
+        train, test = read_shards(parquet[0], image="img", image_size=IMAGE_SIZE, foreseen=foreseen)
     elif folders:
-        listings = list_parts(folder, classes=CLASSES)
-        foreseen(len(listings[0].paths), IMAGE_SIZE)
-        train, test = (read_listing(listing, image_size=IMAGE_SIZE) for listing in listings)
+        train, test = read_parts(folder, classes=CLASSES, image_size=IMAGE_SIZE, foreseen=foreseen)
     else:
         raise FileNotFoundError(
             f"{folder} holds no CIFAR-10; unpack cifar-10-python.tar.gz there, which makes the "

@@ -151,6 +151,32 @@ def read_listing(listing: Listing, *, image_size: int, channels: int = 3) -> Par
     return pixels, listing.labels
 
 
+def read_parts(
+    root: pathlib.Path,
+    *,
+    classes: Sequence[str],
+    image_size: int,
+    channels: int = 3,
+    foreseen: Foreseen,
+) -> tuple[Part, Part]:
+    """Training and test part of a data set whose classes and size are known.
+
+    Args:
+        root, classes: as for ``list_parts``.
+        image_size, channels: as for ``read_listing``.
+        foreseen: is told the number of training images and their size before they are decoded.
+
+    Raises:
+        FileNotFoundError, ValueError: as ``list_parts`` and ``read_listing``.
+    """
+    train, test = list_parts(root, classes=classes)
+    foreseen(len(train.paths), image_size)
+    return (
+        read_listing(train, image_size=image_size, channels=channels),
+        read_listing(test, image_size=image_size, channels=channels),
+    )
+
+
 def image_folder(
     root: str | pathlib.Path,
     *,

@@ -7,9 +7,9 @@ import pathlib
 import torch
 
 from recipes.data.augment import training_transform
-from recipes.data.class_folders import TRAIN, list_parts, read_listing
+from recipes.data.class_folders import TRAIN, read_parts
 from recipes.data.idx import read_idx
-from recipes.data.parquet import decode_tables, parquet_files, read_tables
+from recipes.data.parquet import read_shards
 from recipes.data.parts import (
     Foreseen,
     Part,
@@ -79,17 +79,12 @@ def read_mnist(root: str | pathlib.Path, *, foreseen: Foreseen = unheard) -> tup
         train, test = (_read_idx(*pair) for pair in pairs)
         foreseen(len(train[1]), IMAGE_SIZE)
     elif parquet:
-        tables = [
-            read_tables(parquet_files(parquet[0], part), image="image")
-            for part in ("train", "test")
-        ]
-        foreseen(sum(len(table.images) for table in tables[0]), IMAGE_SIZE)
-        train, test = (decode_tables(part, IMAGE_SIZE, channels=1) for part in tables)
+        train, test = read_shards(
+            parquet[0], image="image", image_size=IMAGE_SIZE, channels=1, foreseen=foreseen
+        )
     elif folders:
-        listings = list_parts(folder, classes=CLASSES)
-        foreseen(len(listings[0].paths), IMAGE_SIZE)
-        train, test = (
-            read_listing(listing, image_size=IMAGE_SIZE, channels=1) for listing in listings
+        train, test = read_parts(
+            folder, classes=CLASSES, image_size=IMAGE_SIZE, channels=1, foreseen=foreseen
         )
     else:
         raise FileNotFoundError(

@@ -14,7 +14,7 @@ import torch
 
 from recipes.data.decode import decode
 from recipes.data.packages import VISION, package
-from recipes.data.parts import Part, checked_labels
+from recipes.data.parts import Foreseen, Part, checked_labels
 
 ROWS = 4096  # read at once
 
@@ -59,36 +59,41 @@ def parquet_files(folder: pathlib.Path, part: str) -> list[pathlib.Path]:
     return files
 
 
-def read_tables(
-    files: list[pathlib.Path], *, image: str = "img", label: str = "label"
-) -> list[Encoded]:
-    """The rows of each file, in order; nothing is decoded yet.
+def read_shards(
+    folder: pathlib.Path,
+    *,
+    image: str,
+    image_size: int,
+    channels: int = 3,
+    foreseen: Foreseen,
+) -> tuple[Part, Part]:
+    """Training and test part of a data set of the hub, with labels from 0 to 9, in order.
 
     Args:
-        files: in order.
-        image, label: names of the columns.
-
-    Raises:
-        ValueError: naming the file, and the row that has no image.
-    """
-    tables = []
-    for file in files:
-        with opened_table(file) as rows:
-            tables.append(encoded_rows(rows, str(file), image=image, label=label))
-    return tables
-
-
-def decode_tables(tables: list[Encoded], image_size: int, *, channels: int = 3) -> Part:
-    """Pixels and labels, from 0 to 9, of all rows, in order.
-
-    Args:
-        tables: of one part.
+        folder: of ``train-*.parquet`` and ``test-*.parquet``.
+        image: name of the column of images.
         image_size: height and width that every image must have.
         channels: as for ``decode``.
+        foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
-        ValueError: naming the file, and the row that is damaged.
+        FileNotFoundError: as ``parquet_files``.
+        ValueError: naming the file, and the row that has no image or is damaged.
     """
+    train, test = (
+        [_read(file, image) for file in parquet_files(folder, part)] for part in ("train", "test")
+    )
+    foreseen(sum(len(table.images) for table in train), image_size)
+    return _decoded(train, image_size, channels), _decoded(test, image_size, channels)
+
+
+def _read(file: pathlib.Path, image: str) -> Encoded:
+    """Its rows; nothing is decoded yet."""
+    with opened_table(file) as rows:
+        return encoded_rows(rows, str(file), image=image, label="label")
+
+
+def _decoded(tables: list[Encoded], image_size: int, channels: int) -> Part:
     parts: list[Part] = []
     for table in tables:
         pixels = decode(
