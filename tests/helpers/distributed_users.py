@@ -89,6 +89,7 @@ def records(**options):
     """(step, part, weight, rows) of everything clipped as one that this rank was given."""
     private = build("bookkeeping", **options)
     model, optimizer, loader = private
+    reduction = options.get("loss_reduction", "mean")
     found = []
     for x, y in loader:
         micro, start = loader.current, 0
@@ -98,7 +99,7 @@ def records(**options):
             found.append((micro.step, micro.part, weight, rows[start : start + size]))
             start += size
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
+        nn.functional.cross_entropy(model(x), y, reduction=reduction).backward()
         optimizer.step()
     return found
 
