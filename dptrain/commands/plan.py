@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import pathlib
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from tqdm.auto import tqdm
 
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.planning import (
     BOUNDS,
     DEFAULT_BANDS,
+    Plan,
     Question,
     compare,
     plan_users,
@@ -131,14 +135,22 @@ def run(
         fixed_size=options.fixed_size,
     )
     check_outputs(options.out, options.json, plot=options.plot)
-    plan = compare(
-        question,
-        accountant=options.accountant,
-        slow=options.slow,
-        timed=not options.no_time,
-        certify=options.certify,
-        certificates=options.certificates,
-    )
+    so_far = _SoFar()
+    try:
+        plan = compare(
+            question,
+            accountant=options.accountant,
+            slow=options.slow,
+            timed=not options.no_time,
+            certify=options.certify,
+            certificates=options.certificates,
+            found=so_far,
+        )
+    except KeyboardInterrupt:
+        if so_far.plan is not None and so_far.plan.rows:
+            print(so_far.plan)
+            raise KeyboardInterrupt(so_far.interruption) from None
+        raise
     print(plan)
     write_json(options.json, plan.to_dict())
     if options.plot is not None:
@@ -161,6 +173,30 @@ def run(
     )
     options.out.write_text(text, encoding="utf-8")
     print(f"configuration: {options.out}")
+
+
+class _SoFar:
+    """Keeps the plan as it grows, and says on standard error when something better was found.
+
+    A plan may take minutes, and most of them go to what is not chosen in the end.
+    """
+
+    interruption = "this is what was found until then; nothing was written"
+
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
+
+    def __call__(self, plan: Plan) -> None:
+        before, best = None if self.plan is None else self.plan.best, plan.best
+        self.plan = plan
+        if best is None or (before is not None and best.error >= before.error):
+            return
+        about = "≈" if best.is_estimate else "="
+        pair = f"{best.candidate.scheme_name} with {best.candidate.strategy_name}"
+        tqdm.write(
+            f"best so far: {pair}, σ {about} {best.noise_multiplier:.4g}, error {best.error:.4g}",
+            file=sys.stderr,
+        )
 
 
 # Arguments that say nothing about a plan for users, with what they are if they are not given.

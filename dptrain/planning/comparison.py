@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tqdm.auto import tqdm
 
@@ -47,6 +47,7 @@ def compare(
     certify: bool = False,
     certificates: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    found: Callable[[Plan], None] | None = None,
 ) -> Plan:
     """Find the noise of every scheme and strategy for the question's (ε, δ), and compare errors.
 
@@ -64,6 +65,7 @@ def compare(
         certify: while an estimate is best, certify it (minutes, by simulation).
         certificates: folder of certificates for that, which training can reuse.
         progress: show progress bars.
+        found: is given the plan so far after every pair.
 
     Raises:
         ValueError: if the accountant is unknown, or nothing can be computed.
@@ -76,8 +78,10 @@ def compare(
         bar = tqdm(list(candidates), disable=not progress, delay=1.0, leave=False, unit="pair")
         for candidate in bar:
             bar.set_description(f"{candidate.scheme_name} with {candidate.strategy_name}")
-            for found in search.try_out(candidate):
-                rows.append(found) if isinstance(found, PlanRow) else skipped.append(found)
+            for each in search.try_out(candidate):
+                rows.append(each) if isinstance(each, PlanRow) else skipped.append(each)
+            if found is not None:
+                found(_plan(question, rows, skipped))
 
     run(first_candidates(question))
     spaced = {row.candidate.scheme["type"] for row in rows if "min_sep" in row.candidate.scheme}
@@ -93,10 +97,16 @@ def compare(
     if not rows:
         reasons = "; ".join(dict.fromkeys(each.reason for each in skipped))
         raise ValueError(f"no pair of scheme and strategy could be computed: {reasons}")
-    plan = Plan(question, tuple(sorted(rows, key=lambda row: row.error)), tuple(skipped))
+    plan = _plan(question, rows, skipped)
     while certify and plan.best is not None and plan.best.is_estimate:
         plan = _certified(plan, plan.best, certificates, progress)
+        if found is not None:
+            found(plan)
     return plan
+
+
+def _plan(question: Question, rows: list[PlanRow], skipped: list[Skipped]) -> Plan:
+    return Plan(question, tuple(sorted(rows, key=lambda row: row.error)), tuple(skipped))
 
 
 def _best(rows: list[PlanRow], scheme: str) -> PlanRow:
@@ -118,7 +128,7 @@ def _certified(
         row, mechanism=row.mechanism.with_noise(shown.noise_multiplier), kind=shown.kind
     )
     rows = [certified if each is row else each for each in plan.rows]
-    return dataclasses.replace(plan, rows=tuple(sorted(rows, key=lambda each: each.error)))
+    return _plan(q, rows, list(plan.skipped))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +139,10 @@ class _Trials:
     accountant: str | None
     slow: bool
     timed: bool
+    # By target: what estimated σ last, and that σ. The next pair is similar, and so is its tilt.
+    _tilted: dict[float, tuple[TiltedEstimate, float | None]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         if self.accountant is not None:
@@ -201,8 +215,10 @@ class _Trials:
         if isinstance(states, TruncatedMinSepImportance):
             probe = whole_batches(mechanism)
         if min_sep_refusal(probe) is None:
-            tilted = TiltedEstimate(self.question.epsilon, target)
-            sigma = tilted.noise(min_sep_law(probe))
+            fresh = TiltedEstimate(self.question.epsilon, target), None
+            tilted, last = self._tilted.get(target, fresh)
+            sigma = tilted.noise(min_sep_law(probe), last)
+            self._tilted[target] = tilted, sigma
         else:
             simulation = quickest.simulation(mechanism)
             sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)

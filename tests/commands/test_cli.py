@@ -103,3 +103,43 @@ def test_runs_as_a_module():
         check=True,
     )
     assert "Identity()" in done.stdout
+
+
+PLAN = [
+    "plan", "--epsilon", "4", "--delta", "1e-4", "--dataset-size", "1000", "--batch-size", "100",
+    "--steps", "20", "--max-bands", "2", "--buffers", "0", "--parameters", "1000", "--no-time",
+]  # fmt: skip
+
+
+def test_a_plan_says_what_is_best_while_it_grows(capsys):
+    assert main([*PLAN, "--accountant", "poisson-pld"]) == 0
+    said = capsys.readouterr()
+    lines = [line for line in said.err.splitlines() if line.startswith("best so far: ")]
+    errors = [float(line.rpartition("error ")[2]) for line in lines]
+    assert errors
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == len(errors)
+    assert "best so far: " not in said.out
+
+
+def test_an_interrupted_plan_prints_what_it_has(tmp_path, capsys, monkeypatch):
+    from dptrain.planning import comparison
+
+    answered, left = comparison._Trials.try_out, [8]
+
+    def try_out(self, candidate):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return answered(self, candidate)
+
+    monkeypatch.setattr(comparison._Trials, "try_out", try_out)
+    figures = tmp_path / "plan.json"
+    assert main([*PLAN, "--json", str(figures)]) == 130
+    said = capsys.readouterr()
+    assert "Best (*): " in said.out
+    assert "interrupted: this is what was found until then; nothing was written" in said.err
+    assert not figures.exists()
+    left[0] = 0
+    assert main(PLAN) == 130
+    assert "Best" not in capsys.readouterr().out

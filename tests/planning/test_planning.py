@@ -293,3 +293,12 @@ def test_memory_needs_a_unit():
     with pytest.raises(SystemExit) as error:
         main([*COMMAND, "--steps", "10", "--memory", "4 apples"])
     assert error.value.code == 2
+
+
+def test_the_plan_so_far_is_given_out_after_every_pair():
+    grown = []
+    whole = compare(small(), found=grown.append, accountant="poisson-pld", **QUICK)
+    sizes = [len(plan.rows) + len(plan.skipped) for plan in grown]
+    assert len(sizes) > 2
+    assert sizes == sorted(sizes)
+    assert grown[-1] == whole
