@@ -105,6 +105,7 @@ class ArxivSettings(RunSettings):
     """A whole run on arXiv abstracts, private for every author.
 
     Attributes:
+        recipe: this one, for ``dptrain train``.
         data: the papers.
         model: the transformer.
     """
@@ -121,6 +122,7 @@ class ArxivSettings(RunSettings):
     paths_or_names: ClassVar[tuple[str, ...]] = ("data.tokenizer", "model.source")
     knows_users: ClassVar[bool] = True
 
+    recipe: Annotated[str, one_of(("arxiv",))] = "arxiv"
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     output: str = "runs/arxiv"

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from dptrain.commands import CommandParser
+from dptrain.commands import CommandParser, train
 from dptrain.core import in_words
 from recipes.config import leaves, load_config
 from recipes.report import summary
@@ -39,21 +39,7 @@ def run_recipe(
         example=example,
         fields=leaves(schema),
     )
-    parser.add_argument("--config", required=True, help="YAML file, e.g. configs/*.yaml")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
-    parser.add_argument(
-        "--accept-lost-ledger",
-        action="store_true",
-        help="with --resume: go on although ledger.jsonl is lost, which the statement then says",
-    )
-    parser.add_argument("--output", help="run folder (the field output)")
-    parser.add_argument(
-        "--simulate",
-        type=float,
-        metavar="FACTOR",
-        help="divide batch size and noise by FACTOR: cheap, for tuning, and NOT private",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
+    train.add_train_arguments(parser)
     arguments = parser.parse_intermixed_args(argv)
     try:
         settings = load_config(schema, arguments.config, list(arguments.overrides))

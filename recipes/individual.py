@@ -117,6 +117,7 @@ class IndividualSettings(RunSettings):
     """A whole run: full batches (``epoch_length: 1``) of independent noise, Adam.
 
     Attributes:
+        recipe: this one, for ``dptrain train``.
         data: the table.
         groups: rows to report on.
         model: the network.
@@ -126,6 +127,7 @@ class IndividualSettings(RunSettings):
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
+    recipe: Annotated[str, one_of(("individual",))] = "individual"
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     groups: GroupSettings = dataclasses.field(default_factory=GroupSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)

@@ -23,7 +23,10 @@ def training_entries(question: Question) -> dict[str, Any]:
     """What the recipes read besides the mechanism, as far as the question says it."""
     workload = question.workload
     momentum = workload.momentum if isinstance(workload, MomentumSGD) else 0.0
-    entries: dict[str, Any] = {"optimizer": {"name": "sgd", "momentum": momentum}}
+    entries: dict[str, Any] = {
+        "recipe": "vision",
+        "optimizer": {"name": "sgd", "momentum": momentum},
+    }
     if question.physical_batch_size is not None:
         entries["max_physical_batch_size"] = question.physical_batch_size
     return entries

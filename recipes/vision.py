@@ -99,6 +99,7 @@ class VisionSettings(RunSettings):
     """A whole run of the recipe for images.
 
     Attributes:
+        recipe: this one, for ``dptrain train``.
         data: the images.
         model: the network.
     """
@@ -107,6 +108,7 @@ class VisionSettings(RunSettings):
     free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
+    recipe: Annotated[str, one_of(("vision",))] = "vision"
     data: DataSettings = dataclasses.field(default_factory=DataSettings)
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     output: str = "runs/vision"

@@ -40,6 +40,7 @@ from dptrain.accounting.simulation import (
 )
 from dptrain.commands.certify_ranks import Group
 from dptrain.commands.certify_request import requested_simulation
+from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.commands.parser import CommandParser
 from dptrain.core import in_words
 
@@ -50,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # torchrun and schedulers end processes by SIGTERM: keep what there is then, too.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        if options.json is not None and options.shard is not None:
+            raise ValueError(
+                "--json with --shard: a share is no certificate yet; give it to --merge"
+            )
+        check_outputs(options.json)
         if options.merge:
             report: str | None = _merge(options)
         elif options.shard is not None:
@@ -91,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         "--merge", type=Path, nargs="+", help="partial certificates to put together"
     )
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--json", type=Path, help="write the finished certificate to this file too")
     return parser
 
 
@@ -103,13 +110,14 @@ def _merge(options: argparse.Namespace) -> str:
     merged = merge_partial_files(options.merge)
     certificate = certificate_of(merged)
     certificate_cache.store(options.out, merged.declaration.request, certificate)
-    return _report(options.out, certificate)
+    return _report(options, certificate)
 
 
-def _report(directory: Path, certificate: dict[str, Any]) -> str:
+def _report(options: argparse.Namespace, certificate: dict[str, Any]) -> str:
     request = certificate["request"]
+    write_json(options.json, certificate)
     return (
-        f"certificate: {certificate_cache.path_of(directory, request)}\n"
+        f"certificate: {certificate_cache.path_of(options.out, request)}\n"
         f"σ = {certificate['noise_multiplier']:.6g} for ε = {request['epsilon']:g}, "
         f"δ = {request['delta']:g}"
     )
@@ -131,7 +139,7 @@ def _certify(options: argparse.Namespace) -> str | None:
         # Whatever goes wrong on the first process has to end the others as well.
         start = group.from_first(lambda: _start(options))
         certificate = start.certificate or _share_work(options, group, start)
-        return _report(options.out, certificate) if group.rank == 0 else None
+        return _report(options, certificate) if group.rank == 0 else None
 
 
 def _start(options: argparse.Namespace) -> _Start:

@@ -1,4 +1,4 @@
-"""The command line: ``dptrain account``, ``calibrate``, ``plan`` and ``strategies``."""
+"""The command line: ``dptrain`` and its commands, their errors in one line, their exit status."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TextIO
 
+import shtab
+
 from dptrain import __version__
-from dptrain.commands import account, calibrate, plan, strategies
+from dptrain.commands import account, calibrate, plan, report, strategies, train
 from dptrain.commands.parser import CommandParser
 from dptrain.core import in_words
 
@@ -18,14 +20,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit status: 2 for a mistake in the arguments, 130 if interrupted.
+        The exit status: 0 if all went well, 2 for a mistake in the arguments, 130 if interrupted.
     """
     parser = CommandParser(
         prog="dptrain",
         description="Differentially private training.",
         example="dptrain plan --help",
+        epilog="exit status: 0 if all went well, 2 for a mistake in the arguments, 130 if "
+        "interrupted",
     )
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
+    shtab.add_argument_to(
+        parser, "--print-completion", help="print what completes these commands in a shell"
+    )
     parser.add_argument(
         "--import",
         dest="modules",
@@ -35,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="import a module that registers schemes, strategies or accountants of its own",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for member in (account, calibrate, plan, strategies):
+    for member in (plan, strategies, calibrate, account, train, report):
         member.add(commands)
     options = parser.parse_args(argv)
     for module in options.modules:
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = told
         try:
-            options.run(options)
+            status: int | None = options.run(options)
         except (ValueError, ModuleNotFoundError, OSError) as error:
             print(f"{name}: {in_words(error)}", file=sys.stderr)
             return 2
@@ -71,4 +78,4 @@ def main(argv: Sequence[str] | None = None) -> int:
             # A certificate under way says in its message where its samples are kept.
             print(f"{name}: interrupted{f': {error}' if str(error) else ''}", file=sys.stderr)
             return 130
-    return 0
+    return status or 0

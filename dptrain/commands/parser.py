@@ -27,13 +27,20 @@ class CommandParser(argparse.ArgumentParser):
         example: command lines that work as they stand, shown at the end of the help. A long one is
             continued as a shell has it.
         fields: what is written ``field=value``, without dashes, beside the options.
+        verbatim: keep all words in ``words``, for another parser that knows them better; only help
+            is given here.
     """
 
     def __init__(
-        self, *args: Any, example: str = "", fields: Collection[str] = (), **kwargs: Any
+        self,
+        *args: Any,
+        example: str = "",
+        fields: Collection[str] = (),
+        verbatim: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.example, self.fields = example, fields
+        self.example, self.fields, self.verbatim = example, fields, verbatim
 
     def format_help(self) -> str:
         """The help, and the example as it can be copied."""
@@ -44,8 +51,14 @@ class CommandParser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
         """As argparse does, once every word that looks like an option or a command is one."""
-        self._check_words(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
+        words = sys.argv[1:] if args is None else list(args)
+        if not self.verbatim:
+            self._check_words(words)
+            return super().parse_known_args(words, namespace)
+        if {"-h", "--help"} & set(words):
+            self.print_help()
+            self.exit()
+        return argparse.Namespace(**self._defaults, words=words), []
 
     def _check_words(self, words: Iterable[str]) -> None:
         options = list(self._option_string_actions)

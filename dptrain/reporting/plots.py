@@ -169,7 +169,7 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
         ax.set_xlim(left=0)
         ax.grid(visible=True, alpha=0.3)
         ax.legend()
-    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylim(0, 1.05 * axes[0].get_ylim()[1])
     axes[1].set_ylim(0, 1)
     for ax in axes[2:]:
         ax.set_ylim(min(0.5, ax.get_ylim()[0]), 1)  # .5 is what guessing has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -63,10 +64,12 @@ def test_one_process_makes_what_calibration_finds(
     tmp_path: pathlib.Path, file: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert main(arguments(file, out, "--seed", "3")) == 0
+    figures = tmp_path / "certificate.json"
+    assert main(arguments(file, out, "--seed", "3", "--json", str(figures))) == 0
     said = capsys.readouterr().out
     assert str(only_file(out)) in said
     expected = single(tmp_path / "single")
+    assert json.loads(figures.read_text()) == json.loads(json.dumps(expected))
     assert f"σ = {expected['noise_multiplier']:.6g}" in said
     # Another seed, and no time to simulate: what is found is the file.
     reader = MinSepMonteCarlo(seed=99, progress=False, cache=out, max_samples=10**6)

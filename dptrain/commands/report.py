@@ -1,0 +1,135 @@
+"""``dptrain report``: what a run has reached and promises, from the files it left."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import torch
+
+from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.core import Guarantee, aligned
+from dptrain.engine import check_seal
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import plot_curves
+
+_STATEMENT, _CHECKPOINT, _METRICS = "privacy_report.json", "checkpoint.pt", "metrics.jsonl"
+_MARKS = ("step", "split", "not_for_release")
+_PRIVATE = {
+    _CHECKPOINT: "seeds and states: who has them can take the noise off",
+    "ledger.jsonl": "what was released step by step, to go on with",
+    _METRICS: "metrics of training batches beside others",
+    "tensorboard": "metrics of training batches beside others",
+    "curves.png": "drawn from metrics of training batches too",
+    "config.yaml": "holds the seed, if one was set",
+    "individual_NOT_FOR_RELEASE": "what each example has spent",
+}
+_EXAMPLE = "dptrain report runs/vision"
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser(
+        "report", help=run.__doc__, description=run.__doc__, example=_EXAMPLE
+    )
+    parser.add_argument(
+        "path",
+        type=pathlib.Path,
+        metavar="RUN",
+        help="a run's folder, finished or not, or a privacy_report.json",
+    )
+    parser.add_argument("--json", type=pathlib.Path, help="write what is known to this file")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the metrics' curves to a PNG")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tell how far a run has come, what it promises, and which of its files may be published."""
+    path: pathlib.Path = options.path
+    folder = path if path.is_dir() else path.parent
+    check_outputs(options.json, plot=options.plot)
+    guarantees, done, planned = _stated(path)
+    records = _records(folder / _METRICS) if path.is_dir() else []
+    if options.plot is not None and not records:
+        raise ValueError(f"--plot {options.plot}: there are no metrics in {folder} to draw")
+    if done is not None and done < planned:
+        what = "what follows holds for them and for all that were planned"
+        if not guarantees:
+            what = "a run without a target states its guarantee at its end; dptrain account knows"
+        print(f"{done:,} of {planned:,} steps have run; {what}.\n")
+    for guarantee in guarantees:
+        print(f"{guarantee}\n")
+    last = _last(records)
+    if last:
+        lines = ["| step | of | measured | |", "|---|---|---|---|"]
+        for record in last:
+            measured = ", ".join(f"{k} {v:.4g}" for k, v in record.items() if k not in _MARKS)
+            private = "not for release" if record.get("not_for_release") else ""
+            lines.append(f"| {record['step']} | {record['split']} | {measured} | {private} |")
+        print(aligned("\n".join(lines), left=4) + "\n")
+    kept = {name: why for name, why in _PRIVATE.items() if path.is_dir() and (path / name).exists()}
+    if kept:
+        print("Not for release:")
+        print("\n".join(f"- {name}: {why}" for name, why in kept.items()))
+    if options.plot is not None:
+        plot_curves(records, options.plot)
+        print(f"plot: {options.plot}")
+    value = {
+        "steps_executed": done,
+        "steps_planned": planned,
+        "guarantees": [json.loads(guarantee.to_json()) for guarantee in guarantees],
+        "metrics": last,
+        "not_for_release": kept,
+    }
+    write_json(options.json, value)
+
+
+def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
+    """Guarantees, steps that ran and steps planned, by the statement or else by the checkpoint.
+
+    Raises:
+        ValueError: if there is neither, or it cannot be read.
+    """
+    statement = path / _STATEMENT if path.is_dir() else path
+    if statement.is_file() and statement.suffix == ".json":
+        try:
+            value = json.loads(statement.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{statement}: it is no JSON ({error})") from error
+        if not isinstance(value, dict) or "guarantee" not in value:
+            raise ValueError(f"{statement}: it is no privacy statement, it has no 'guarantee'")
+        found = Guarantee.from_json(json.dumps(value["guarantee"]))
+        return [found], found.steps_executed, found.steps_planned
+    checkpoint = path / _CHECKPOINT
+    if not checkpoint.is_file():
+        raise ValueError(
+            f"{path}: there is neither {_STATEMENT} nor {_CHECKPOINT}; name the folder of a run, "
+            "or a statement"
+        )
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    except Exception as error:  # zipfile's, pickle's and torch's own kinds
+        reason = (str(error).splitlines() or [""])[0]
+        raise ValueError(f"{checkpoint} is damaged ({type(error).__name__}: {reason})") from error
+    check_seal(state, str(checkpoint))
+    state = state.get("run", state)  # a recipe's holds more than the engine's
+    guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
+    return guarantees, state["steps_executed"], MatrixMechanism.from_dict(state["mechanism"]).steps
+
+
+def _records(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Of a metrics file, without a last line that was cut off while it was written."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    try:
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    except ValueError as error:
+        raise ValueError(f"{path}: a line is not JSON ({error})") from error
+
+
+def _last(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last record of every split."""
+    return list({record["split"]: record for record in records}.values())
