@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from dptrain.configuration import read_yaml
 from recipes.config import load_config
 from recipes.sweep import SCHEMAS
 from scripts.docs import parsers
@@ -38,6 +39,9 @@ def check(words: Sequence[str]) -> None:
         return
     if program == "bash":
         _check_shell_script(*rest)
+    elif program == "dptrain" and rest[0] == "train":
+        config = rest[rest.index("--config") + 1]
+        _check_module(f"recipes.{read_yaml(ROOT / config)['recipe']}", rest[1:])
     elif program == "dptrain":
         _module("dptrain").read(rest)
     elif program == "pip":
@@ -117,6 +121,8 @@ def test_commands_of_the_pages_exist(words: list[str], monkeypatch: pytest.Monke
         "dptrain account --sigma 1 --detla 1e-5",
         "python -m recipes.vision --config configs/no_such.yaml",
         "python -m recipes.vision --config configs/digits_vgg_minsep.yaml stesp=3",
+        "dptrain train --config configs/no_such.yaml",
+        "dptrain train --config configs/digits_vgg_minsep.yaml stesp=3",
         "python -m recipes.no_such",
         "python scripts/no_such.py",
         "python scripts/check_wheel.py --no-such-option",
