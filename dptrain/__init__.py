@@ -156,6 +156,7 @@ _ROOMS = [
     "distributed",
     "engine",
     "individual",
+    "integrations",
     "losses",
     "mechanism",
     "noise",

@@ -7,6 +7,7 @@ from dptrain.configuration.schemes import (
     check_scheme,
     expected_batch_size,
     stated_size,
+    steps_of_epoch,
 )
 from dptrain.configuration.strategies import build_strategy
 from dptrain.configuration.typed import members_of, named_type, stated_fields
@@ -26,4 +27,5 @@ __all__ = [
     "read_yaml",
     "stated_fields",
     "stated_size",
+    "steps_of_epoch",
 ]

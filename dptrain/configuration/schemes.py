@@ -141,6 +141,31 @@ def _stated(settings: Mapping[str, Any]) -> tuple[Any, Mapping[str, inspect.Para
     return make, parameters, {name: v for name, v in given.items() if name not in SIZES}
 
 
+def steps_of_epoch(
+    settings: Mapping[str, Any], *, dataset_size: int, graph: AttributionGraph | None = None
+) -> int | None:
+    """Steps of an epoch of a scheme that runs whole ones; ``None`` for any other.
+
+    Args:
+        settings, dataset_size, graph: as for ``build_scheme``.
+
+    Raises:
+        ValueError: as ``build_scheme``.
+    """
+    make, parameters, fields = _stated(settings)
+    if "epochs" not in parameters:
+        return None
+    size = expected_batch_size(settings, dataset_size)
+    fields["batch_size"] = (
+        round(size) if parameters["batch_size"].annotation in ("int", int) else size
+    )
+    known = {"dataset_size": dataset_size, "graph": graph, "epochs": 1}
+    try:
+        return make(**fields, **{key: v for key, v in known.items() if key in parameters}).steps
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"scheme: {error}") from error
+
+
 def build_scheme(
     settings: Mapping[str, Any],
     *,

@@ -27,7 +27,9 @@ USED_OTHERWISE = {
     *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
     *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
 }
-EXTRAS = ("recipes", "vision", "text", "dev", "docs", "peer", "fast", "users", "coverage")
+EXTRAS = (
+    *("recipes", "vision", "text", "trainer", "dev", "docs", "peer", "fast", "users", "coverage"),
+)
 # What is compiled, and imported only where numba is there.
 _COMPILED = ("engine_kernel.py", "settled_kernel.py")
 OUR_OWN = {"dptrain", "recipes", "scripts", "tests"}
@@ -71,7 +73,7 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("dptrain", ("recipes", "fast", "users", "dev")),
+        ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev")),
         ("recipes", ("recipes", "vision", "text")),
         ("scripts", EXTRAS),
         ("tests", EXTRAS),
@@ -92,8 +94,8 @@ def test_what_is_imported_with_the_package_needs_no_extra() -> None:
     known = declared() | {"dptrain"} | set(sys.stdlib_module_names)
     found = {}
     for path in sorted((ROOT / "dptrain").rglob("*.py")):
-        if "testing" in path.parts or path.name in _COMPILED:
-            continue  # the former for pytest suites
+        if {"testing", "integrations"} & set(path.parts) or path.name in _COMPILED:
+            continue  # the former for pytest suites and trainers of others; nothing imports them
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             found |= {name: path.name for name in top_level(node) if name not in known}
     assert found == {}

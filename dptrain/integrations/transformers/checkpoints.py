@@ -1,0 +1,85 @@
+"""The private part of a trainer's checkpoint folder: one file, readable by its owner only."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dptrain.engine import PrivateTraining, check_seal
+from dptrain.integrations.transformers.arguments import PrivacyArguments
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import in_place
+
+PRIVATE_FILE = "private_state.pt"
+_FORMAT = 1
+
+
+def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments) -> None:
+    """Save the run's state, optimizer and schedules included, in a checkpoint's folder."""
+    os.makedirs(folder, exist_ok=True)
+    state = {"format": _FORMAT, "asked": privacy.asked, "run": private.state_dict()}
+    with in_place(pathlib.Path(folder) / PRIVATE_FILE) as path:
+        torch.save(state, path)
+
+
+def read(folder: str) -> dict[str, Any]:
+    """What ``write`` saved.
+
+    Raises:
+        ValueError: if the folder holds no such file, or another layout of it.
+    """
+    path = pathlib.Path(folder) / PRIVATE_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"resume_from_checkpoint={folder!r}: there is no {PRIVATE_FILE}, without which the "
+            "noise and the sampling would begin anew: it was written by a plain Trainer, or with "
+            "save_only_model=True; resume from a checkpoint that has one, or begin a new run, "
+            "whose guarantee adds to that of the steps released"
+        )
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "run" not in state:
+        raise ValueError(f"{path} is of another layout: use the dptrain that wrote it")
+    check_seal(state["run"], str(path))
+    return dict(state)
+
+
+def mechanism_of(
+    folder: str, saved: Mapping[str, Any], privacy: PrivacyArguments, planned: MatrixMechanism
+) -> MatrixMechanism:
+    """The mechanism that a resumed run goes on with: what is asked for now, with the saved noise.
+
+    Args:
+        folder: of the checkpoint.
+        saved: what ``read`` gave.
+        privacy: what is asked for now.
+        planned: scheme and strategy that is asked for now, with the noise of the checkpoint.
+
+    Raises:
+        ValueError: if the checkpoint's run was asked for something else.
+    """
+    start = f"resume_from_checkpoint={folder!r}: "
+    if saved["asked"] != privacy.asked:
+        names = [name for name in privacy.asked if saved["asked"].get(name) != privacy.asked[name]]
+        then = ", ".join(f"{name}={saved['asked'].get(name)}" for name in names)
+        now = ", ".join(f"{name}={privacy.asked[name]}" for name in names)
+        raise ValueError(
+            f"{start}its run was begun with {then}, and PrivacyArguments has {now}: the noise was "
+            "chosen for the whole plan; go on with what it was begun with"
+        )
+    if saved["run"]["mechanism_hash"] != planned.hash:
+        then = _plan(MatrixMechanism.from_dict(saved["run"]["mechanism"]))
+        raise ValueError(
+            f"{start}its run is {then}, and the arguments now make {_plan(planned)}: the noise was "
+            "chosen for that plan; go on with the same data, epochs, batch size, scheme and "
+            "strategy (per_device_train_batch_size may change if gradient_accumulation_steps makes "
+            "up for it)"
+        )
+    return planned
+
+
+def _plan(mechanism: MatrixMechanism) -> str:
+    return f"{mechanism.steps} steps of {mechanism.scheme} with {mechanism.strategy}"

@@ -1,0 +1,141 @@
+"""From epochs and batch sizes of ``TrainingArguments`` to the steps and batches of a scheme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from dptrain.configuration import build_scheme, build_strategy, steps_of_epoch
+from dptrain.integrations.transformers.arguments import PrivacyArguments
+from dptrain.sampling import AttributionGraph, Scheme
+from dptrain.strategies import Strategy
+
+
+class TrainerPlan(NamedTuple):
+    """What runs.
+
+    Attributes:
+        scheme: with the steps.
+        strategy: bound to them.
+        steps_per_epoch: logical steps that the trainer calls an epoch.
+        parts: most examples in memory at once, on each process.
+    """
+
+    scheme: Scheme
+    strategy: Strategy
+    steps_per_epoch: int
+    parts: int
+
+    @property
+    def steps(self) -> int:
+        """Number n of logical steps."""
+        return self.scheme.steps
+
+    @property
+    def epochs(self) -> int:
+        """Epochs, the last of which may end early."""
+        return math.ceil(self.steps / self.steps_per_epoch)
+
+
+def plan_of(
+    privacy: PrivacyArguments,
+    *,
+    dataset_size: int,
+    graph: AttributionGraph | None,
+    part: int,
+    batch_size: int,
+    epochs: float,
+    max_steps: int,
+) -> TrainerPlan:
+    """The plan that training arguments ask for.
+
+    Args:
+        privacy: with scheme and strategy.
+        dataset_size: N.
+        graph: users of the examples, if they have any.
+        part: ``per_device_train_batch_size``.
+        batch_size: expected examples (users, with ``PerUser``) of a step over all processes.
+        epochs: ``num_train_epochs``; not used where ``max_steps`` is positive.
+        max_steps: likewise.
+
+    Raises:
+        ValueError: naming the argument, the value and the remedy.
+    """
+    strategy = privacy.strategy
+    if not isinstance(strategy, Strategy):
+        assert isinstance(strategy, dict)
+        strategy = build_strategy(strategy)
+    stated = privacy.scheme
+    if isinstance(stated, Scheme):
+        if graph is not None:
+            raise ValueError(
+                f"user_column={privacy.user_column!r} with a scheme that is made already: its "
+                "graph says who the users are; leave user_column out, or give the scheme by name"
+            )
+        if 0 < max_steps != stated.steps:
+            raise ValueError(
+                f"max_steps={max_steps} and scheme= with {stated.steps} steps: the guarantee is of "
+                "the scheme's; leave max_steps out, or make the scheme with as many steps"
+            )
+        scheme, counted = stated, _counted(stated, dataset_size)
+        return TrainerPlan(
+            scheme,
+            strategy.bind(scheme.steps),
+            _epoch(counted, scheme.expected_batch_size, scheme.steps),
+            part,
+        )
+    assert isinstance(stated, dict)
+    if named := {"batch_size", "epoch_length"} & set(stated):
+        raise ValueError(
+            f"scheme: {sorted(named)} beside TrainingArguments: the expected batch is "
+            "per_device_train_batch_size × gradient_accumulation_steps × processes; leave it out"
+        )
+    settings: dict[str, Any] = {**stated, "batch_size": batch_size}
+    of_users = graph is not None and "group_size" in stated
+    whole = steps_of_epoch(settings, dataset_size=dataset_size, graph=graph)
+    counted = graph.users if graph is not None and of_users else dataset_size
+    per_epoch = whole or max(1, math.ceil(counted / batch_size))
+    steps = max_steps if max_steps > 0 else math.ceil(epochs * per_epoch)
+    if steps < 1:
+        raise ValueError(f"num_train_epochs={epochs}: no step runs; state a positive number")
+    scheme = build_scheme(settings, dataset_size=dataset_size, steps=steps, graph=graph)
+    return TrainerPlan(scheme, strategy.bind(scheme.steps), min(per_epoch, steps), part)
+
+
+def _counted(scheme: Scheme, dataset_size: int) -> int:
+    """What an epoch goes through: examples, or users where batches count those."""
+    graph = getattr(scheme, "graph", None)
+    return graph.users if scheme.group_size is not None and graph is not None else dataset_size
+
+
+def _epoch(counted: int, batch_size: float, steps: int) -> int:
+    return min(steps, max(1, math.ceil(counted / batch_size)))
+
+
+def graph_of(dataset: Any, column: str) -> AttributionGraph:
+    """The users of a column, one or a list of them in each row.
+
+    Raises:
+        ValueError: if there is no such column, or a row has no user.
+    """
+    return AttributionGraph.from_lists(map(_listed, _values(dataset, column)))
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return [value] if isinstance(value, str | bytes | int) or value is None else value
+
+
+def _values(dataset: Any, column: str) -> Iterable[Any]:
+    names = getattr(dataset, "column_names", None)
+    if isinstance(names, list):
+        if column not in names:
+            raise ValueError(f"user_column={column!r} is none of the columns {sorted(names)}")
+        return dataset[column]
+    try:
+        return [dataset[row][column] for row in range(len(dataset))]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"user_column={column!r}: the rows of {type(dataset).__name__} have no such field "
+            f"({type(error).__name__}: {error})"
+        ) from error

@@ -1,0 +1,78 @@
+"""What lies beside a published model: the privacy statement and a model card that states it."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from typing import Any
+
+import yaml
+
+from dptrain.core import Guarantee, Kind
+from dptrain.reporting import privacy_report
+
+CARD = "README.md"
+_TAGS = ("differential-privacy", "dptrain")
+
+
+def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None:
+    """Write ``privacy_report.json`` and ``.md``, and the model card.
+
+    Metadata of a card that is there already (peft writes one) are kept.
+
+    Args:
+        folder: with the model.
+        guarantee: of the run.
+        about: metadata of the card, such as ``library_name``.
+    """
+    there = pathlib.Path(folder) / CARD
+    metadata = {k: v for k, v in {**about, **_metadata_of(there)}.items() if v}
+    tags = metadata.get("tags") or []
+    metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *_TAGS]))
+    if math.isfinite(guarantee.epsilon):
+        privacy_report(guarantee, folder)
+        metadata["differential_privacy"] = _stated(guarantee)
+        text = (
+            f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
+            "[privacy_report.md](privacy_report.md) and, for programs, in "
+            "[privacy_report.json](privacy_report.json)."
+        )
+    else:
+        text = "The training added no noise that protects anybody: there is no guarantee."
+    head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+    name = metadata.get("model_name", pathlib.Path(folder).resolve().name)
+    there.write_text(
+        f"---\n{head}---\n\n# {name}\n\n"
+        f"Trained with differential privacy by dptrain.\n\n## Privacy\n\n{text}\n",
+        encoding="utf-8",
+    )
+
+
+def _stated(guarantee: Guarantee) -> dict[str, Any]:
+    return {
+        "epsilon": float(guarantee.epsilon),
+        "delta": float(guarantee.delta),
+        "unit": guarantee.unit.noun,
+        "adjacency": guarantee.adjacency.value,
+        "kind": guarantee.kind.value,
+        "is_estimate": guarantee.kind is Kind.ESTIMATE,
+        "accountant": guarantee.accountant,
+        "noise_multiplier": float(guarantee.noise_multiplier),
+        "steps_planned": guarantee.steps_planned,
+        "steps_executed": guarantee.steps_executed,
+        "mechanism_hash": guarantee.mechanism_hash,
+    }
+
+
+def _metadata_of(path: pathlib.Path) -> dict[str, Any]:
+    """The front matter of a card, if there is one."""
+    if not path.is_file():
+        return {}
+    parts = path.read_text(encoding="utf-8").split("---\n", 2)
+    if len(parts) < 3 or parts[0].strip():
+        return {}
+    try:
+        found = yaml.safe_load(parts[1])
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,222 @@
+"""What of ``TrainingArguments`` and of a trainer's class no private run can be made of, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+
+_SPREAD = (
+    "each process of a private run holds the whole model, and gradients are added up over "
+    "processes by the run itself"
+)
+
+
+class _Refused(NamedTuple):
+    """A setting that is refused.
+
+    Attributes:
+        name: of the argument.
+        wrong: whether its value is refused.
+        why: what would happen.
+        remedy: what to set instead.
+    """
+
+    name: str
+    wrong: Callable[[Any], bool]
+    why: str
+    remedy: str
+
+
+_STEPS_OTHERWISE = ("lomo", "layerwise", "schedule_free")
+
+
+def _named(value: Any) -> str:
+    return str(getattr(value, "value", value))
+
+
+def _given(value: Any) -> bool:
+    return bool(value)
+
+
+_ARGUMENTS = (
+    _Refused("fsdp", _given, f"parts of the model would lie on other processes, and {_SPREAD}",
+             "leave fsdp out and start the script with torchrun"),
+    _Refused("deepspeed", _given, f"it has an optimizer and gradients of its own, and {_SPREAD}",
+             "leave deepspeed out and start the script with torchrun"),
+    _Refused("parallelism_config", _given, f"it spreads an example over processes, and {_SPREAD}",
+             "leave parallelism_config out"),
+    _Refused("train_sampling_strategy", lambda value: value != "random",
+             "the accountant covers batches that the scheme draws, and no others",
+             "leave train_sampling_strategy out; PrivacyArguments(scheme=...) says how to draw"),
+    _Refused("auto_find_batch_size", _given,
+             "after a lack of memory it begins the run anew, and steps would be released twice",
+             "set per_device_train_batch_size to what fits: it is the most examples in memory at "
+             "once, and gradient_accumulation_steps makes the batch"),
+    _Refused("ignore_data_skip", _given,
+             "a resumed run goes on where it was in its plan, and not at the start of an epoch",
+             "leave ignore_data_skip out: nothing is read to get there"),
+    _Refused("dataloader_drop_last", _given, "batches are drawn, and there is no last one to drop",
+             "leave dataloader_drop_last out"),
+    _Refused("neftune_noise_alpha", lambda value: value is not None,
+             "its noise is scaled by the longest example of the batch, which ties the examples "
+             "together", "leave neftune_noise_alpha out"),
+    _Refused("torch_compile", _given, "the run would clip the gradients of another module than the "
+             "one that is compiled", "leave torch_compile out"),
+    _Refused("use_liger_kernel", _given, "it puts in layers whose gradients are not known "
+             "example by example", "leave use_liger_kernel out"),
+    _Refused("include_num_input_tokens_seen", lambda value: value not in ("no", False),
+             "the number of tokens that were drawn is private, and would be logged",
+             "set include_num_input_tokens_seen='no'"),
+    _Refused("push_to_hub", _given,
+             "it uploads what lies in output_dir, among it logs and files of checkpoints",
+             "call trainer.save_model(folder) with a folder of its own and upload that one, for "
+             "instance by huggingface_hub.upload_folder"),
+    _Refused("enable_jit_checkpoint", _given, "it saves in the middle of a step",
+             "set save_strategy='steps' and save_steps"),
+    _Refused("optim", lambda value: any(part in _named(value) for part in _STEPS_OTHERWISE),
+             "it steps during the backward pass, with gradients that are neither clipped nor "
+             "noised, or keeps other weights than those it shows", "use optim='adamw_torch'"),
+    _Refused("lr_scheduler_type", lambda value: _named(value) == "greedy",
+             "it follows figures that the loop measured", "use lr_scheduler_type='linear', say"),
+    _Refused("max_grad_norm", lambda value: value not in (None, 0, 1),
+             "that field clips the mean gradient of a batch, here after its noise",
+             "bound each example's gradient by PrivacyArguments(per_example_max_grad_norm=...), "
+             "and leave the field of TrainingArguments at its default, which is not used"),
+    _Refused("packing", _given, "it joins examples into rows, and a row of several people's texts "
+             "is clipped as one", "set packing=False; completion_only_loss works as it is"),
+    _Refused("padding_free", _given, "it joins the examples of a batch into one row",
+             "set padding_free=False"),
+    _Refused("loss_type", lambda value: value not in (None, "nll"), "it is not known here",
+             "set loss_type='nll', which is taken example by example"),
+    _Refused("activation_offloading", _given, "per-example gradients were not checked with it",
+             "set activation_offloading=False; gradient_checkpointing=True works"),
+)  # fmt: skip
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse training arguments that would break the guarantee, or mean nothing here.
+
+    Raises:
+        ValueError: naming the argument, its value, the reason and the remedy.
+    """
+    for name, wrong, why, remedy in _ARGUMENTS:
+        value = getattr(args, name, None)
+        if name == "loss_type" and not hasattr(args, "packing"):
+            continue  # of TRL's SFTConfig only
+        if hasattr(args, name) and wrong(value):
+            shown = repr(getattr(value, "value", value))
+            raise ValueError(f"TrainingArguments: {name}={shown:.80}: {why}; {remedy}")
+    own = getattr(args, "accelerator_config", None)
+    if getattr(own, "gradient_accumulation_kwargs", None):
+        raise ValueError(
+            "TrainingArguments: accelerator_config with gradient_accumulation_kwargs: a step is "
+            "what the scheme draws; set gradient_accumulation_steps alone"
+        )
+
+
+def check_dataset(dataset: Any) -> None:
+    """Refuse training data that no scheme can draw from.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if dataset is None:
+        raise ValueError("train_dataset= is missing: a private run has to know its examples")
+    if isinstance(dataset, torch.utils.data.IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"train_dataset is a {type(dataset).__name__}, which gives examples in its own order "
+            "and has no length: a scheme draws examples by their number, and the guarantee follows "
+            "from how; use a data set with rows (datasets.Dataset, without streaming=True, or a "
+            "torch Dataset with __len__ and __getitem__)"
+        )
+
+
+def check_same_rows(prepared: Any, given: Any, column: str) -> None:
+    """Refuse data whose users can no longer be told, as the trainer made other rows of them.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    names = getattr(prepared, "column_names", None)
+    if prepared is not given and not (isinstance(names, list) and column in names):
+        raise ValueError(
+            f"user_column={column!r}: the trainer made other rows of the data, and they lack the "
+            "column, so whose they are is not known; prepare the data before, and keep the column"
+        )
+
+
+def check_class(kind: type, mixin: type) -> None:
+    """Refuse classes by which the private run would be passed by.
+
+    Args:
+        kind: of the trainer.
+        mixin: what makes it private.
+
+    Raises:
+        TypeError: naming the class, the method and the remedy.
+    """
+    order = kind.__mro__
+    for name in ("get_train_dataloader", "training_step", "_prepare_for_training"):
+        owner = next(base for base in order if name in vars(base))
+        if not issubclass(mixin, owner) and order.index(owner) < order.index(mixin):
+            raise TypeError(
+                f"{kind.__name__} has a {name}() of its own, which would go past the private run: "
+                f"override compute_loss instead, or put {mixin.__name__} before that class in the "
+                "bases"
+            )
+    sampler = next(base for base in order if "_get_train_sampler" in vars(base))
+    if sampler is not transformers.Trainer:
+        raise TypeError(
+            f"{sampler.__name__}._get_train_sampler() draws batches in its own way, which no "
+            "accountant covers; leave it out: PrivacyArguments(scheme=...) says how to draw"
+        )
+    known_trl = ("_BaseTrainer", "SFTTrainer")
+    others = [
+        base.__name__
+        for base in order
+        if base.__module__.startswith("trl.")
+        and base.__name__.endswith("Trainer")
+        and base.__name__ not in known_trl
+    ]
+    if others:
+        raise TypeError(
+            f"{others[0]} of TRL makes its batches of several rows an example or of rows "
+            "that it generates, whose gradients are not kept apart here; SFTTrainer is supported"
+        )
+
+
+def check_trainer(trainer: Any, known: Any) -> None:
+    """Refuse devices and data by which the private run would be passed by.
+
+    Args:
+        trainer: that was made.
+        known: data set that is trained on.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if trainer.args.n_gpu > 1:
+        raise ValueError(
+            f"the trainer sees {trainer.args.n_gpu} GPUs in one process and would use "
+            f"DataParallel: {_SPREAD}; start the script with torchrun, or set "
+            "CUDA_VISIBLE_DEVICES=0"
+        )
+    every = trainer.eval_dataset
+    for data in every.values() if isinstance(every, dict) else (every,):
+        if same_data(data, known):
+            raise ValueError(
+                "eval_dataset is train_dataset: its metrics are computed without noise, and what "
+                "follows from them (logs, the best model, an early stop) is not covered by the "
+                "guarantee; evaluate on other people's data"
+            )
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Whether two data sets are one, or hold the same rows as far as they say."""
+    if one is None or other is None:
+        return False
+    marks = [getattr(data, "_fingerprint", None) for data in (one, other)]
+    return one is other or (marks[0] is not None and marks[0] == marks[1])

@@ -1,0 +1,587 @@
+"""The trainer of ``transformers`` that releases nothing but what its guarantee covers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from dptrain.core import Guarantee, checks
+from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, PrivateTraining
+from dptrain.integrations.transformers import checkpoints
+from dptrain.integrations.transformers.arguments import PrivacyArguments
+from dptrain.integrations.transformers.losses import LossCheck, example_loss, head_of
+from dptrain.integrations.transformers.plan import TrainerPlan, graph_of, plan_of
+from dptrain.integrations.transformers.publishing import publish
+from dptrain.integrations.transformers.refusals import (
+    check_arguments,
+    check_class,
+    check_dataset,
+    check_same_rows,
+    check_trainer,
+    same_data,
+)
+from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import MARK
+
+logger = logging.getLogger(__name__)
+
+_Base: Any = object  # whatever class it is put before
+
+# Of what a trainer logs while it trains, what follows from the plan and the clock alone.
+_RELEASED = frozenset(
+    (
+        *("learning_rate", "epoch", "step"),
+        *("train_runtime", "train_samples_per_second", "train_steps_per_second"),
+    )
+)
+_ARGUMENTS_FILE = "training_args.bin"
+
+
+class PrivateTrainerMixin(_Base):
+    """Makes a trainer of ``transformers`` private: put it before that class in the bases.
+
+    ``class PrivateSFTTrainer(PrivateTrainerMixin, trl.SFTTrainer): pass`` is a private trainer of
+    TRL. What training arguments mean stays: ``per_device_train_batch_size`` is the most examples
+    that are in memory at once, and times ``gradient_accumulation_steps`` and the number of
+    processes it is the *expected* batch of a step; epochs become the steps of the scheme; all of
+    the trainer's steps (logging, saving, evaluating, the learning rate) are steps of the scheme.
+    The loss is reduced example by example. Arguments that would break the guarantee are refused by
+    name.
+
+    Checkpoints in ``output_dir`` are private: whoever has one can subtract the noise.
+    ``save_model`` writes what may be published.
+
+    Args:
+        model, args, data_collator, train_dataset, rest, more: as of the trainer.
+        privacy: the guarantee that is wanted.
+        gradients: how per-example gradients are formed and clipped.
+
+    Attributes:
+        privacy: the guarantee that is wanted.
+        private: the private run; ``None`` before ``train``.
+        plan: the steps and batches that run.
+        training_log: figures of the training batches, by step; not for release.
+
+    Raises:
+        TypeError, ValueError: naming the argument, the value and the remedy.
+    """
+
+    optimizer: Any
+    lr_scheduler: Any
+    model_wrapped: Any
+    _created_lr_scheduler: Any
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        *rest: Any,
+        privacy: PrivacyArguments,
+        gradients: Gradients = Gradients(),
+        **more: Any,
+    ) -> None:
+        checks.instance(
+            "privacy", privacy, PrivacyArguments, example="PrivacyArguments(epsilon=8, delta=1e-5)"
+        )
+        checks.instance("gradients", gradients, Gradients, example="Gradients()")
+        if gradients.mode not in (None, "bookkeeping"):
+            raise ValueError(
+                f"Gradients(mode={gradients.mode!r}): the trainer saves and evaluates the model as "
+                "it is, which mode 'bookkeeping' alone leaves in place; leave mode out"
+            )
+        if gradients.views != 1:
+            raise ValueError(
+                f"Gradients(views={gradients.views}): a trainer's batches have one row an example; "
+                "leave views out"
+            )
+        check_class(type(self), PrivateTrainerMixin)
+        check_dataset(train_dataset)
+        accumulation = 1
+        if args is not None:
+            check_arguments(args)
+            accumulation = args.gradient_accumulation_steps
+            # A step of the trainer is one of the scheme, in whatever parts it comes.
+            args = copy.copy(args)
+            args.gradient_accumulation_steps = 1
+        self.privacy, self.gradients = privacy, gradients
+        self.private: PrivateTraining | None = None
+        self.training_log: list[dict[str, float]] = []
+        self._accumulation = accumulation
+        self._parts: Iterator[Any] | None = None
+        self._public_figures = False
+        super().__init__(model, args, data_collator, train_dataset, *rest, **more)
+        check_arguments(self.args)
+        check_dataset(self.train_dataset)
+        check_trainer(self, self.train_dataset)
+        self._graph = None
+        if privacy.user_column is not None:
+            check_same_rows(self.train_dataset, train_dataset, privacy.user_column)
+            self._graph = graph_of(self.train_dataset, privacy.user_column)
+        self._own_loss = self._loss_of_a_user()
+        self._check: LossCheck | None = None
+        if self.compute_loss_func is not None:
+            self._check = LossCheck(self.compute_loss_func, gradients.reduction)
+        elif not self._own_loss:
+            head_of(self.model)
+        self.plan: TrainerPlan = plan_of(
+            privacy,
+            dataset_size=len(self.train_dataset),
+            graph=self._graph,
+            part=self.args.per_device_train_batch_size,
+            batch_size=self.args.per_device_train_batch_size
+            * accumulation
+            * max(1, self.args.world_size),
+            epochs=self.args.num_train_epochs,
+            max_steps=self.args.max_steps,
+        )
+
+    def _loss_of_a_user(self) -> bool:
+        """Whether the trainer that this one is put before has a ``compute_loss`` of a user's."""
+        order = type(self).__mro__
+        after = order[order.index(PrivateTrainerMixin) + 1 :]
+        owner = next(base for base in after if "compute_loss" in vars(base))
+        return not owner.__module__.startswith(("transformers.", "trl."))
+
+    # The run
+
+    def train(self, resume_from_checkpoint: Any = None, *rest: Any, **more: Any) -> Any:
+        """As of the trainer; a run ends with its plan, and one that goes on ends bit for bit alike.
+
+        Raises:
+            ValueError: if this trainer has trained already, or the checkpoint is another run's.
+        """
+        if more.get("trial") is not None or (rest and rest[0] is not None):
+            raise ValueError(_SEARCH)
+        if self.private is not None:
+            if self.private.steps_executed and not resume_from_checkpoint:
+                raise ValueError(
+                    f"this trainer has run {self.private.steps_executed} private steps: training "
+                    "again is another run on the same data, whose guarantee adds to the first; go "
+                    "on with train(resume_from_checkpoint=True), or make a new trainer"
+                )
+            self.private.detach()
+            self.optimizer = self.private.optimizer.original_optimizer
+            self.lr_scheduler = None
+        result = super().train(resume_from_checkpoint, *rest, **more)
+        assert self.private is not None
+        executed = self.private.steps_executed
+        if executed < self.plan.steps:
+            self.private.end_early()
+            logger.warning(
+                "training was stopped after %d of %d planned steps; the guarantee is that of the "
+                "plan. train(resume_from_checkpoint=True) goes on",
+                executed,
+                self.plan.steps,
+            )
+        self.private.detach()
+        return result
+
+    def hyperparameter_search(self, *_: Any, **__: Any) -> Any:
+        """Refused: every trial is a run on the same data."""
+        raise ValueError(_SEARCH)
+
+    def guarantee(self, delta: float | None = None) -> Guarantee:
+        """The guarantee of the run; see ``PrivateTraining.guarantee``.
+
+        Raises:
+            ValueError: before ``train``.
+        """
+        if self.private is None:
+            raise ValueError("nothing was trained yet: call train() first")
+        return self.private.guarantee(delta)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
+    ) -> tuple[nn.Module, Any]:
+        if self._created_lr_scheduler:
+            self.lr_scheduler = None
+            self._created_lr_scheduler = False
+        self.create_optimizer()
+        # Only the precision of its forward pass: ranks are added up by the run.
+        if not hasattr(self.model, "_original_forward"):
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+        elif self.model not in self.accelerator._models:
+            self.accelerator._models.append(self.model)
+        self.model_wrapped = self.model
+        saved = None if resume_from_checkpoint is None else checkpoints.read(resume_from_checkpoint)
+        private = self.private = self._begin(resume_from_checkpoint, saved)
+        self.optimizer = self.accelerator.prepare(private.optimizer)
+        self.create_scheduler(num_training_steps=max_steps)
+        private.register_scheduler(self.lr_scheduler)
+        if saved is not None:
+            private.load_state_dict(saved["run"])
+            if private.steps_executed != self.state.global_step:
+                raise ValueError(
+                    f"resume_from_checkpoint={resume_from_checkpoint!r}: its trainer_state.json is "
+                    f"at step {self.state.global_step} and its {checkpoints.PRIVATE_FILE} at "
+                    f"{private.steps_executed}: they are of two checkpoints; use one that is whole"
+                )
+            self._load_scaler(resume_from_checkpoint)
+        self._parts = None
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = train_dataloader
+        self._say(private)
+        return self.model, train_dataloader
+
+    def _begin(self, folder: str | None, saved: dict[str, Any] | None) -> PrivateTraining:
+        privacy, plan = self.privacy, self.plan
+        if saved is None:
+            asked: dict[str, Any] = {
+                "scheme": plan.scheme,
+                "strategy": plan.strategy,
+                "noise_multiplier": privacy.noise_multiplier,
+                "target_epsilon": privacy.epsilon,
+            }
+        else:
+            assert folder is not None
+            planned = MatrixMechanism(
+                scheme=plan.scheme,
+                strategy=plan.strategy,
+                noise_multiplier=saved["run"]["mechanism"]["noise_multiplier"],
+            )
+            asked = {"mechanism": checkpoints.mechanism_of(folder, saved, privacy, planned)}
+        engine = PrivacyEngine(accountant=privacy.accountant, ledger=privacy.ledger)
+        return engine.make_private(
+            module=self.model,
+            optimizer=self.optimizer,
+            data=self._data(),
+            max_grad_norm=privacy.per_example_max_grad_norm,
+            target_delta=privacy.delta,
+            seed=privacy.noise_seed,
+            gradients=self.gradients,
+            noise=NoiseOptions(secure=privacy.secure_noise),
+            loading=Loading(max_physical_batch_size=plan.parts),
+            **asked,
+        )
+
+    def _data(self) -> DataLoader[Any]:
+        """The training data as the trainer would fetch them, for the run to draw from."""
+        data, collate = self.train_dataset, self.data_collator
+        column = self.privacy.user_column
+        names = getattr(data, "column_names", None)
+        if isinstance(names, list):  # datasets.Dataset
+            if column in names:
+                data = data.remove_columns(column)
+            data = self._remove_unused_columns(data, description="training")
+            if data.format["type"] == "custom":
+                data = RowByRow(data)
+        else:
+            if column is not None:
+                collate = _Without(column, collate)
+            collate = self._get_collator_with_removed_columns(collate, description="training")
+        workers = self.args.dataloader_num_workers
+        return DataLoader(
+            data,
+            collate_fn=collate,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory and torch.cuda.is_available(),
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context
+            if workers
+            else None,
+        )
+
+    def _say(self, private: PrivateTraining) -> None:
+        """One line of what the arguments have become."""
+        if not self.is_world_process_zero():
+            return
+        plan, privacy = self.plan, self.privacy
+        target = (
+            f"σ = {privacy.noise_multiplier:g}"
+            if privacy.epsilon is None
+            else f"(ε, δ) = ({privacy.epsilon:g}, {privacy.delta:g}), "
+            f"σ = {private.mechanism.noise_multiplier:.4g}"
+        )
+        logger.warning(
+            "private training: %g epochs of %d rows become %d steps of %s with %g %s expected in a "
+            "batch, at most %d in memory at once; each example's gradient is clipped to %g "
+            "(max_grad_norm of TrainingArguments is not used); %s. Losses of training batches are "
+            "computed without noise and are %s%s",
+            plan.steps / plan.steps_per_epoch,
+            len(self.train_dataset),
+            plan.steps,
+            type(plan.scheme).__name__,
+            plan.scheme.expected_batch_size,
+            "examples" if plan.scheme.group_size is None else "users",
+            plan.parts,
+            privacy.per_example_max_grad_norm,
+            target,
+            MARK,
+            ": log_training_loss=True sends them to report_to all the same"
+            if privacy.log_training_loss
+            else "",
+        )
+
+    # What the trainer counts
+
+    def get_train_dataloader(self) -> Any:
+        """One mark for each step of an epoch; the examples come from the private loader."""
+        return steps_loader(self.plan.steps_per_epoch)
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Steps and epochs of the plan, as the trainer counts them."""
+        plan = self.plan
+        size = plan.scheme.expected_batch_size
+        return (
+            plan.epochs,
+            plan.steps_per_epoch,
+            round(size * plan.steps_per_epoch),
+            round(size * plan.steps),
+            round(size),
+            plan.steps_per_epoch,
+            plan.steps,
+        )
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """The mark of the next step; how much its batch holds is private and not counted."""
+        step = next(epoch_iterator, None)
+        return ([] if step is None else [step]), None
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """0: the true number follows from the sizes of the batches, which are private."""
+        return 0
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """Nothing: how many tokens were drawn is private."""
+
+    def _clip_grad_norm(self, model: Any) -> None:
+        """Nothing: every example's gradient was clipped, and the release stays as it is."""
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> None:
+        """Nothing: before the step there is no gradient that may be shown."""
+
+    # A step
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        """All parts of a logical step; the trainer's own call of ``optimizer.step()`` ends it.
+
+        Raises:
+            RuntimeError: if the trainer and the run disagree on the step.
+        """
+        private = self.private
+        if private is None or not isinstance(inputs, LogicalStep):
+            raise RuntimeError(
+                "training_step() of a private trainer is called by train() alone: what it is given "
+                "elsewhere was not drawn by the scheme"
+            )
+        if self._parts is None:
+            self._parts = iter(private.loader)
+        if self.state.global_step != private.steps_executed:
+            raise RuntimeError(
+                f"the trainer is at step {self.state.global_step} and the private run at "
+                f"{private.steps_executed}: something else stepped or changed the trainer's state"
+            )
+        total, rows = torch.zeros((), device=self.args.device), 0
+        while True:
+            part = next(self._parts)
+            micro = private.loader.current
+            assert micro is not None
+            private.optimizer.zero_grad()
+            loss = super().training_step(model, part, None)
+            used = len(micro.indices)
+            if used:
+                total, rows = total + loss.to(total) * used, rows + used
+            if micro.last:
+                return total / max(1, rows)
+            self.optimizer.step()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The trainer's own loss in evaluation; in training the mean of one loss an example.
+
+        Raises:
+            ValueError: for a model whose loss is not known example by example.
+            RuntimeError: for a ``compute_loss_func`` that ties the examples together.
+        """
+        if not model.training or self._own_loss:
+            return super().compute_loss(model, inputs, return_outputs, None)
+        names = set(self.label_names)
+        labels: Any = {name: inputs[name] for name in inputs if name in names}
+        given = {name: value for name, value in inputs.items() if name not in names}
+        if not labels:
+            raise ValueError(
+                f"the batch has none of the labels {sorted(names)}, only {sorted(given)}: name "
+                "them in TrainingArguments(label_names=[...]), or override compute_loss"
+            )
+        outputs = model(**given)
+        if self.compute_loss_func is not None:
+            labels = labels.get("labels", labels)
+            assert self._check is not None
+            assert self.private is not None
+            assert self.private.loader.current is not None
+            self._check.look_at(outputs, labels, len(self.private.loader.current.indices))
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=None)
+        else:
+            if set(labels) != {"labels"}:
+                raise ValueError(
+                    f"the batch has the labels {sorted(labels)}, and the loss of "
+                    f"{type(model).__name__} takes 'labels': override compute_loss for another"
+                )
+            logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+            smoothing = self.args.label_smoothing_factor
+            loss = example_loss(
+                head_of(model), model, logits, labels["labels"], smoothing=smoothing
+            )
+            if self.gradients.reduction == "sum":
+                loss = loss * len(logits)
+        return (loss, outputs) if return_outputs else loss
+
+    # What is told of it
+
+    def evaluate(self, eval_dataset: Any = None, *rest: Any, **more: Any) -> Any:
+        """As of the trainer, of the model as it is."""
+        with self._figures_of(self.eval_dataset if eval_dataset is None else eval_dataset):
+            return super().evaluate(eval_dataset, *rest, **more)
+
+    def predict(self, test_dataset: Any, *rest: Any, **more: Any) -> Any:
+        """As of the trainer, of the model as it is."""
+        with self._figures_of(test_dataset):
+            return super().predict(test_dataset, *rest, **more)
+
+    @contextlib.contextmanager
+    def _figures_of(self, data: Any) -> Iterator[None]:
+        """Whether what is logged meanwhile is of other data than the trained ones."""
+        before = self._public_figures
+        self._public_figures = not same_data(data, self.train_dataset)
+        try:
+            yield
+        finally:
+            self._public_figures = before
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Figures of training batches go to the console and ``training_log``, and no further.
+
+        ``trainer_state.json``, callbacks and the services of ``report_to`` get what may be
+        released; the latter get all with ``log_training_loss=True``.
+        """
+        if self._public_figures:
+            super().log(logs, start_time)
+            return
+        kept = {name: logs.pop(name) for name in list(logs) if name not in _RELEASED}
+        super().log(logs, start_time)
+        if not kept:
+            return
+        self.training_log.append({**kept, "step": self.state.global_step})
+        marked = {f"{name} ({MARK})": value for name, value in kept.items()}
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, ProgressCallback | PrinterCallback):
+                callback.on_log(self.args, self.state, self.control, logs=dict(marked))
+            elif self.privacy.log_training_loss and _reports(callback):
+                callback.on_log(
+                    self.args, self.state, self.control, logs=dict(kept), model=self.model
+                )
+
+    # What is written of it
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        assert self.private is not None
+        if self.args.should_save:
+            checkpoints.write(output_dir, self.private, self.privacy)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, the tokenizer, the privacy statement and a model card; all are public.
+
+        A folder that also holds checkpoints is told of: those are private.
+        """
+        super().save_model(output_dir, _internal_call=_internal_call)
+        if _internal_call or not self.args.should_save:
+            return
+        folder = self.args.output_dir if output_dir is None else output_dir
+        assert folder is not None
+        pathlib.Path(folder, _ARGUMENTS_FILE).unlink(
+            missing_ok=True
+        )  # paths and tokens of the host
+        self._publish(folder)
+        beside = sorted(
+            name
+            for name in os.listdir(folder)
+            if name.startswith("checkpoint-") or name == checkpoints.PRIVATE_FILE
+        )
+        if beside:
+            logger.warning(
+                "%s also holds %s, which is private: publish the files of the model alone, or "
+                "save_model() to a folder of its own",
+                folder,
+                ", ".join(beside[:3]),
+            )
+
+    def _publish(self, folder: str) -> None:
+        if self.private is None or not self.private.steps_executed:
+            return
+        about: dict[str, Any] = {"library_name": "transformers"}
+        config = getattr(self.model, "config", None)
+        if source := getattr(config, "_name_or_path", None):
+            about["base_model"] = source
+        publish(folder, self.guarantee(), about=about)
+
+    def create_model_card(self, *_: Any, **__: Any) -> None:
+        """The card that states the guarantee; the trainer's own lists training losses."""
+        if self.is_world_process_zero() and self.args.output_dir is not None:
+            os.makedirs(self.args.output_dir, exist_ok=True)
+            self._publish(self.args.output_dir)
+
+    def push_to_hub(self, *_: Any, **__: Any) -> Any:
+        """Refused: it uploads the folder of the checkpoints."""
+        raise ValueError(
+            "push_to_hub() uploads output_dir, which holds logs and checkpoints: call "
+            "save_model(folder) with a folder of its own and upload that one, for instance by "
+            "huggingface_hub.upload_folder"
+        )
+
+
+class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):
+    """``transformers.Trainer``, private: see ``PrivateTrainerMixin``.
+
+    Example:
+        >>> trainer = PrivateTrainer(
+        ...     model=model, args=TrainingArguments("out", num_train_epochs=3),
+        ...     train_dataset=train_set, processing_class=tokenizer,
+        ...     privacy=PrivacyArguments(epsilon=8, delta=1e-5))
+        >>> trainer.train()
+        >>> trainer.save_model("published")
+        >>> print(trainer.guarantee())
+    """
+
+
+_SEARCH = (
+    "a search over hyperparameters trains once a trial, and the guarantees of all trials add up "
+    "(more precisely: what is chosen depends on all of them); make a trainer for each trial and "
+    "add their guarantees, or tune on public data"
+)
+
+
+class _Without:
+    """A collate function that does not see a field."""
+
+    def __init__(self, name: str, collate: Any) -> None:
+        self._name, self._collate = name, collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self._collate([{k: v for k, v in row.items() if k != self._name} for row in rows])
+
+
+def _reports(callback: Any) -> bool:
+    """Whether a callback is one of those of ``report_to``."""
+    known = transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK.values()
+    return isinstance(callback, tuple(known))
