@@ -131,7 +131,7 @@ def test_other_rooms_are_entered_by_their_faces(name: str) -> None:
         assert not_through_a_face(parsed(path), room_of(path)) == []
 
 
-@pytest.mark.parametrize("folder", ["recipes", "scripts"])
+@pytest.mark.parametrize("folder", ["recipes", "scripts", "examples"])
 def test_outsiders_enter_by_faces(folder: str) -> None:
     found = {
         str(path.relative_to(ROOT)): deep

@@ -76,6 +76,7 @@ def declared(*extras: str) -> set[str]:
         ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev")),
         ("recipes", ("recipes", "vision", "text")),
         ("scripts", EXTRAS),
+        ("examples", ("trainer", "text", "dev")),
         ("tests", EXTRAS),
     ],
 )
