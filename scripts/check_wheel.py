@@ -31,7 +31,8 @@ import importlib, pkgutil, sys, warnings
 import torch, numpy, scipy, opacus, dp_accounting
 import dptrain
 assert "site-packages" in dptrain.__file__, dptrain.__file__
-extra = ("dptrain.testing", "dptrain.accounting.min_sep.engine_kernel")  # pytest, numba
+extra = (  # pytest, numba, other libraries' trainers
+    "dptrain.testing", "dptrain.accounting.min_sep.engine_kernel", "dptrain.integrations.")
 names = [m.name for m in pkgutil.walk_packages(dptrain.__path__, "dptrain.")]
 for name in names:
     if not name.startswith(extra) and not name.endswith("__main__"):

@@ -16,8 +16,17 @@ from dptrain.engine.release_ledger import checksum
 _STRUCTURE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 _PLAIN_TYPES = frozenset(_PLAIN)
-# Of a LightningModule: which of its hooks runs, and who runs it.
-_LIGHTNING = frozenset(("_current_fx_name", "_trainer", "_fabric"))
+# Of a LightningModule: which of its hooks runs, and who runs it, what its metrics are called, and
+# which parameters toggle_optimizer() is to unfreeze.
+_LIGHTNING = frozenset(
+    (
+        "_current_fx_name",
+        "_trainer",
+        "_fabric",
+        "_metric_attributes",
+        "_param_requires_grad_state",
+    )
+)
 # Of a Hugging Face configuration: which loss it is, by the number of classes and the labels' dtype.
 _HUGGING_FACE = frozenset(("problem_type",))
 # Of tensors: what the wrapped optimiser and Opacus's hooks keep there for a batch. The compiler

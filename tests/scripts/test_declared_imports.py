@@ -29,6 +29,7 @@ USED_OTHERWISE = {
 }
 EXTRAS = (
     *("recipes", "vision", "text", "trainer", "dev", "docs", "peer", "fast", "users", "coverage"),
+    "lightning",
 )
 # What is compiled, and imported only where numba is there.
 _COMPILED = ("engine_kernel.py", "settled_kernel.py")
@@ -73,7 +74,7 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev")),
+        ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev", "lightning")),
         ("recipes", ("recipes", "vision", "text")),
         ("scripts", EXTRAS),
         ("examples", ("trainer", "text", "dev")),

@@ -1,0 +1,368 @@
+"""The callback: a fit of Lightning's becomes a private run, and is one in every step."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from lightning.pytorch.trainer.states import TrainerFn
+
+from dptrain.core import Guarantee, checks
+from dptrain.engine import (
+    Gradients,
+    Loading,
+    NoiseOptions,
+    PrivacyEngine,
+    PrivateTraining,
+)
+from dptrain.individual import IndividualFilter
+from dptrain.integrations.lightning.batches import BatchSource, CountedBatches
+from dptrain.integrations.lightning.epochs import FitPlan, fit_plan
+from dptrain.integrations.lightning.refusals import (
+    check_lightning_module,
+    check_monitors,
+    check_trainer,
+    check_whole_steps,
+    only_optimizer,
+)
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_KEY = "dptrain_private_run"
+"""Where a checkpoint of Lightning's has the private run: whoever has it can subtract the noise."""
+
+
+class PrivateCallback(Callback):
+    """Makes ``trainer.fit`` a private run, of a ``LightningModule`` that is left as it is.
+
+    Before the first batch the module, the optimizer that ``configure_optimizers`` returned and the
+    training loader go through ``PrivacyEngine.make_private``; Lightning is given the optimizer and
+    the loader that it returns. ``trainer.global_step`` counts logical steps. With
+    ``Loading(microbatches=k)`` every logical batch comes as k batches of Lightning's, as with its
+    own ``accumulate_grad_batches=k``: progress bars and ``batch_idx`` count these, while schedulers
+    and loggers go by logical steps. The module is the user's own again when the fit is over.
+
+    The trainer has to run exactly the steps that are planned; whatever would make another fit of it
+    is refused before the first step. A checkpoint holds the private run under ``CHECKPOINT_KEY``,
+    and a fit goes on from it bit for bit. It must not be given away;
+    ``ModelCheckpoint(save_weights_only=True)`` writes files without it.
+
+    With several processes (``strategy="ddp"``) they make one run of one logical batch; their
+    gradients are added up by dptrain, so that torch's DistributedDataParallel is taken off.
+
+    One callback has one run; another fit is another run, and their guarantees add up.
+
+    Args:
+        max_grad_norm: as in ``make_private``, like what follows but for the last.
+        scheme: how batches are drawn, and how many steps there are. ``None``, and no mechanism:
+            Poisson batches, with the training loader's batch size as the expected one, for as many
+            steps as the trainer would have run.
+        strategy, mechanism, noise_multiplier, target_epsilon, target_delta, individual, seed:
+            as there. Lightning's ``seed_everything`` has no part in what is drawn.
+        gradients, noise: as there. The loss of ``training_step`` is a mean over the batch unless
+            ``Gradients(loss="sum")`` says otherwise.
+        loading: as there. ``steps_per_epoch`` is by default that of the loader where its batches
+            are made Poisson ones, and the plan divided by ``max_epochs`` otherwise.
+        engine: accountant and ledger.
+
+    Raises:
+        TypeError: if ``engine`` is no engine. What else is wrong is said by ``trainer.fit``.
+
+    Example:
+        >>> private = PrivateCallback(max_grad_norm=1.0, target_epsilon=8.0, target_delta=1e-5)
+        >>> trainer = pl.Trainer(max_epochs=3, callbacks=[private])
+        >>> trainer.fit(module, train_loader)
+        >>> print(private.guarantee())
+    """
+
+    def __init__(
+        self,
+        *,
+        max_grad_norm: float,
+        scheme: Scheme | None = None,
+        strategy: Strategy | None = None,
+        mechanism: MatrixMechanism | None = None,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
+        individual: IndividualFilter | None = None,
+        seed: int | None = None,
+        gradients: Gradients = Gradients(),
+        noise: NoiseOptions = NoiseOptions(),
+        loading: Loading = Loading(),
+        engine: PrivacyEngine | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        for name, value, kind in (
+            ("scheme", scheme, Scheme),
+            ("mechanism", mechanism, MatrixMechanism),
+            ("engine", engine, PrivacyEngine),
+        ):
+            if value is not None:
+                checks.instance(name, value, kind, owner=owner)
+        checks.instance("loading", loading, Loading, example="Loading(microbatches=4)", owner=owner)
+        self._engine = PrivacyEngine() if engine is None else engine
+        self._scheme, self._mechanism, self._loading = scheme, mechanism, loading
+        self._options: dict[str, Any] = {
+            "max_grad_norm": max_grad_norm,
+            "strategy": strategy,
+            "mechanism": mechanism,
+            "noise_multiplier": noise_multiplier,
+            "target_epsilon": target_epsilon,
+            "target_delta": target_delta,
+            "individual": individual,
+            "seed": seed,
+            "gradients": gradients,
+            "noise": noise,
+        }
+        self._begun = False  # whether a fit has been set up with this callback
+        self._fitting = False
+        self._private: PrivateTraining | None = None
+        self._source: BatchSource | None = None
+        self._data: Any = None
+        self._plan: FitPlan | None = None
+        self._saved: dict[str, Any] | None = None  # the private run of a checkpoint
+        self._after = contextlib.ExitStack()  # what gives Lightning its own back
+
+    @property
+    def private(self) -> PrivateTraining:
+        """The run, from ``on_fit_start`` of callbacks that come after this one; kept afterwards.
+
+        Raises:
+            RuntimeError: before.
+        """
+        if self._private is None:
+            raise RuntimeError("there is no private run yet: trainer.fit(...) makes it")
+        return self._private
+
+    def guarantee(self, delta: float | None = None) -> Guarantee:
+        """That of the planned run; see ``PrivateTraining.guarantee``."""
+        return self.private.guarantee(delta)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what cannot be, and stand between the fit loop and the training data."""
+        if stage != TrainerFn.FITTING:
+            return
+        if self._begun:
+            raise RuntimeError(
+                "this PrivateCallback has had its fit, and a second one would be another private "
+                "run: make a new callback and a new Trainer, with ckpt_path= to go on with the "
+                "first; the guarantees of runs on the same data add up"
+            )
+        check_trainer(trainer)
+        others = [c for c in trainer.callbacks if isinstance(c, PrivateCallback)]  # type: ignore[attr-defined]
+        if len(others) != 1:
+            raise ValueError(
+                f"the trainer has {len(others)} PrivateCallbacks: a fit is one run, with one; a "
+                "budget for each group of examples is individual="
+            )
+        check_lightning_module(pl_module)
+        if trainer.world_size > 1 and self._engine.distributed is False:
+            raise ValueError(
+                f"PrivacyEngine(distributed=False) with {trainer.world_size} processes: they would "
+                "train as many different models; leave distributed out"
+            )
+        self._begun = self._fitting = True
+        loop = trainer.fit_loop
+        self._source = BatchSource(loop._data_source, lambda: self._batches(trainer))
+        self._after.callback(setattr, loop, "_data_source", loop._data_source)
+        loop._data_source = self._source  # type: ignore[assignment]
+
+    def _batches(self, trainer: pl.Trainer) -> CountedBatches:
+        """What the fit loop goes over; it may ask while optimizers are configured."""
+        plan = self._planned(trainer)
+        return CountedBatches(plan.epoch * plan.parts, lambda: self.private.loader)
+
+    def _planned(self, trainer: pl.Trainer) -> FitPlan:
+        """The plan, made when the training data is first there: after ``setup`` of the module."""
+        if self._plan is not None:
+            return self._plan
+        assert self._source is not None
+        if not self._source.is_defined():
+            raise ValueError(
+                "there is no training data: pass trainer.fit(module, train_dataloaders=...), or "
+                "have the module or a datamodule return it from train_dataloader()"
+            )
+        self._data = self._source.own.dataloader()
+        if not isinstance(self._data, torch.utils.data.DataLoader):
+            raise TypeError(
+                f"the training data is a {type(self._data).__name__}: a private fit has one "
+                "torch.utils.data.DataLoader over a map-style data set"
+            )
+        assert trainer.max_epochs is not None
+        self._plan = fit_plan(
+            data=self._data,
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            scheme=self._scheme,
+            mechanism=self._mechanism,
+            loading=self._loading,
+        )
+        self._accumulate(trainer, self._plan.parts)
+        return self._plan
+
+    def _accumulate(self, trainer: pl.Trainer, parts: int) -> None:
+        """Have Lightning take the parts of a logical batch for one step."""
+        if parts == 1:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        if trainer.lightning_module.automatic_optimization:
+            trainer.accumulate_grad_batches = parts
+            self._after.callback(setattr, trainer, "accumulate_grad_batches", 1)
+            # It would divide the loss by the number of parts, before examples are clipped.
+            loop.automatic_optimization.output_result_cls = _WholeLoss
+            self._after.callback(vars(loop.automatic_optimization).pop, "output_result_cls", None)
+            return
+        manual = loop.manual_optimization
+        for name in ("_on_before_step", "_on_after_step"):
+            counted = getattr(manual, name)
+            setattr(manual, name, lambda counted=counted: counted() if self._at_last else None)
+            self._after.callback(vars(manual).pop, name, None)
+
+    @property
+    def _at_last(self) -> bool:
+        """Whether a logical step ends with the batch at hand."""
+        batch = self.private.loader.current
+        return batch is None or batch.last
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Keep the private run of a checkpoint that the fit is to go on from."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._saved = checkpoint.get(CHECKPOINT_KEY)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Make the run, and give Lightning its optimizer."""
+        if trainer.ckpt_path is not None and self._saved is None:
+            raise ValueError(
+                f"ckpt_path={str(trainer.ckpt_path)!r} is a checkpoint without {CHECKPOINT_KEY!r}, "
+                "of weights only or of a fit that was not private: a fit goes on from a checkpoint "
+                "that a private one wrote; to begin with its weights, load them into the module "
+                "(module.load_state_dict(torch.load(path)['state_dict'])), and leave ckpt_path out"
+            )
+        plan = self._planned(trainer)
+        strategy = trainer.strategy
+        optimizer = only_optimizer(strategy.optimizers)
+        if strategy.model is not pl_module:  # within DistributedDataParallel
+            strategy.model = pl_module
+        private = self._engine.make_private(
+            module=pl_module,
+            optimizer=optimizer,
+            data=self._data,
+            scheme=plan.scheme,
+            loading=plan.loading,
+            **self._options,
+        )
+        self._private = private
+        self._after.callback(setattr, strategy, "optimizers", [optimizer])
+        self._after.callback(private.detach)
+        for config in trainer.lr_scheduler_configs:
+            private.register_scheduler(config.scheduler)
+        strategy.optimizers = [private.optimizer]
+        if any(isinstance(c, EarlyStopping) for c in trainer.callbacks):  # type: ignore[attr-defined]
+            private.end_early()
+        if self._saved is not None:
+            private.load_state_dict(self._saved)
+            self._saved = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse checkpoints between the parts of a step, before the first one."""
+        assert self._plan is not None
+        check_whole_steps(trainer, self._plan.parts)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Hold the place in Lightning's loop against the place in the plan."""
+        assert self._plan is not None
+        at_hand = self.private.loader.current
+        assert at_hand is not None
+        due = self._plan.parts * (at_hand.step % self._plan.epoch) + at_hand.part
+        if (trainer.global_step, batch_idx) != (at_hand.step, due):
+            raise RuntimeError(
+                f"Lightning is at step {trainer.global_step}, batch {batch_idx} of its epoch, and "
+                f"the private run at step {at_hand.step}, batch {due}: the checkpoint was taken in "
+                "the middle of a step (of one that failed, for instance), or the loop's counters "
+                "were changed; go on from another checkpoint"
+            )
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Add up a part of a logical batch, where Lightning made no step of it."""
+        if pl_module.automatic_optimization and not self._at_last:
+            self.private.optimizer.step()
+            self.private.optimizer.zero_grad()
+        check_monitors(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """See what the last epoch's hooks logged."""
+        check_monitors(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say so where the fit ended before its plan."""
+        check_monitors(trainer)
+        done, planned = self.private.steps_executed, self.private.mechanism.steps
+        if done < planned:
+            logger.warning(
+                "the fit ended after %d of %d planned steps; the guarantee stays that of the plan, "
+                "for which the noise was chosen",
+                done,
+                planned,
+            )
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Put the private run into the checkpoint."""
+        if self._private is None:
+            return
+        if self._fitting and not trainer.interrupted and not self._at_last:
+            raise RuntimeError(
+                "a checkpoint in the middle of a step, between two microbatches, cannot be gone on "
+                "from: save by steps (ModelCheckpoint(every_n_train_steps=...)) or by epochs, or "
+                "ask callback.private.optimizer.at_step_boundary before"
+            )
+        checkpoint[CHECKPOINT_KEY] = self._private.state_dict()
+        for saved in checkpoint.get("lr_schedulers", []):
+            saved.pop("step", None)  # the gate that register_scheduler put there
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """End the run; the module is the user's."""
+        self._end()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """End the run; the module is the user's."""
+        if stage == TrainerFn.FITTING:
+            self._end()
+
+    def _end(self) -> None:
+        if self._fitting:
+            self._fitting = False
+            self._after.close()
+
+
+class _WholeLoss(ClosureResult):
+    """What ``training_step`` returned, with the loss as it is."""
+
+    @classmethod
+    def from_training_step_output(cls, training_step_output: Any, normalize: int = 1) -> Any:
+        """As Lightning's, with nothing to divide by."""
+        return super().from_training_step_output(training_step_output, 1)

@@ -1,0 +1,243 @@
+"""Settings of Lightning's that a private fit cannot have, each by its name with the remedy."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch import callbacks
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_PRECISIONS = ("32-true", "bf16-mixed")
+
+# Callbacks that change how often or with what the fit steps, or look at the training data besides.
+_CALLBACKS: dict[str, str] = {
+    "BatchSizeFinder": "it trains on the data to find a batch size, which no guarantee covers; the "
+    "scheme states one, and Loading(microbatches=...) fits it into memory",
+    "LearningRateFinder": "it trains on the data to find a learning rate, which no guarantee "
+    "covers; find it on public data, in a fit without PrivateCallback",
+    "GradientAccumulationScheduler": "the scheme says how large a batch is; set "
+    "Loading(microbatches=...) for a batch in parts",
+    "SpikeDetection": "it leaves out batches by their training loss, which is private data, and "
+    "the plan has no batch to leave out; max_grad_norm bounds what one example can do",
+    "StochasticWeightAveraging": "it changes the number of epochs and the schedule during the fit; "
+    "average weights of checkpoints afterwards, which is post-processing",
+    "Timer": "it ends the fit by the clock, which no plan knows of (Trainer(max_time=...) is one "
+    "too); set max_epochs= or max_steps=, and leave max_time out",
+}
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse arguments of the trainer that would make another fit than the planned one.
+
+    Raises:
+        TypeError: if it is not the ``Trainer`` of the package ``lightning``.
+        ValueError: naming the argument, its value and the remedy.
+    """
+    _check_package(trainer)
+    if trainer.fast_dev_run:
+        _refuse(
+            "fast_dev_run",
+            trainer.fast_dev_run,
+            "it ends before the plan; try the loop without PrivateCallback",
+        )
+    if trainer.accumulate_grad_batches != 1:
+        _refuse(
+            "accumulate_grad_batches",
+            trainer.accumulate_grad_batches,
+            "the scheme says how large a batch is; leave it out, make the scheme with the whole "
+            f"batch size, and set loading=Loading(microbatches={trainer.accumulate_grad_batches}) "
+            "to have every batch in parts",
+        )
+    if trainer.gradient_clip_val:
+        _refuse(
+            "gradient_clip_val",
+            trainer.gradient_clip_val,
+            "it would clip the batch's gradient, which is replaced by the release; leave it out, "
+            "PrivateCallback(max_grad_norm=...) clips every example's",
+        )
+    if trainer.overfit_batches:
+        _refuse(
+            "overfit_batches",
+            trainer.overfit_batches,
+            "it trains on the same batches again; leave it out",
+        )
+    if trainer.limit_train_batches != 1.0:
+        _refuse(
+            "limit_train_batches",
+            trainer.limit_train_batches,
+            "an epoch would end before its planned steps; leave it out, and set "
+            "loading=Loading(steps_per_epoch=...) for shorter epochs",
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        _refuse(
+            "reload_dataloaders_every_n_epochs",
+            trainer.reload_dataloaders_every_n_epochs,
+            "a private fit has one data set from beginning to end; leave it out",
+        )
+    if trainer.precision not in _PRECISIONS:
+        _refuse(
+            "precision",
+            trainer.precision,
+            f"a private fit is tested with {' and '.join(map(repr, _PRECISIONS))} only; use one of "
+            "these",
+        )
+    _check_strategy(trainer.strategy)
+    for callback in trainer.callbacks:
+        for kind in type(callback).__mro__:
+            if kind.__name__ in _CALLBACKS and kind.__module__.startswith("lightning."):
+                name = type(callback).__name__
+                raise ValueError(
+                    f"Trainer(callbacks=[{name}(...)]) with PrivateCallback: "
+                    f"{_CALLBACKS[kind.__name__]}"
+                )
+
+
+def _check_package(trainer: object) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        raise TypeError(
+            f"the trainer is a {type(trainer).__module__}.{type(trainer).__name__}: "
+            "PrivateCallback is for lightning.pytorch.Trainer; import lightning.pytorch as pl in "
+            "place of pytorch_lightning, for the LightningModule and its data too"
+        )
+
+
+def _check_strategy(strategy: Any) -> None:
+    name = type(strategy).__name__
+    if name not in _STRATEGIES:
+        _refuse(
+            "strategy",
+            name,
+            "each process of a private fit holds the whole model and its optimizer; use "
+            "strategy='auto' on one device or strategy='ddp' on several",
+        )
+    if name == "DDPStrategy" and getattr(strategy, "_start_method", "popen") != "popen":
+        _refuse(
+            "strategy",
+            f"{name}(start_method={strategy._start_method!r})",
+            "the run would end with the processes that it starts, and its guarantee with it; use "
+            "strategy='ddp'",
+        )
+    if getattr(strategy, "_ddp_comm_state", None) or getattr(strategy, "_ddp_comm_hook", None):
+        _refuse(
+            "strategy",
+            f"{name} with a communication hook",
+            "make_private adds the processes' gradients up itself; use strategy='ddp'",
+        )
+
+
+def _refuse(argument: str, value: object, why: str) -> None:
+    raise ValueError(f"Trainer({argument}={value!r}) with PrivateCallback: {why}")
+
+
+def check_lightning_module(module: pl.LightningModule) -> None:
+    """Refuse hooks of the module's that would do nothing, or take the loop's place.
+
+    Raises:
+        ValueError: naming the hook and the remedy.
+    """
+    name = type(module).__name__
+    if is_overridden("configure_gradient_clipping", module):
+        raise ValueError(
+            f"{name}.configure_gradient_clipping would clip a gradient that is replaced by the "
+            "release, and so do nothing: leave it out, PrivateCallback(max_grad_norm=...) clips "
+            "every example's"
+        )
+    if "dataloader_iter" in inspect.signature(module.training_step).parameters:
+        raise ValueError(
+            f"{name}.training_step(dataloader_iter) takes batches by itself, and a private step "
+            "has exactly one: write training_step(self, batch, batch_idx)"
+        )
+    if getattr(module, "_compiler_ctx", None) is not None:
+        raise ValueError(
+            f"{name} is compiled as a whole, with its training_step: pass the module itself to "
+            "trainer.fit, and compile the network within it (self.net = torch.compile(net))"
+        )
+
+
+def only_optimizer(optimizers: list[Any]) -> Any:
+    """The one optimizer of the module.
+
+    Raises:
+        ValueError: if there are several, or none.
+    """
+    if len(optimizers) > 1:
+        kinds = ", ".join(type(optimizer).__name__ for optimizer in optimizers)
+        raise ValueError(
+            f"configure_optimizers returned {len(optimizers)} optimizers ({kinds}): a private step "
+            "releases the gradients of all parameters at once, so a run has one; return "
+            "dptrain.JoinedOptimizer(...) of them, and call step() once a batch"
+        )
+    if not optimizers or type(optimizers[0]).__name__ == "_MockOptimizer":
+        raise ValueError("configure_optimizers returned no optimizer: return one over the module")
+    optimizer = optimizers[0]
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"configure_optimizers returned a {type(optimizer).__name__}: return a torch optimizer"
+        )
+    return optimizer
+
+
+def check_whole_steps(trainer: pl.Trainer, parts: int) -> None:
+    """Refuse checkpoints that would be taken between the parts of a step.
+
+    Args:
+        trainer: about to train.
+        parts: batches of a logical step.
+
+    Raises:
+        ValueError: naming the setting and the remedy.
+    """
+    saving = [c for c in trainer.checkpoint_callbacks if isinstance(c, callbacks.ModelCheckpoint)]
+    for callback in saving:
+        if parts > 1 and callback._train_time_interval is not None:
+            raise ValueError(
+                f"ModelCheckpoint(train_time_interval={callback._train_time_interval}) with "
+                f"Loading(microbatches={parts}): it may save in the middle of a step, and no fit "
+                "goes on from there; set every_n_train_steps= or every_n_epochs= instead"
+            )
+        # It saves again at the step that a fit goes on from, once its first part is done.
+        callback._last_global_step_saved = trainer.global_step
+    every = trainer.val_check_batch
+    if saving and every is not None and every != float("inf") and every % parts:
+        raise ValueError(
+            f"Trainer(val_check_interval={trainer.val_check_interval}) validates after every "
+            f"{every} batches, in the middle of a step, and ModelCheckpoint saves then: make it a "
+            f"multiple of microbatches={parts}"
+        )
+
+
+def check_monitors(trainer: pl.Trainer) -> None:
+    """Refuse what is decided by a metric of the training data.
+
+    Which metrics these are is known when they have been logged: in ``training_step``, or in another
+    hook of the training loop.
+
+    Raises:
+        ValueError: naming the callback or scheduler, and the metric.
+    """
+    metrics = [entry.meta for entry in trainer.fit_loop.epoch_loop._results.values()]
+    logged = {
+        name for m in metrics for name in (m.name, f"{m.name}_step", f"{m.name}_epoch") if name
+    }
+    for who, monitor in _monitors(trainer):
+        if monitor in logged:
+            raise ValueError(
+                f"{who} follows {monitor!r}, which is logged in the training loop: it is computed "
+                "from the private data without noise, and what is decided by it is covered by no "
+                "guarantee. Monitor a metric of validation data that are public, or monitor=None"
+            )
+
+
+def _monitors(trainer: pl.Trainer) -> list[tuple[str, str]]:
+    found = []
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, callbacks.EarlyStopping | callbacks.ModelCheckpoint):
+            found.append((f"{type(callback).__name__}(monitor=...)", callback.monitor))
+    for config in trainer.lr_scheduler_configs:
+        if config.reduce_on_plateau:
+            found.append((f"{type(config.scheduler).__name__}", config.monitor))
+    return [(who, monitor) for who, monitor in found if monitor is not None]
