@@ -76,6 +76,7 @@ def declared(*extras: str) -> set[str]:
     [
         ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev", "lightning")),
         ("recipes", ("recipes", "vision", "text")),
+        ("examples", ("recipes", "vision", "text", "lightning")),
         ("scripts", EXTRAS),
         ("examples", ("trainer", "text", "dev")),
         ("tests", EXTRAS),
