@@ -83,8 +83,8 @@ def check_not_prepared(**given: Any) -> None:
             raise ValueError(
                 f"{name}= is an {kind} that accelerator.prepare() returned: call make_private "
                 f"first, with the {name} that you gave to prepare(), and then "
-                "accelerator.prepare(private.module, private.optimizer); private.loader is used "
-                "as it is"
+                "dptrain.integrations.accelerate.prepare(accelerator, private); private.loader is "
+                "used as it is"
             )
 
 

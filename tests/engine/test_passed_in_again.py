@@ -101,7 +101,8 @@ def test_what_accelerate_prepared_before_is_refused(what):
     given = {"module": net, "optimizer": sgd(net), "data": shuffled()}
     prepared = accelerate.Accelerator(cpu=True).prepare(*given.values())
     wrapped = dict(zip(given, prepared, strict=True))
-    told = rf"{what}= is an .*prepare\(\) returned: call make_private first.*private.loader is used"
+    call = r"accelerate\.prepare\(accelerator, private\)"
+    told = rf"{what}= is an .*prepare\(\) returned: call make_private first.*{call}"
     with pytest.raises(ValueError, match=told):
         private_run(**{**given, what: wrapped[what]})
     private = private_run(**{**given, "module": wrapped["module"]})
