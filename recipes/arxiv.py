@@ -47,6 +47,8 @@ class DataSettings:
         cache_dir: folder in which what was read and tokenized is kept.
         tokenizer: a folder, or a name on the hub. It must not have been trained on these papers.
         max_length: tokens of an abstract; what is longer is cut.
+        max_masked: the most masked tokens of an abstract; only they are scored, which costs a
+            fraction of scoring every position. null: any number, and every position is scored.
         test_size: papers held out.
         max_examples: k, the most training examples of an author, copies counted.
         duplicates: use a paper several times while all of its authors have room.
@@ -61,6 +63,7 @@ class DataSettings:
     cache_dir: str = "cache/arxiv"
     tokenizer: str | None = None
     max_length: Annotated[int, Field(ge=3)] = 128
+    max_masked: Count | None = None
     test_size: Count = 200_000
     max_examples: Count = 2
     duplicates: bool = True
@@ -139,6 +142,12 @@ class ArxivSettings(RunSettings):
         ):
             if getattr(self.data, name) is None:
                 raise ValueError(f"data.{name}=null: name {what}")
+        most = self.data.max_masked
+        if most is not None and most > self.data.max_length - 2:
+            raise ValueError(
+                f"data.max_masked={most}: of data.max_length={self.data.max_length} tokens at most "
+                f"{self.data.max_length - 2} are text; use at most as many, or null"
+            )
         super().validate()
 
 
@@ -187,7 +196,7 @@ def build_task(settings: ArxivSettings) -> Task:
         model=module,
         forward=forward,
         metrics=class_metrics if classify else masked_token_metrics,
-        collate_fn=class_batch if classify else _masking(found),
+        collate_fn=class_batch if classify else _masking(found, data.max_masked),
         graph=found.graph,
         bounded=found.bounded,
         target=target,
@@ -213,7 +222,7 @@ def _export(
     load_tokenizer(settings.data.tokenizer, offline=settings.data.offline).save_pretrained(folder)
 
 
-def _masking(found: ArxivData) -> MaskTokens:
+def _masking(found: ArxivData, most: int | None) -> MaskTokens:
     vocabulary = found.vocabulary
     if vocabulary.mask_id is None:
         raise ValueError(
@@ -224,6 +233,7 @@ def _masking(found: ArxivData) -> MaskTokens:
         mask_id=vocabulary.mask_id,
         vocabulary=vocabulary.size,
         special_ids=vocabulary.special_ids,
+        most=most,
     )
 
 

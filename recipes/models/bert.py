@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from recipes.data.arxiv_tokens import not_found
 from recipes.data.packages import package, readable_import_errors
 
 MASKED_TOKENS, CATEGORY = "masked-tokens", "category"
-HEADS = {MASKED_TOKENS: "AutoModelForMaskedLM", CATEGORY: "AutoModelForSequenceClassification"}
+HEADS = {MASKED_TOKENS: "BertForMaskedLM", CATEGORY: "BertForSequenceClassification"}
 # Parts that a checkpoint may lack, as it was made with another head; they begin at random.
 _NEW = {MASKED_TOKENS: ("cls.",), CATEGORY: ("classifier.", "bert.pooler.")}
 
@@ -57,6 +58,9 @@ def bert(
       Opacus's rules would not. No unmasked position looks at padding, so the row hardly moves;
     - with ``tied=False`` the masked-token head gets a copy of the embedding as its own weight.
 
+    The masked-token model also takes ``scored_positions``, int64 of shape (rows, positions): its
+    head then sees the states there only, and ``.logits`` are (rows, positions, vocabulary).
+
     Tied weights (BERT's own form) are right in all modes.
 
     Args:
@@ -87,11 +91,12 @@ def bert(
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
         config.classifier_dropout = None  # as hidden_dropout_prob
     with readable_import_errors():
-        kind = getattr(package("transformers"), HEADS[head])
+        kind = _kind(head)
         if pretrained and not isinstance(source, BertSizes):
             model = _pretrained(kind, source, config, head=head, offline=offline)
         else:
-            model = kind.from_config(config, attn_implementation="eager")
+            config._attn_implementation = "eager"
+            model = kind(config)
     model.bert.embeddings.word_embeddings.padding_idx = None
     if head == MASKED_TOKENS:
         predictions = model.cls.predictions
@@ -104,6 +109,25 @@ def bert(
             config.tie_word_embeddings = False
     module: nn.Module = model.train()
     return module
+
+
+@functools.cache
+def _kind(head: str) -> Any:
+    """transformers' class, or for masked tokens one that can leave positions out."""
+    kind = getattr(package("transformers"), HEADS[head])
+    if head == CATEGORY:
+        return kind
+    output = package("transformers.modeling_outputs").MaskedLMOutput
+
+    def forward(self: Any, *, scored_positions: Any = None, **inputs: Any) -> Any:
+        states = self.bert(**inputs).last_hidden_state
+        if scored_positions is not None:
+            places = scored_positions[..., None].expand(-1, -1, states.shape[-1])
+            states = states.gather(1, places)
+        return output(logits=self.cls(states))
+
+    # Under the name that it stands for: save_pretrained writes it into the configuration.
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": __name__})
 
 
 def export(model: Any, folder: pathlib.Path, *, labels: Sequence[str] | None = None) -> None:

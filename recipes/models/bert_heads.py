@@ -20,13 +20,18 @@ from dptrain.losses import IGNORED, token_cross_entropy
 
 Batch = dict[str, torch.Tensor]
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+SCORED = "scored_positions"
 MASKED_SHARE = 0.15
 HIDDEN, RANDOM = 0.8, 0.1  # of the masked positions; the rest keeps its token
 
 
 def forward(module: nn.Module, batch: Batch) -> torch.Tensor:
-    """Logits: (rows, length, vocabulary) or (rows, classes), by the model's head."""
-    logits: torch.Tensor = module(**{name: batch[name] for name in INPUTS}).logits
+    """Logits: (rows, length, vocabulary) or (rows, classes), by the model's head.
+
+    Of a batch that names the positions to score, (rows, positions, vocabulary).
+    """
+    inputs = {name: batch[name] for name in (*INPUTS, SCORED) if name in batch}
+    logits: torch.Tensor = module(**inputs).logits
     return logits
 
 
@@ -104,15 +109,30 @@ class MaskTokens:
     vocabulary, 10 % themselves (Devlin et al. 2019). Labels are ``IGNORED`` elsewhere. All is
     drawn from torch's global generator, which the private loader seeds for every batch.
 
+    Scores of a whole vocabulary are most of what a small model costs, and only masked positions
+    have a loss. With ``most`` the batch names them: ``scored_positions`` and ``labels`` are
+    (rows, most), and rows of fewer are filled up with position 0 and ``IGNORED``. The number is the
+    same in every row and batch, so that a row's shapes tell nothing of the others.
+
     Args:
         mask_id: the mask token.
         vocabulary: number of tokens.
         special_ids: tokens that are never masked.
+        most: masked tokens of a row at most; of more, as many, each subset being as likely.
+            ``None``: any number, and the head scores every position.
+
+    Raises:
+        ValueError: if ``most`` is below 1.
     """
 
     mask_id: int
     vocabulary: int
     special_ids: tuple[int, ...]
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"most={self.most}: must be at least 1, or None")
 
     def __call__(self, samples: Sequence[Any]) -> Batch:
         """The batch."""
@@ -124,9 +144,20 @@ class MaskTokens:
         # A row's smallest draw is masked as well: where all are above the share, it is uniform.
         least = draw.argmin(1, keepdim=True)
         masked = ((draw < MASKED_SHARE) | torch.zeros_like(text).scatter(1, least, True)) & text
+        positions = None
+        if self.most is not None:
+            # The smallest draws of what is masked: given which those are, any subset is as likely.
+            order = draw.masked_fill(~masked, torch.inf).argsort(1)[:, : self.most]
+            kept = masked.gather(1, order)
+            masked = torch.zeros_like(masked).scatter(1, order, kept)
+            positions = torch.where(kept, order, 0)
         shown = torch.rand(ids.shape)
         anything = torch.randint(self.vocabulary, ids.shape)
         replaced = torch.where(shown < HIDDEN, self.mask_id, anything)
         batch["input_ids"] = torch.where(masked & (shown < HIDDEN + RANDOM), replaced, ids)
-        batch["labels"] = torch.where(masked, ids, IGNORED)
+        if positions is None:
+            batch["labels"] = torch.where(masked, ids, IGNORED)
+        else:
+            batch[SCORED] = positions
+            batch["labels"] = torch.where(kept, ids.gather(1, positions), IGNORED)
         return batch

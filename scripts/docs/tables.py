@@ -653,6 +653,22 @@ def _amplified_strategies(tree: Mapping[str, Any]) -> Table:
     return Table(["run", "ordinary", "error", "chosen", "error", "less error", "σ by"], rows)
 
 
+def _masked_head(tree: Mapping[str, Any]) -> Table:
+    """Seconds of a step with scores everywhere and at masked positions, and their ratio."""
+    rows = []
+    for case in tree["cases"]:
+        seconds, ratio = case["seconds"], case["ratio"]
+        rows.append(
+            [
+                f"{case['vocabulary']:,}",
+                _seconds(seconds["every"]),
+                _seconds(seconds["masked"]),
+                f"{ratio['median']:.2f} ({ratio['q1']:.2f}–{ratio['q3']:.2f})",
+            ]
+        )
+    return Table(["vocabulary", "every position", "masked ones", "ratio"], rows)
+
+
 def _individual(tree: Mapping[str, Any]) -> Table:
     ours = tree["accountant"]
     low, *_, high = ours["epsilon_quantiles"]
@@ -756,6 +772,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _accounting_peers,
         _accounting_scale,
         _amplified_strategies,
+        _masked_head,
         _individual,
         _individual_step,
         _model_coverage,

@@ -37,6 +37,7 @@ def tiny(files, tmp_path_factory):
         f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
         "data.test_size=40",
         "data.max_length=16",
+        "data.max_masked=6",
         "data.offline=true",
         f"model.source={files.model}",
         "model.pretrained=false",
@@ -155,6 +156,8 @@ MISTAKES = [
     (["data.max_examples=0"], "data.max_examples=0"),
     (["data.max_neighbors=0"], "data.max_neighbors=0"),
     (["data.max_length=2"], "data.max_length=2"),
+    (["data.max_masked=0"], "data.max_masked=0"),
+    (["data.max_masked=15"], "data.max_masked=15: of data.max_length=16 tokens at most 14"),
     (["model.dropout=1"], "model.dropout=1"),
 ]
 
@@ -203,6 +206,7 @@ def test_other_papers_are_refused_on_resume(
         (["model.head=category"], "cross entropy of the archive"),
         (["model.head=category", "grad_sample_mode=functorch", "optimizer.name=adam"], "archive"),
         (["grad_sample_mode=functorch"], "masked tokens"),
+        (["data.max_masked=null"], "masked tokens"),
         pytest.param(
             ["scheme.exclusion=participation", "privacy.accountant=gaussian"],
             "masked tokens",

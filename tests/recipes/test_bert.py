@@ -8,8 +8,17 @@ import sys
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import BertForMaskedLM, BertForSequenceClassification
 
+from dptrain import (
+    Gradients,
+    Identity,
+    Loading,
+    MatrixMechanism,
+    Poisson,
+    PrivacyEngine,
+)
 from dptrain.clipping.opacus.per_example import HookedModule
 from dptrain.engine.validation import check_module
 from recipes.data.packages import readable_import_errors
@@ -113,6 +122,75 @@ def test_it_computes_what_transformers_computes(head, tmp_path):
         count = sum(p.numel() for p in theirs.parameters())
         extra = config.hidden_size * VOCABULARY if head == MASKED_TOKENS and not tied else 0
         assert sum(p.numel() for p in ours.parameters()) == count + extra
+
+
+def _named(batch, width=9):
+    """The batch with its masked positions named, filled up to a fixed number."""
+    labels = torch.full((ROWS, width), IGNORED)
+    positions = torch.zeros(ROWS, width, dtype=torch.int64)
+    for row in range(ROWS):
+        places = (batch["labels"][row] != IGNORED).nonzero().flatten()
+        labels[row, : len(places)] = batch["labels"][row, places]
+        positions[row, : len(places)] = places
+    return {**batch, "labels": labels, "scored_positions": positions}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_masked_positions_alone_have_the_gradients_of_the_whole_rows(tied, mode):
+    """Losses and per-example gradients, against one example at a time with every position."""
+    model = _model(MASKED_TOKENS, tied=tied).double()
+    batch = _batch(MASKED_TOKENS)
+    named = _named(batch)
+    whole = masked_token_metrics(forward(model, batch), batch)
+    ours = masked_token_metrics(forward(model, named), named)
+    for name, value in whole.items():
+        assert torch.allclose(ours[name], value, atol=1e-12), name
+    expected = _one_at_a_time(copy.deepcopy(model), MASKED_TOKENS, batch)
+    if mode == "bookkeeping":
+        _assert_clipped_sums(model, named, expected)
+        return
+    wrapped = HookedModule(
+        model, at_hand=lambda: None, loss_reduction="mean", force_functorch=mode == "functorch"
+    )
+    MaskedTokenLoss()(forward(wrapped, named), target(named)).backward()
+    for name, p in model.named_parameters():
+        for row in range(ROWS):
+            assert torch.allclose(p.grad_sample[row], expected[row][name], atol=1e-12), name
+
+
+def _assert_clipped_sums(model, named, expected):
+    """What the engine releases without noise: the mean of gradients that were clipped alone."""
+    norm = 0.5 * max(
+        torch.cat([g.flatten() for g in gradients.values()]).norm() for gradients in expected
+    )
+    rows = [{name: value[row] for name, value in named.items()} for row in range(ROWS)]
+    private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data=DataLoader(rows),
+        mechanism=MatrixMechanism(
+            scheme=Poisson(probability=1.0, dataset_size=ROWS, steps=1),
+            strategy=Identity(),
+            noise_multiplier=1e-9,
+        ),
+        max_grad_norm=float(norm),
+        gradients=Gradients(mode="bookkeeping"),
+        loading=Loading(max_physical_batch_size=3),
+        seed=0,
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with private:
+        for batch in private.loader:
+            private.optimizer.zero_grad()
+            MaskedTokenLoss()(forward(private.module, batch), target(batch)).backward()
+            private.optimizer.step()
+    for name, p in model.named_parameters():
+        total = torch.zeros_like(p)
+        for gradients in expected:
+            length = torch.cat([g.flatten() for g in gradients.values()]).norm()
+            total += gradients[name] * min(1.0, float(norm / length)) if length > 0 else 0.0
+        assert torch.allclose(before[name] - p.detach(), total / ROWS, atol=1e-7), name
 
 
 def test_examples_do_not_touch_each_other():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 
@@ -60,11 +63,59 @@ def test_one_token_of_a_short_row_is_masked_uniformly():
         assert abs(masked[:, column].double().mean() - expected) < 6 * sigma
 
 
+def test_named_positions_are_those_of_the_whole_row():
+    """The same draws, once as labels of every position, once as the positions that have one."""
+    samples = _samples([2, *range(500, 530), 3, 0, 0], rows=300)
+    torch.manual_seed(3)
+    whole = MASK(samples)
+    torch.manual_seed(3)
+    named = dataclasses.replace(MASK, most=30)(samples)
+    assert torch.equal(named["input_ids"], whole["input_ids"])
+    scored, labels = named["scored_positions"], named["labels"]
+    assert scored.shape == labels.shape == (300, 30)
+    for row in range(300):
+        counted = labels[row] != IGNORED
+        found = dict(zip(scored[row][counted].tolist(), labels[row][counted].tolist(), strict=True))
+        places = (whole["labels"][row] != IGNORED).nonzero().flatten()
+        assert found == {int(place): int(whole["labels"][row, place]) for place in places}
+        assert (scored[row][~counted] == 0).all()
+
+
+def test_of_too_many_masked_tokens_every_subset_is_as_likely():
+    rows, text, most = 4000, 30, 3
+    torch.manual_seed(4)
+    batch = dataclasses.replace(MASK, most=most)(_samples([2, *range(500, 530), 3], rows=rows))
+    counted = batch["labels"] != IGNORED
+    assert batch["labels"].shape == (rows, most)
+    # min(count, 3) with count binomial, but at least one; every token has the same share of it.
+    law = [math.comb(text, n) * 0.15**n * 0.85 ** (text - n) for n in range(text + 1)]
+    expected = law[0] + sum(min(n, most) * each for n, each in enumerate(law))
+    second = law[0] + sum(min(n, most) ** 2 * each for n, each in enumerate(law))
+    counts = counted.sum(1).double()
+    assert abs(counts.mean() - expected) < 6 * ((second - expected**2) / rows) ** 0.5
+    share = expected / text
+    places = torch.bincount(batch["scored_positions"][counted], minlength=text + 2)[1:-1]
+    assert (places - rows * share).abs().max() < 6 * (rows * share * (1 - share)) ** 0.5
+    # What is not counted is shown as it is.
+    hidden = batch["input_ids"] == 4
+    assert not hidden[:, [0, -1]].any()
+    assert (hidden.sum(1) <= counts).all()
+
+
+@pytest.mark.parametrize("most", [0, -3])
+def test_a_number_of_positions_that_scores_nothing_is_refused(most):
+    with pytest.raises(ValueError, match=f"most={most}"):
+        dataclasses.replace(MASK, most=most)
+
+
 def test_rows_without_text_have_loss_zero():
     batch = MASK(_samples([2, 3, 0, 0], rows=2))
     assert (batch["labels"] == IGNORED).all()
     losses = MaskedTokenLoss("none")(torch.randn(2, 4, 1000), batch["labels"])
     assert losses.tolist() == [0, 0]
+    batch = dataclasses.replace(MASK, most=2)(_samples([2, 3, 0, 0], rows=2))
+    assert (batch["labels"] == IGNORED).all()
+    assert (batch["scored_positions"] == 0).all()
 
 
 def test_batches_come_from_the_global_generator():
