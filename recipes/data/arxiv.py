@@ -29,10 +29,12 @@ class Selection:
         test: rows of the snapshot, none of them in ``train``.
         bounded: what contribution bounding kept, and the graph of ``train``'s authors.
         dropped: papers left out for having fewer than two authors.
+        candidates: rows that bounding chose from, one for each paper.
     """
 
     train: Rows
     test: Rows
+    candidates: Rows
     bounded: BoundedGraph
     dropped: int
 
@@ -192,6 +194,7 @@ def select_papers(
     return Selection(
         train=candidates[bounded.rows],
         test=test,
+        candidates=candidates,
         bounded=bounded,
         dropped=len(counts) - len(several),
     )

@@ -1,0 +1,269 @@
+"""A tokenizer and a BERT's first weights from papers outside of an arXiv run; nothing is private.
+
+``python -m recipes.arxiv_warm_start --path FOLDER --output FOLDER [--test-size 50000] …``
+
+The split and the bounds must be those of the private run (``data.test_size``,
+``data.max_examples``, ``data.duplicates``, ``data.max_neighbors``, ``data.seed``), as they decide
+which papers are outside: see ``recipes.data.arxiv_outside`` for what is assumed about them. Masked
+tokens and categories are learned at once, by two heads on one encoder. The folder then holds
+``tokenizer``, ``category`` and ``masked-tokens``, for ``data.tokenizer`` and ``model.source``, and
+``outside.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from tqdm import tqdm
+
+from recipes.data.arxiv import read_papers, select_papers
+from recipes.data.arxiv_categories import CLASSES
+from recipes.data.arxiv_outside import SPECIAL, Outside, outside_papers, train_tokenizer
+from recipes.data.arxiv_tokens import tokenise, vocabulary_of
+from recipes.models.bert import CATEGORY, MASKED_TOKENS, BertSizes, bert, export
+from recipes.models.bert_heads import (
+    INPUTS,
+    SCORED,
+    Batch,
+    ClassLoss,
+    MaskedTokenLoss,
+    MaskTokens,
+    class_batch,
+    class_metrics,
+    forward,
+)
+
+WATCHED = 2_000
+"""Outside papers that are not trained on, to see how well the weights do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """How the weights are made.
+
+    Attributes:
+        sizes: of the BERT.
+        vocabulary: tokens of the tokenizer.
+        max_length: tokens of an abstract.
+        most_masked: see ``recipes.models.bert_heads.MaskTokens``.
+        epochs: passes over the outside papers.
+        batch_size: papers a step.
+        lr: AdamW's, after a tenth of the steps; falls to zero in a line.
+        seed: of weights, order and masks.
+    """
+
+    sizes: BertSizes
+    vocabulary: int = 4096
+    max_length: int = 32
+    most_masked: int = 12
+    epochs: int = 5
+    batch_size: int = 64
+    lr: float = 1e-3
+    seed: int = 0
+
+
+def heads(settings: WarmStart, vocabulary: int) -> dict[str, Any]:
+    """Two models by head, which share embeddings and encoder."""
+    torch.manual_seed(settings.seed)
+    made: dict[str, Any] = {
+        head: bert(
+            settings.sizes,
+            head=head,
+            vocabulary=vocabulary,
+            max_length=settings.max_length,
+            classes=len(CLASSES) if head == CATEGORY else None,
+        )
+        for head in (MASKED_TOKENS, CATEGORY)
+    }
+    masked, category = (made[head].bert for head in (MASKED_TOKENS, CATEGORY))
+    category.embeddings, category.encoder = masked.embeddings, masked.encoder
+    return made
+
+
+def both(made: dict[str, Any], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of masked tokens and of categories, by one pass of the encoder on masked rows."""
+    masked, category = made[MASKED_TOKENS], made[CATEGORY]
+    states = masked.bert(**{name: batch[name] for name in INPUTS}).last_hidden_state
+    pooled = category.dropout(category.bert.pooler(states))
+    places = batch[SCORED][..., None].expand(-1, -1, states.shape[-1])
+    return masked.cls(states.gather(1, places)), category.classifier(pooled)
+
+
+def learn(made: dict[str, Any], rows: Any, mask: MaskTokens, settings: WarmStart) -> None:
+    """Train both heads on token rows: the mean loss of each, added."""
+    parameters = {id(p): p for model in made.values() for p in model.parameters()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=settings.lr, weight_decay=0.01)
+    batches = len(rows) // settings.batch_size
+    steps = settings.epochs * batches
+
+    def factor(step: int) -> float:
+        return min(10 * (step + 1) / steps, (steps - step) / steps)
+
+    schedule = LambdaLR(optimizer, factor)
+    rng = np.random.default_rng(settings.seed)
+    with tqdm(total=steps, desc="warm start", unit="step", mininterval=10) as bar:
+        for _ in range(settings.epochs):
+            for part in rng.permutation(len(rows))[: batches * settings.batch_size].reshape(
+                batches, -1
+            ):
+                samples = [rows[int(row)] for row in part]
+                batch = mask(samples)
+                labels = class_batch(samples)["labels"]
+                optimizer.zero_grad()
+                tokens, classes = both(made, batch)
+                tokens = MaskedTokenLoss()(tokens, batch["labels"])
+                classes = ClassLoss()(classes, labels)
+                (tokens + classes).backward()
+                optimizer.step()
+                schedule.step()
+                bar.update()
+                bar.set_postfix(tokens=f"{tokens:.3f}", category=f"{classes:.3f}", refresh=False)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, rows: Any) -> float:
+    """Share of token rows whose category the model names."""
+    was_training = model.training
+    model.eval()
+    hits = 0.0
+    for start in range(0, len(rows), 256):
+        batch = class_batch([rows[row] for row in range(start, min(start + 256, len(rows)))])
+        hits += float(class_metrics(forward(model, batch), batch)["accuracy"].sum())
+    model.train(was_training)
+    return hits / len(rows)
+
+
+def warm_start(
+    papers: Any, outside: Outside, *, key: str, cache_dir: str, output: pathlib.Path,
+    settings: WarmStart,
+) -> dict[str, Any]:  # fmt: skip
+    """Write tokenizer and weights; returns what there is to say about them."""
+    start = time.process_time()
+    chosen = papers.select(outside.rows, keep_in_memory=True)
+    tokenizer = train_tokenizer(chosen["abstract"], output / "tokenizer", size=settings.vocabulary)
+    tokens = tokenise(
+        chosen,
+        tokenizer=tokenizer,
+        cache_dir=cache_dir,
+        key=f"{key}:{hashlib.sha256(outside.rows.tobytes()).hexdigest()}",
+        max_length=settings.max_length,
+        name="outside",
+    )
+    order = np.random.default_rng(settings.seed).permutation(len(tokens))
+    watched = min(WATCHED, len(tokens) // 10)
+    rows = [tokens[int(row)] for row in order]
+    vocabulary = vocabulary_of(tokenizer)
+    assert vocabulary.mask_id is not None
+    made = heads(settings, vocabulary.size)
+    mask = MaskTokens(
+        mask_id=vocabulary.mask_id,
+        vocabulary=vocabulary.size,
+        special_ids=vocabulary.special_ids,
+        most=settings.most_masked,
+    )
+    learn(made, rows[watched:], mask, settings)
+    for head, model in made.items():
+        export(model, output / head, labels=CLASSES if head == CATEGORY else None)
+    facts = {
+        "papers": len(outside.rows),
+        "of_one_author": outside.single,
+        "not_outside_of_users": outside.of_users,
+        "not_outside_of_bounded_away": outside.of_bounded_away,
+        "vocabulary": vocabulary.size,
+        "parameters": sum(p.numel() for p in made[CATEGORY].parameters()),
+        "accuracy_on_watched": accuracy(made[CATEGORY], rows[:watched]) if watched else None,
+        "cpu_seconds": time.process_time() - start,
+        "settings": dataclasses.asdict(settings),
+    }
+    text = json.dumps(facts, indent=1, sort_keys=True)
+    (output / "outside.json").write_text(text + "\n", encoding="utf-8")
+    return facts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description="A tokenizer and a BERT's first weights from papers outside of an arXiv run."
+    )
+    parser.add_argument("--path", required=True, help="as data.path of the arXiv recipe")
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--cache-dir", default="cache/arxiv")
+    parser.add_argument("--test-size", type=int, default=200_000)
+    parser.add_argument("--max-examples", type=int, default=2)
+    parser.add_argument("--no-duplicates", action="store_true")
+    parser.add_argument("--max-neighbors", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    for name, default in (
+        ("vocabulary", 4096), ("max-length", 32), ("most-masked", 12), ("epochs", 5),
+        ("batch-size", 64), ("hidden-size", 128), ("layers", 2), ("heads", 2),
+        ("intermediate-size", 512),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    options = parser.parse_args(argv)
+    if options.output.exists():
+        parser.error(f"--output {options.output} exists already: name another folder")
+    # [CLS], a token and [SEP]; the special tokens and one of text.
+    least = {"max_length": 3, "vocabulary": len(SPECIAL) + 1}
+    sizes = ("hidden_size", "layers", "heads", "intermediate_size")
+    counts = ("vocabulary", "max_length", "most_masked", "epochs", "batch_size", *sizes)
+    for name in counts:
+        if getattr(options, name) < least.get(name, 1):
+            parser.error(f"--{name.replace('_', '-')}: must be at least {least.get(name, 1)}")
+    if not options.lr > 0:
+        parser.error(f"--lr {options.lr}: must be above 0")
+    if options.hidden_size % options.heads:
+        parser.error(f"--hidden-size {options.hidden_size}: must be a multiple of --heads")
+    try:
+        snapshot = read_papers(options.path, cache_dir=options.cache_dir, on_error=options.on_error)
+        chosen = select_papers(
+            snapshot,
+            test_size=options.test_size,
+            max_examples=options.max_examples,
+            duplicates=not options.no_duplicates,
+            max_neighbors=options.max_neighbors,
+            seed=options.seed,
+        )
+        facts = warm_start(
+            snapshot.papers,
+            outside_papers(snapshot, chosen),
+            key=snapshot.report.sha256,
+            cache_dir=options.cache_dir,
+            output=options.output,
+            settings=WarmStart(
+                sizes=BertSizes(
+                    hidden_size=options.hidden_size,
+                    layers=options.layers,
+                    heads=options.heads,
+                    intermediate_size=options.intermediate_size,
+                ),
+                vocabulary=options.vocabulary,
+                max_length=options.max_length,
+                most_masked=options.most_masked,
+                epochs=options.epochs,
+                batch_size=options.batch_size,
+                lr=options.lr,
+            ),
+        )
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(facts, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
