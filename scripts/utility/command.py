@@ -72,28 +72,34 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
         delta=contest.delta,
         title=f"{contest.title}: mean of up to {seeds} seeds, 95 % intervals",
         path=results.beside(".png"),
+        score=contest.score,
     )
     print(as_text(contest, table))
 
 
 def as_text(contest: Contest, table: dict) -> str:
-    """Accuracies in per cent, a line for each ε."""
+    """Accuracies in per cent, or losses, a line for each ε."""
     methods = contest.methods(contest.epsilons[0])
     lines = ["| ε | " + " | ".join(each.title for each in methods.values()) + " |"]
     lines.append("|---|" + "---|" * len(methods))
     for epsilon in contest.epsilons:
         cells = [table["cells"].get(f"{name} {epsilon:g}") for name in methods]
         if any(cells):
-            lines.append(f"| {epsilon:g} | " + " | ".join(cell_text(cell) for cell in cells) + " |")
+            lines.append(
+                f"| {epsilon:g} | "
+                + " | ".join(cell_text(cell, contest.score) for cell in cells)
+                + " |"
+            )
     return "\n".join(lines)
 
 
-def cell_text(cell: dict | None) -> str:
+def cell_text(cell: dict | None, score: str = "accuracy") -> str:
     """Mean and half-width, with seeds and seconds."""
     if cell is None:
         return "–"
-    half = "" if cell["half_width"] is None else f" ± {100 * cell['half_width']:.1f}"
+    factor, digits = (100, 1) if score == "accuracy" else (1, 4)
+    half = "" if cell["half_width"] is None else f" ± {factor * cell['half_width']:.{digits}f}"
     return (
-        f"{100 * cell['mean']:.1f}{half} "
+        f"{factor * cell['mean']:.{digits}f}{half} "
         f"(lr {cell['lr']:g}, {cell['seeds']} seeds, {cell['seconds']:.0f} s)"
     )

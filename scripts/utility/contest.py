@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,12 +23,13 @@ class Method:
 
     Attributes:
         title: for tables and plots.
-        scheme: from the number of training examples to the scheme, or ``None`` for stock Opacus.
+        scheme: from the number of training examples, or what ``Contest.population`` returns in its
+            place, to the scheme; ``None`` for stock Opacus.
         strategy: how its noise is correlated; unused for Opacus.
     """
 
     title: str
-    scheme: Callable[[int], Scheme] | None = None
+    scheme: Callable[[Any], Scheme] | None = None
     strategy: Strategy | None = None
 
 
@@ -39,9 +41,12 @@ class Contest:
     fresh seeds train on the whole of it, and the test set is looked at once, after the last step.
     The choice itself is not private, for none of the methods.
 
+    A contest that is not about images brings ``run``, which trains and evaluates; what its tuning
+    runs look at is then its own affair, as long as it is not the test set.
+
     Attributes:
         title: of the plot.
-        load: from the folder of the data to its training and its test set.
+        load: from the folder of the data to its training and its test set; unused with ``run``.
         dataset_size: N, of the whole training set.
         network: from a seed to the untrained net.
         methods: by a short name, for each ε.
@@ -55,12 +60,18 @@ class Contest:
         momentum: of SGD.
         schedule: factor of the learning rate by name (``recipes.schedule``).
         physical_batch_size: most examples in memory at once.
+        run: from the contest, the folder of the data, a job and its noise to ``accuracy``,
+            ``loss`` and ``seconds``; images of ``load`` if left out.
+        score: what learning rates are chosen by, and the table and the plot show: ``"accuracy"``
+            (the more the better) or ``"loss"`` (the less).
+        population: from the folder of the data to what schemes are made of, where that is more than
+            the number of examples: a graph of users, say.
     """
 
     title: str
-    load: Callable[[pathlib.Path], Split]
+    load: Callable[[pathlib.Path], Split] | None = None
     dataset_size: int
-    network: Callable[[int], nn.Module]
+    network: Callable[[int], nn.Module] | None = None
     methods: Callable[[float], Mapping[str, Method]]
     epsilons: tuple[float, ...]
     rates: tuple[float, ...]
@@ -73,6 +84,9 @@ class Contest:
     momentum: float
     schedule: str = "constant"
     physical_batch_size: int | None = None
+    run: Callable[[Contest, pathlib.Path, Job, Any], dict[str, Any]] | None = None
+    score: Literal["accuracy", "loss"] = "accuracy"
+    population: Callable[[pathlib.Path], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Accuracy against ε, with 95 % intervals."""
+"""Accuracy, or loss, against ε, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ def draw(
     delta: float,
     title: str,
     path: pathlib.Path,
+    score: str = "accuracy",
 ) -> None:
     """Write the plot of what is there.
 
     Args:
-        cells: by "method ε", ``mean`` and ``half_width`` (``None`` for one run) of accuracies.
+        cells: by "method ε", ``mean`` and ``half_width`` (``None`` for one run) of the score.
         titles: of the methods, by name.
         epsilons: ε, ascending.
         delta: δ.
         title: of the plot.
         path: image file.
+        score: ``"accuracy"`` or ``"loss"``.
     """
+    factor = 100 if score == "accuracy" else 1
     figure, (axes,) = figure_of(1)
     for number, (name, label) in enumerate(titles.items()):
         found = [(e, cells[f"{name} {e:g}"]) for e in epsilons if f"{name} {e:g}" in cells]
@@ -37,8 +40,8 @@ def draw(
             continue
         axes.errorbar(
             [e * (1 + SHIFT * (number - (len(titles) - 1) / 2)) for e, _ in found],
-            [100 * cell["mean"] for _, cell in found],
-            yerr=[100 * (cell["half_width"] or 0.0) for _, cell in found],
+            [factor * cell["mean"] for _, cell in found],
+            yerr=[factor * (cell["half_width"] or 0.0) for _, cell in found],
             marker="o",
             capsize=3,
             label=label,
@@ -47,7 +50,7 @@ def draw(
     axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     axes.minorticks_off()
     axes.set_xlabel(f"ε (δ = {delta:.2g})")
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel("test accuracy (%)" if score == "accuracy" else "test loss")
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()

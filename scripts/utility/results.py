@@ -42,13 +42,18 @@ class Results:
         path = self._path(job)
         return json.loads(path.read_text()) if path.exists() else None
 
-    def noise(self, method: str, epsilon: float) -> Noise:
-        """σ of Opacus or our mechanism for the whole training set, calibrated once."""
+    def noise(self, method: str, epsilon: float, root: pathlib.Path | None = None) -> Noise:
+        """σ of Opacus or our mechanism for the whole training set, calibrated once.
+
+        Args:
+            method, epsilon: of the contest.
+            root: of the data, for a contest whose schemes need more than their number.
+        """
         path = self.folder / "noise.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         key = f"{method} {epsilon:g}"
         if key not in known:
-            known[key] = self._calibrated(self.contest.methods(epsilon)[method], epsilon)
+            known[key] = self._calibrated(self.contest.methods(epsilon)[method], epsilon, root)
             _write(path, known)
         noise: Noise = known[key]
         return noise
@@ -58,7 +63,7 @@ class Results:
         missing = [job for job in jobs if self.run(job) is None]
         pairs = dict.fromkeys((job.method, job.epsilon) for job in missing)
         bar = tqdm(pairs, desc="calibrating", unit="mechanism", delay=2)
-        noises = {pair: self.noise(*pair) for pair in bar}
+        noises = {pair: self.noise(*pair, root) for pair in bar}
         work = [(self.contest, root, job, noises[job.method, job.epsilon]) for job in missing]
         # Each worker has one thread: two runs beside each other take less than one after the other.
         # Their own bars would write over this one.
@@ -70,7 +75,7 @@ class Results:
                 _write(self._path(job), found)
 
     def best_rate(self, method: str, epsilon: float) -> float | None:
-        """The learning rate with the best mean accuracy of the tuning runs, if all are there."""
+        """The learning rate with the best mean score of the tuning runs, if all are there."""
         seeds = self.contest.tuning_seeds
         scores = {
             rate: [
@@ -81,7 +86,8 @@ class Results:
         }
         if any(found is None for runs in scores.values() for found in runs):
             return None
-        return max(scores, key=lambda rate: sum(run["accuracy"] for run in scores[rate] if run))
+        key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
+        return max(scores, key=lambda rate: sign * sum(run[key] for run in scores[rate] if run))
 
     def table(self, chosen: Results | None = None) -> dict[str, Any]:
         """Mean, 95 % interval (Student's t) and seconds of what is finished; also written.
@@ -106,7 +112,7 @@ class Results:
                 ]
                 if runs:
                     noise = self.noise(method, epsilon)
-                    cells[f"{method} {epsilon:g}"] = _cell(runs) | {
+                    cells[f"{method} {epsilon:g}"] = _cell(runs, self.contest.score) | {
                         "lr": rate,
                         "sigma": noise["noise_multiplier"] if isinstance(noise, dict) else noise,
                     }
@@ -129,8 +135,12 @@ class Results:
     def _path(self, job: Job) -> pathlib.Path:
         return self.folder / "finished" / f"{job.name}.json"
 
-    def _calibrated(self, method: Method, epsilon: float) -> Noise:
+    def _calibrated(self, method: Method, epsilon: float, root: pathlib.Path | None) -> Noise:
         contest = self.contest
+        population: Any = contest.dataset_size
+        if contest.population is not None:
+            assert root is not None
+            population = contest.population(root)
         if method.scheme is None:
             return float(
                 get_noise_multiplier(
@@ -143,7 +153,7 @@ class Results:
             )
         assert method.strategy is not None
         calibration = calibrate(
-            scheme=method.scheme(contest.dataset_size),
+            scheme=method.scheme(population),
             strategy=method.strategy,
             epsilon=epsilon,
             delta=contest.delta,
@@ -154,6 +164,9 @@ class Results:
 def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[str, Any]]:
     contest, root, job, noise = work
     torch.set_num_threads(1)
+    if contest.run is not None:
+        return job, contest.run(contest, root, job, noise)
+    assert contest.load is not None
     split = _loaded(contest.load, root)
     if len(split.train) != contest.dataset_size:
         raise ValueError(
@@ -180,9 +193,13 @@ def interval(values: Sequence[float]) -> tuple[float, float | None]:
     return statistics.mean(values), float(half)
 
 
-def _cell(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    mean, half = interval([run["accuracy"] for run in runs])
-    return {
+def _cell(runs: Sequence[dict[str, Any]], score: str) -> dict[str, Any]:
+    mean, half = interval([run[score] for run in runs])
+    other = {}
+    if score == "loss":
+        accuracy, around = interval([run["accuracy"] for run in runs])
+        other = {"accuracy": {"mean": accuracy, "half_width": around}}
+    return other | {
         "mean": mean,
         "half_width": half,
         "seeds": len(runs),

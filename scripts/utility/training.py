@@ -32,6 +32,7 @@ def resized(noise: Noise, method: Method, size: int) -> Noise:
 def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
     """Accuracy and loss after the last step, and how long the steps took (wall clock, s)."""
     torch.manual_seed(seed)
+    assert contest.network is not None
     model = contest.network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=contest.momentum)
     scheduler = LambdaLR(optimizer, Schedule(contest.schedule, contest.steps))

@@ -147,3 +147,38 @@ def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
     assert again.table()["cells"] == {}
     cell = again.table(results)["cells"]["ours 4"]
     assert (cell["lr"], cell["seeds"], cell["half_width"]) == (rate, 1, None)
+
+
+def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
+    """What schemes are made of is asked for once, with the folder of the data."""
+    monkeypatch.setattr(results_module.multiprocessing, "get_context", lambda _: _Here())
+    threads = torch.get_num_threads()
+    asked = []
+
+    def population(root):
+        asked.append(root)
+        return SIZE
+
+    def run(contest, root, job, noise):
+        assert noise["scheme"]["dataset_size"] == SIZE
+        return {"loss": 1 + job.rate + job.seed, "accuracy": job.rate, "seconds": 2.0}
+
+    own = dataclasses.replace(
+        CONTEST, load=None, network=None, run=run, population=population, score="loss"
+    )
+    results = Results(own, tmp_path / "own")
+    jobs = [
+        Job(method="ours", epsilon=4.0, rate=rate, seed=seed, tuning=tuning)
+        for tuning, rates, seeds in ((True, own.rates, (9,)), (False, (0.1,), own.seeds))
+        for rate in rates
+        for seed in seeds
+    ]
+    results.complete(jobs, tmp_path, 1)
+    torch.set_num_threads(threads)
+    assert asked == [tmp_path]
+    assert results.best_rate("ours", 4.0) == 0.1  # the least loss, though the least accuracy
+    table = results.table()
+    cell = table["cells"]["ours 4"]
+    assert cell["mean"] == pytest.approx(1.6)
+    assert cell["accuracy"]["mean"] == pytest.approx(0.1)
+    assert "1.6000 ± 6.3531" in as_text(own, table)

@@ -1,0 +1,385 @@
+"""arXiv, private for every author, after Dong & Ganesh 2026 (arXiv 2602.09338), Figure 5.
+
+Papers of two or more authors, 50,000 held out, at most two training examples an author with copies,
+1,000 steps of expected batches of 1,024, δ = 1/500,000, as in section 7.3 of the paper. The first
+32 tokens of an abstract are to give its archive (21 classes). BERT-tiny (2 layers, 128 wide), whose
+tokenizer and first weights are from papers of people who wrote none of the training papers
+(``recipes.arxiv_warm_start``): those are taken to be public.
+
+  dp-sgd       Identity + Poisson sampling (UserMinSep of one step), draws hidden
+  cyclic       BandMF + UserCyclic: slots of a partition of the public graph
+  min-sep      BandMF + UserMinSep, the paper's scheme, by what is proven of it
+  unamplified  BandMF + UserFixed, no use made of the draws
+
+Two contests of the same four mechanisms:
+
+  head   the two layers above the encoder are trained; the encoder stays as it is. All of it is as
+         stated: 1,024 examples a step, and the guarantee holds.
+  whole  every weight but the embeddings' is trained, at a sixteenth of the batch and of σ: a
+         simulation, which nothing protects.
+
+Slots, bands and separations are those with the least predicted error (user_errors.py of
+scripts/bench), not chosen by accuracy. The learning rate of each (ε, method) is chosen by its
+loss on 10,000 of the held-out papers, and the other 40,000 are looked at once by each run that
+counts. Nothing about held-out papers is protected; but the choice takes more runs on the training
+papers, which no stated guarantee covers. Every finished run is a file in the results, so the grid
+goes on where it stopped:
+
+    git clone https://github.com/staeiou/arxiv_archive work/archive
+    python -m recipes.arxiv_warm_start --path work/archive --output work/warm \\
+        --cache-dir work/cache --test-size 50000 --on-error skip
+    PYTHONPATH=. python scripts/paper/arxiv_fig5.py head --root work --processes 1
+    PYTHONPATH=. python scripts/paper/arxiv_fig5.py whole --root work --processes 1
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from dptrain import (
+    AttributionGraph,
+    BandMF,
+    Identity,
+    Loading,
+    MatrixMechanism,
+    PrivacyEngine,
+    UserCyclic,
+    UserFixed,
+    UserMinSep,
+)
+from dptrain.sampling import Scheme, UserScheme
+from recipes.data.arxiv import ArxivData, arxiv
+from recipes.models.bert import CATEGORY, bert
+from recipes.models.bert_heads import INPUTS
+from scripts.bench.user_errors import BATCH, DELTA, EPSILONS, OUT, STEPS
+from scripts.utility.command import run_contest
+from scripts.utility.contest import Contest, Job, Method
+
+HERE = pathlib.Path(__file__).parent
+HELD_OUT, CHOSEN_ON = 50_000, 10_000
+LENGTH = 32
+ROWS = 133_853  # training examples, copies counted, of the archive's 128 files that Git brings
+SIMULATED = 16
+
+
+# What is trained on.
+
+
+@functools.cache
+def papers(root: pathlib.Path) -> ArxivData:
+    """Token rows of training and held-out papers, and who wrote them."""
+    return arxiv(
+        root / "archive",
+        tokenizer=root / "warm" / "tokenizer",
+        cache_dir=root / "cache",
+        test_size=HELD_OUT,
+        max_length=LENGTH,
+        on_error="skip",
+        offline=True,
+    )
+
+
+def graph(root: pathlib.Path) -> AttributionGraph:
+    """The authors of the training examples."""
+    return papers(root).graph
+
+
+@functools.cache
+def warm(root: pathlib.Path) -> nn.Module:
+    """BERT as the papers outside left it, without dropout: what is trained on are few batches."""
+    found = papers(root)
+    return bert(
+        root / "warm" / CATEGORY,
+        head=CATEGORY,
+        vocabulary=found.vocabulary.size,
+        max_length=LENGTH,
+        classes=len(found.classes),
+        dropout=0.0,
+        offline=True,
+    )
+
+
+class Head(nn.Module):
+    """What stands above BERT's encoder: the pooler and the classifier."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.dense = copy.deepcopy(model.bert.pooler.dense)
+        self.classifier = copy.deepcopy(model.classifier)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits of states (rows, hidden) of the first token."""
+        logits: torch.Tensor = self.classifier(torch.tanh(self.dense(states)))
+        return logits
+
+
+class Encoder(nn.Module):
+    """BERT of token rows in one tensor (rows, inputs, length); its embeddings stay as they are."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model)
+        self.model.bert.embeddings.requires_grad_(False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits."""
+        inputs = {name: rows[:, place] for place, name in enumerate(INPUTS)}
+        logits: torch.Tensor = self.model(**inputs).logits
+        return logits
+
+
+class Rows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Inputs and labels by row; a paper that is used twice has two rows."""
+
+    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[row], self.labels[row]
+
+
+def tensors(tokens: Any) -> Rows:
+    """Token rows as one tensor each."""
+    columns = tokens.with_format("numpy", columns=[*INPUTS, "label"])[:]
+    inputs = np.stack([np.asarray(columns[name], dtype=np.int64) for name in INPUTS], axis=1)
+    return Rows(torch.from_numpy(inputs), torch.from_numpy(np.asarray(columns["label"], np.int64)))
+
+
+@torch.no_grad()
+def states(rows: Rows, model: Any) -> Rows:
+    """The encoder's state of the first token, for every row."""
+    model.eval()
+    found = []
+    for start in range(0, len(rows), 512):
+        part = rows.inputs[start : start + 512]
+        inputs = {name: part[:, place] for place, name in enumerate(INPUTS)}
+        found.append(model.bert(**inputs).last_hidden_state[:, 0].clone())
+    return Rows(torch.cat(found), rows.labels)
+
+
+@functools.cache
+def data(root: pathlib.Path, part: str) -> tuple[Rows, Rows, Rows]:
+    """Training papers, those that rates are chosen on, and those of the test."""
+    found, model = papers(root), warm(root)
+    whole = {"train": found.train, "test": found.test}
+    if part == "whole":
+        train, held = (tensors(tokens) for tokens in whole.values())
+    else:
+        train, held = (_kept_states(root, tokens, model) for tokens in whole.values())
+    chosen = Rows(held.inputs[:CHOSEN_ON], held.labels[:CHOSEN_ON])
+    return train, chosen, Rows(held.inputs[CHOSEN_ON:], held.labels[CHOSEN_ON:])
+
+
+def _kept_states(root: pathlib.Path, tokens: Any, model: nn.Module) -> Rows:
+    """States by tokens and weights; they take minutes."""
+    sha = hashlib.sha256(tokens.fingerprint.encode())
+    for value in model.state_dict().values():
+        sha.update(value.numpy().tobytes())
+    path = root / "cache" / f"states-{sha.hexdigest()[:32]}.pt"
+    if not path.exists():
+        made = states(tensors(tokens), model)
+        temporary = path.with_suffix(".tmp")
+        torch.save((made.inputs, made.labels), temporary)
+        temporary.replace(path)
+    return Rows(*torch.load(path, weights_only=True))
+
+
+# How it is trained.
+
+
+def _dp_sgd(users: AttributionGraph) -> Scheme:
+    return UserMinSep.for_batch_size(graph=users, batch_size=BATCH, min_sep=1, steps=STEPS)
+
+
+def _cyclic(cycle: int, spread: int, users: AttributionGraph) -> Scheme:
+    return UserCyclic.for_batch_size(
+        graph=users, batch_size=BATCH, cycle=cycle, spread=spread, steps=STEPS
+    )
+
+
+def _min_sep(min_sep: int, users: AttributionGraph) -> Scheme:
+    return UserMinSep.for_batch_size(graph=users, batch_size=BATCH, min_sep=min_sep, steps=STEPS)
+
+
+def _unamplified(min_sep: int, users: AttributionGraph) -> Scheme:
+    return UserFixed.for_batch_size(graph=users, batch_size=BATCH, min_sep=min_sep, steps=STEPS)
+
+
+@functools.cache
+def settings(epsilon: float) -> dict[str, dict[str, Any]]:
+    """Of each scheme, the row of ``user_errors`` with plain BandMF and the least error at ε."""
+    rows = json.loads(OUT.read_text(encoding="utf-8"))["table"]
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        kind, bands = row["scheme"]["type"], row["strategy"]["type"]
+        if not bands.startswith("BandMF"):
+            continue
+        known = best.get(kind)
+        if known is None or row["error"][f"{epsilon:g}"] < known["error"][f"{epsilon:g}"]:
+            best[kind] = row
+    return {
+        kind: row["scheme"] | {"bands": int(row["strategy"]["type"][len("BandMF(") : -1])}
+        for kind, row in best.items()
+    }
+
+
+@functools.cache
+def methods(epsilon: float) -> Mapping[str, Method]:
+    """The four mechanisms, with the settings that are best for them at this ε."""
+    cyclic, apart = settings(epsilon)["UserCyclic"], settings(epsilon)["UserMinSep"]
+    fixed = settings(epsilon)["UserFixed"]
+    return {
+        "dp-sgd": Method(title="DP-SGD", scheme=_dp_sgd, strategy=Identity()),
+        "cyclic": Method(
+            title="BandMF, UserCyclic",
+            scheme=functools.partial(_cyclic, cyclic["cycle"], cyclic.get("spread", 1)),
+            strategy=BandMF(bands=cyclic["bands"]),
+        ),
+        "min-sep": Method(
+            title="BandMF, UserMinSep",
+            scheme=functools.partial(_min_sep, apart["min_sep"]),
+            strategy=BandMF(bands=apart["bands"]),
+        ),
+        "unamplified": Method(
+            title="BandMF, UserFixed",
+            scheme=functools.partial(_unamplified, fixed["min_sep"]),
+            strategy=BandMF(bands=fixed["bands"]),
+        ),
+    }
+
+
+def simulated(mechanism: MatrixMechanism, method: Method, users: AttributionGraph) -> Any:
+    """The mechanism at a fraction of batch and σ: as much noise in the mean, and no privacy."""
+    scheme = mechanism.scheme
+    small: Scheme
+    if isinstance(scheme, UserCyclic):
+        small = dataclasses.replace(scheme, batch_size=BATCH / SIMULATED)
+    elif isinstance(scheme, UserFixed):
+        small = dataclasses.replace(scheme, batch_size=BATCH // SIMULATED)
+    else:
+        assert isinstance(scheme, UserMinSep)
+        small = UserMinSep.for_batch_size(
+            graph=users, batch_size=BATCH / SIMULATED, min_sep=scheme.min_sep, steps=STEPS
+        )
+    return MatrixMechanism(
+        scheme=small,
+        strategy=mechanism.strategy,
+        noise_multiplier=mechanism.noise_multiplier / SIMULATED,
+    )
+
+
+def run(
+    part: str, contest: Contest, root: pathlib.Path, job: Job, noise: dict[str, Any]
+) -> dict[str, Any]:
+    """Loss and accuracy after the last step, and what the steps took (CPU, s)."""
+    users = graph(root)
+    train, chosen, test = data(root, part)
+    if len(train) != contest.dataset_size:
+        raise ValueError(
+            f"{root} gives {len(train)} training examples, not {contest.dataset_size}: its files "
+            "are not the 128 by category of 2020-01-01 that Git brings without large-file storage"
+        )
+    mechanism = MatrixMechanism.from_dict(noise)
+    assert isinstance(mechanism.scheme, UserScheme)
+    mechanism = dataclasses.replace(mechanism, scheme=mechanism.scheme.attach(users))
+    if part == "whole":
+        mechanism = simulated(mechanism, contest.methods(job.epsilon)[job.method], users)
+    torch.manual_seed(job.seed)
+    model = (Encoder if part == "whole" else Head)(warm(root))
+    held = chosen if job.tuning else test
+    before = measured(model, held)
+    start = time.process_time()
+    private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=job.rate,
+            momentum=contest.momentum,
+        ),
+        data=DataLoader(train),
+        mechanism=mechanism,
+        target_delta=contest.delta,
+        max_grad_norm=contest.max_grad_norm,
+        loading=Loading(max_physical_batch_size=contest.physical_batch_size),
+        seed=job.seed,
+    )
+    criterion = nn.CrossEntropyLoss()
+    with private:
+        for inputs, labels in private.loader:
+            private.optimizer.zero_grad()
+            criterion(private.module(inputs), labels).backward()
+            private.optimizer.step()
+    seconds = time.process_time() - start
+    return measured(model, held) | {"seconds": seconds, "before": before}
+
+
+@torch.no_grad()
+def measured(model: nn.Module, rows: Rows) -> dict[str, float]:
+    """Mean loss and accuracy."""
+    model.eval()
+    loss = hits = 0.0
+    for start in range(0, len(rows), 512):
+        labels = rows.labels[start : start + 512]
+        logits = model(rows.inputs[start : start + 512])
+        loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+        hits += float((logits.argmax(1) == labels).sum())
+    model.train()
+    return {"loss": loss / len(rows), "accuracy": hits / len(rows)}
+
+
+def contest(part: str) -> Contest:
+    """The contest of ``head`` or ``whole``."""
+    what = "pooler and classifier" if part == "head" else f"simulated at 1/{SIMULATED}"
+    return Contest(
+        title=f"arXiv by authors, {what}",
+        dataset_size=ROWS,
+        methods=methods,
+        epsilons=EPSILONS,
+        rates=RATES[part],
+        tuning_seeds=(100,),
+        seeds=(0, 1, 2, 3, 4),
+        steps=STEPS,
+        epoch_length=ROWS / BATCH,
+        delta=DELTA,
+        max_grad_norm=NORMS[part],
+        momentum=0.0,
+        physical_batch_size=2048 if part == "head" else 64,
+        run=functools.partial(run, part),
+        score="loss",
+        population=graph,
+    )
+
+
+RATES = {"head": (0.03, 0.1, 0.3, 1.0), "whole": (0.03, 0.1, 0.3)}
+NORMS = {"head": 10.0, "whole": 1.0}
+
+
+def main() -> None:
+    """The contest that the first argument names."""
+    assert __doc__ is not None
+    part = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if part not in RATES:
+        sys.exit(f"arxiv_fig5.py: name head or whole first, not {part!r}")
+    name = "arxiv_fig5" if part == "head" else "arxiv_fig5_whole"
+    run_contest(contest(part), __doc__.split("\n\n")[0], HERE / "results" / name)
+
+
+if __name__ == "__main__":
+    main()
