@@ -40,7 +40,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -367,19 +366,17 @@ def contest(part: str) -> Contest:
     )
 
 
-RATES = {"head": (0.03, 0.1, 0.3, 1.0), "whole": (0.03, 0.1, 0.3)}
-NORMS = {"head": 10.0, "whole": 1.0}
-
-
-def main() -> None:
-    """The contest that the first argument names."""
-    assert __doc__ is not None
-    part = sys.argv.pop(1) if len(sys.argv) > 1 else ""
-    if part not in RATES:
-        sys.exit(f"arxiv_fig5.py: name head or whole first, not {part!r}")
-    name = "arxiv_fig5" if part == "head" else "arxiv_fig5_whole"
-    run_contest(contest(part), __doc__.split("\n\n")[0], HERE / "results" / name)
+RATES = {"head": (0.03, 0.1, 0.3, 1.0), "whole": (0.01, 0.03, 0.1)}
+NORMS = {"head": 10.0, "whole": 10.0}
 
 
 if __name__ == "__main__":
-    main()
+    assert __doc__ is not None
+    run_contest(
+        {part: contest(part) for part in RATES},
+        __doc__.split("\n\n")[0],
+        {
+            "head": HERE / "results/arxiv_fig5",
+            "whole": HERE / "results/arxiv_fig5_whole",
+        },
+    )

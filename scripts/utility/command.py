@@ -6,40 +6,52 @@ import argparse
 import dataclasses
 import pathlib
 import warnings
+from collections.abc import Mapping
 
 from scripts.utility.contest import Contest, Job
 from scripts.utility.figure import draw
 from scripts.utility.results import Results
 
 
-def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> None:
+def run_contest(
+    contest: Contest | Mapping[str, Contest],
+    description: str,
+    folder: pathlib.Path | Mapping[str, pathlib.Path],
+) -> None:
     """Everything that is missing, or what the arguments leave of it.
 
     Args:
-        contest: what is compared.
+        contest: what is compared; of several, by name, the first argument takes one.
         description: first paragraph of the help.
-        folder: of the results, unless the arguments name another.
+        folder: of the results, unless the arguments name another; as many as contests.
     """
+    contests = contest if isinstance(contest, Mapping) else {"": contest}
+    folders = folder if isinstance(folder, Mapping) else {"": folder}
     parser = argparse.ArgumentParser(description=description)
+    if isinstance(contest, Mapping):
+        parser.add_argument("part", choices=list(contests), help="which contest")
+    parser.set_defaults(part="")
     parser.add_argument("--root", type=pathlib.Path, help="folder of the data; none: table only")
-    parser.add_argument("--results", type=pathlib.Path, default=folder)
+    parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--processes", type=int, default=2, help="runs at once, a thread each")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=list(contest.epsilons))
+    parser.add_argument("--epsilons", type=float, nargs="+", help="some of them")
     parser.add_argument("--methods", nargs="+", help="some of them, by name")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(contest.seeds))
+    parser.add_argument("--seeds", type=int, nargs="+", help="others, or some of them")
     parser.add_argument(
         "--fresh",
         action="store_true",
         help="run the chosen learning rates again, in a folder of its own (--results)",
     )
     options = parser.parse_args()
+    contest, folder = contests[options.part], folders[options.part]
+    seeds = tuple(options.seeds or contest.seeds)
     warnings.simplefilter("ignore")
     # The table is of the seeds that were asked for.
-    shown = dataclasses.replace(contest, seeds=tuple(options.seeds))
-    results = Results(shown, options.results)
+    shown = dataclasses.replace(contest, seeds=seeds)
+    results = Results(shown, options.results or folder)
     pairs = [
         (method, epsilon)
-        for epsilon in options.epsilons
+        for epsilon in options.epsilons or contest.epsilons
         for method in contest.methods(epsilon)
         if not options.methods or method in options.methods
     ]
@@ -58,19 +70,19 @@ def run_contest(contest: Contest, description: str, folder: pathlib.Path) -> Non
             results.complete(tuning, options.root, options.processes)
         final = [
             Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=False)
-            for seed in options.seeds
+            for seed in seeds
             for m, e in pairs
             if (rate := chosen.best_rate(m, e)) is not None
         ]
         results.complete(final, options.root, options.processes)
     table = results.table(chosen)
-    seeds = max((cell["seeds"] for cell in table["cells"].values()), default=0)
+    most = max((cell["seeds"] for cell in table["cells"].values()), default=0)
     draw(
         table["cells"],
         {name: method.title for name, method in contest.methods(contest.epsilons[0]).items()},
         epsilons=contest.epsilons,
         delta=contest.delta,
-        title=f"{contest.title}: mean of up to {seeds} seeds, 95 % intervals",
+        title=f"{contest.title}: mean of up to {most} seeds, 95 % intervals",
         path=results.beside(".png"),
         score=contest.score,
     )

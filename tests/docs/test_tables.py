@@ -2,8 +2,11 @@
 
 import json
 import re
+import statistics
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from scripts.docs import tables
 from scripts.docs.pages import ROOT
@@ -72,6 +75,83 @@ def test_accuracies_on_mnist_are_those_of_the_runs() -> None:
             ]
             mean = sum(run["accuracy"] for run in runs) / 5
             assert float(cell.split()[0]) == pytest.approx(100 * mean, abs=0.051)
+
+
+def test_losses_on_arxiv_are_those_of_the_runs() -> None:
+    """Means over the seeds that are there, at the rate with the least loss of the tuning runs."""
+    folder = ROOT / "scripts/paper/results/arxiv_fig5/finished"
+    for epsilon, *cells in _cells("arxiv_fig5"):
+        for method, cell in zip(("dp-sgd", "cyclic", "min-sep", "unamplified"), cells, strict=True):
+            start = f"_{method}_eps{epsilon}_lr"
+            tried = {
+                path: json.loads(path.read_text())["loss"]
+                for path in folder.glob(f"tuning{start}*_seed100.json")
+            }
+            best = min(tried, key=lambda path: tried[path]).stem if len(tried) == 4 else None
+            chosen = best.removeprefix(f"tuning{start}").removesuffix("_seed100") if best else ""
+            runs = [
+                json.loads((folder / f"final{start}{chosen}_seed{seed}.json").read_text())["loss"]
+                for seed in range(5)
+                if (folder / f"final{start}{chosen}_seed{seed}.json").exists()
+            ]
+            if not runs:
+                assert cell == "not run"
+                continue
+            assert float(cell.split()[0]) == pytest.approx(statistics.mean(runs), abs=5.1e-5)
+            assert cell.endswith(f"({len(runs)})")
+
+
+def test_claims_on_arxiv_by_their_intervals() -> None:
+    """Welch's interval of a difference against scipy's test on samples of those moments."""
+    rng = np.random.default_rng(0)
+
+    def cell(values: np.ndarray) -> dict[str, float]:
+        low, high = scipy.stats.t.interval(
+            0.95, len(values) - 1, values.mean(), scipy.stats.sem(values)
+        )
+        return {
+            "mean": values.mean(), "half_width": (high - low) / 2, "seeds": len(values)
+        }  # fmt: skip
+
+    seen = set()
+    for shift in (-0.5, -0.1, 0.0, 0.1, 0.5) * 4:
+        one, two = rng.normal(0, 0.1, 3), rng.normal(shift, 0.2, 5)
+        low, high = scipy.stats.ttest_ind(two, one, equal_var=False).confidence_interval(0.95)
+        expected = "holds" if low > 0 else "does not hold" if high < 0 else "cannot be told"
+        assert tables.told(cell(one), cell(two)) == expected
+        seen.add(expected)
+    assert len(seen) == 3
+    assert tables.told(None, cell(two)) == tables.NOT_RUN
+
+
+def test_predicted_claims_on_arxiv_are_what_the_page_says() -> None:
+    """Words of docs/benchmarks/arxiv.md that no table makes."""
+    errors = {epsilon: tables.predicted_errors(epsilon) for epsilon in ("1", "2", "4", "8", "16")}
+    for epsilon, each in errors.items():
+        assert (each["min-sep"] < each["dp-sgd"]) == (epsilon == "16")
+        assert each["unamplified"] < each["min-sep"]
+        assert each["cyclic"] < each["dp-sgd"]
+        assert (each["cyclic"] < each["unamplified"]) == (epsilon != "16")
+    assert min(errors["1"], key=lambda name: errors["1"][name]) == "cyclic"
+    assert errors["1"]["dp-sgd"] < errors["1"]["unamplified"]
+
+
+def test_figures_on_arxiv_that_no_table_makes_are_those_of_the_files() -> None:
+    page = " ".join((ROOT / "docs/benchmarks/arxiv.md").read_text().split())
+    results = ROOT / "scripts/paper/results"
+    outside = json.loads((results / "arxiv_fig5_outside.json").read_text())
+    assert f"There are {outside['papers']:,}. Every one has a single author" in page
+    assert outside["of_one_author"] == outside["papers"]
+    assert f"{outside['not_outside_of_users']:,} more papers of a single author" in page
+    assert f"{outside['not_outside_of_bounded_away']:,} more are by authors" in page
+    passes = outside["settings"]["epochs"]
+    assert f"({passes} passes, {outside['cpu_seconds']:.0f} CPU-seconds)" in page
+    tuning = [*(results / "arxiv_fig5/finished").glob("tuning_*.json")]
+    before = [json.loads(path.read_text())["before"] for path in tuning]
+    assert all(each == before[0] for each in before)
+    accuracy, loss = before[0]["accuracy"], before[0]["loss"]
+    assert f"names {100 * accuracy:.1f} % of the archives" in page
+    assert f"with a loss of {loss:.3f}" in page
 
 
 def test_noise_of_both_libraries_is_that_of_the_runs() -> None:
