@@ -142,12 +142,6 @@ class ArxivSettings(RunSettings):
         ):
             if getattr(self.data, name) is None:
                 raise ValueError(f"data.{name}=null: name {what}")
-        most = self.data.max_masked
-        if most is not None and most > self.data.max_length - 2:
-            raise ValueError(
-                f"data.max_masked={most}: of data.max_length={self.data.max_length} tokens at most "
-                f"{self.data.max_length - 2} are text; use at most as many, or null"
-            )
         super().validate()
 
 

@@ -111,8 +111,9 @@ class MaskTokens:
 
     Scores of a whole vocabulary are most of what a small model costs, and only masked positions
     have a loss. With ``most`` the batch names them: ``scored_positions`` and ``labels`` are
-    (rows, most), and rows of fewer are filled up with position 0 and ``IGNORED``. The number is the
-    same in every row and batch, so that a row's shapes tell nothing of the others.
+    (rows, most), or (rows, length) where that is less, and rows of fewer are filled up with
+    position 0 and ``IGNORED``. The number is the same in every row and batch, so that a row's
+    shapes tell nothing of the others.
 
     Args:
         mask_id: the mask token.

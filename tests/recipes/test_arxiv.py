@@ -157,7 +157,6 @@ MISTAKES = [
     (["data.max_neighbors=0"], "data.max_neighbors=0"),
     (["data.max_length=2"], "data.max_length=2"),
     (["data.max_masked=0"], "data.max_masked=0"),
-    (["data.max_masked=15"], "data.max_masked=15: of data.max_length=16 tokens at most 14"),
     (["model.dropout=1"], "model.dropout=1"),
 ]
 
