@@ -171,11 +171,16 @@ class PrivateTraining:
         batch = self.loader.current
         return batch is not None and batch.step == self.steps_executed
 
-    def _check_detached(self) -> None:
+    @property
+    def changed_since_detach(self) -> bool:
+        """Whether the module's parameters are others, or were written to, since ``detach``."""
         if self._left is None:
-            return
+            return False
         now = {id(p): p._version for p in self.module.parameters()}
-        if [(id(p), version) for p, version in self._left] != list(now.items()):
+        return [(id(p), version) for p, version in self._left] != list(now.items())
+
+    def _check_detached(self) -> None:
+        if self.changed_since_detach:
             raise RuntimeError(
                 "the module was trained, or changed, since private.detach(): it is not what this "
                 "run made of it, and a checkpoint would say so; take private.state_dict() before"

@@ -325,6 +325,7 @@ def test_the_best_model_is_loaded_and_an_early_stop_is_no_accident(tmp_path, cap
     assert result.global_step == 4  # the loss does not fall at a learning rate of 0
     assert "stopped after 4 of 30 planned steps" in caplog.text
     assert private.guarantee().steps_planned == 30
+    assert any("chosen by the evaluation data" in note for note in private.guarantee().notes)
     assert private.state.best_model_checkpoint.endswith("checkpoint-2")
 
 
@@ -358,6 +359,66 @@ def test_what_save_model_writes_may_be_published(tmp_path):
     for key in (seeds["loader"]["seed"].removeprefix("0x"), str(int(seeds["loader"]["seed"], 16))):
         for path in (tmp_path / "published").iterdir():
             assert key.encode() not in path.read_bytes()
+
+
+def test_a_statement_is_of_the_weights_beside_it(tmp_path):
+    """Whatever lay in the folder before, and whatever is done to the model after."""
+    folder = tmp_path / "published"
+    first = trainer(tmp_path / "a", private=privacy(epsilon=6.0, noise_multiplier=None))
+    first.train()
+    first.save_model(str(folder))
+
+    def stated():
+        reports = {path.name for path in folder.glob("privacy_report.*")}
+        return metadata_of(folder / "README.md").get("differential_privacy"), reports
+
+    assert stated()[0]["epsilon"] <= 6.0
+    trainer(tmp_path / "b").save_model(str(folder))  # not trained
+    assert stated() == (None, set())
+    first.save_model(str(folder))
+    bare = trainer(tmp_path / "c", private=privacy(noise_multiplier=0.0))
+    bare.train()
+    bare.save_model(str(folder))
+    assert stated() == (None, set())
+    first.save_model(str(folder))
+    with torch.no_grad():
+        next(first.model.parameters()).add_(1.0)
+    with pytest.raises(RuntimeError, match="was changed since train"):
+        first.save_model(str(folder))
+    assert stated() == (None, set())
+
+
+def test_dropout_is_not_of_the_arguments_seed(tmp_path):
+    """All rows in every batch and next to no noise: what differs between two runs is dropout."""
+    ends = []
+    for _ in range(2):
+        private = trainer(
+            tmp_path, bert(dropout=0.5), private=privacy(noise_multiplier=1e-9), seed=42,
+            per_device_train_batch_size=40, gradient_accumulation_steps=1, max_steps=1,
+            optim="sgd",
+        )  # fmt: skip
+        private.train()
+        ends.append(flat(private.model))
+    assert float((ends[0] - ends[1]).norm()) > 1e-4
+    still = []
+    for _ in range(2):  # the same without dropout
+        private = trainer(
+            tmp_path, private=privacy(noise_multiplier=1e-9), seed=42, max_steps=1, optim="sgd",
+            per_device_train_batch_size=40, gradient_accumulation_steps=1,
+        )  # fmt: skip
+        private.train()
+        still.append(flat(private.model))
+    assert float((still[0] - still[1]).norm()) < 1e-6
+
+
+def test_figures_that_were_asked_for_are_returned_and_go_no_further(tmp_path):
+    data = Texts()
+    private = trainer(tmp_path, data=data)
+    private.train()
+    assert "eval_loss" in private.evaluate(data)
+    assert not any("eval_loss" in entry for entry in private.state.log_history)
+    assert "eval_loss" in private.evaluate(Texts(9, 5))
+    assert any("eval_loss" in entry for entry in private.state.log_history)
 
 
 def metadata_of(path: pathlib.Path):

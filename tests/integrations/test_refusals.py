@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datasets
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -15,7 +16,8 @@ from dptrain.integrations.transformers import (
     PrivateTrainer,
     PrivateTrainerMixin,
 )
-from tests.integrations.tiny import Texts, arguments, bert, flat, privacy, trainer
+from dptrain.integrations.transformers.plan import graph_of
+from tests.integrations.tiny import Texts, arguments, bert, flat, privacy, tokenizer, trainer
 
 pytest.importorskip("accelerate")
 
@@ -274,3 +276,72 @@ def test_a_scheme_of_other_data_is_refused(tmp_path):
     private = trainer(tmp_path, private=privacy(scheme=scheme))
     with pytest.raises(ValueError, match="40 examples but the scheme was made for dataset_size=39"):
         private.train()
+
+
+def test_padding_on_the_left_to_the_longest_row_is_refused(tmp_path):
+    """One row's length would move the absolute positions of all others."""
+    left = tokenizer()
+    left.padding_side = "left"
+    with pytest.raises(ValueError, match=r"padding_side='left'.* = 'right' for training"):
+        trainer(tmp_path, more={"processing_class": left})
+    same_length = transformers.DataCollatorWithPadding(left, padding="max_length", max_length=12)
+    trainer(tmp_path, more={"data_collator": same_length})
+    left.padding_side = "right"
+    trainer(tmp_path, more={"processing_class": left})
+
+
+@pytest.mark.parametrize(
+    ("users", "told"),
+    [
+        ([1, "1"], r"users of the types int, str: one person written in two ways"),
+        (["", "b"], r"row 0 has an empty text for a user"),
+        ([None, None], r"row 0 has the user None; a user is a text or a whole number"),
+        ([1.5, 2.0], r"row 0 has the user 1.5"),
+    ],
+)
+def test_users_who_cannot_be_told_apart_are_refused(tmp_path, users, told):
+    rows = [{"input_ids": [3, 4], "labels": 0, "user": users[k % 2]} for k in range(20)]
+    private = privacy(user_column="user", scheme={"type": "UserMinSep", "min_sep": 1})
+    with pytest.raises(ValueError, match=told):
+        trainer(tmp_path, data=Listed(rows), private=private)
+
+
+def test_users_come_in_other_formats_too(tmp_path):
+    """Arrays and tensors of numbers are the numbers in them."""
+    plain = [[k % 5] for k in range(20)]
+    for form in (lambda u: u[0], torch.tensor, np.array, lambda u: np.int64(u[0])):
+        rows = [{"input_ids": [3, 4], "labels": 0, "user": form(users)} for users in plain]
+        assert graph_of(Listed(rows), "user").users == 5
+
+
+class Listed(torch.utils.data.Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, row):
+        return self.rows[row]
+
+
+def test_a_part_of_the_training_data_is_no_evaluation_data(tmp_path):
+    data = Texts()
+    for evaluated in (torch.utils.data.Subset(data, range(5)), {"a": Texts(9, 5), "b": data}):
+        with pytest.raises(ValueError, match="eval_dataset is train_dataset, or holds it"):
+            trainer(tmp_path, data=data, more={"eval_dataset": evaluated})
+
+
+def test_sizes_that_change_after_the_plan_are_refused(tmp_path):
+    made = trainer(tmp_path)
+    made.args.max_steps = 12
+    with pytest.raises(ValueError, match=r"max_steps was 6 .* now it is 12: make a trainer"):
+        made.train()
+
+
+def test_a_batch_that_cannot_be_drawn_names_the_arguments(tmp_path):
+    with pytest.raises(ValueError, match=r"per_device_train_batch_size × .* = 128 of 40 rows"):
+        trainer(tmp_path, per_device_train_batch_size=64)
+    with pytest.raises(ValueError, match="train_dataset is empty"):
+        trainer(tmp_path, data=Listed([]))
+    trainer(tmp_path, max_grad_norm=None)

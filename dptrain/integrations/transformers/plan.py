@@ -99,7 +99,13 @@ def plan_of(
     steps = max_steps if max_steps > 0 else math.ceil(epochs * per_epoch)
     if steps < 1:
         raise ValueError(f"num_train_epochs={epochs}: no step runs; state a positive number")
-    scheme = build_scheme(settings, dataset_size=dataset_size, steps=steps, graph=graph)
+    try:
+        scheme = build_scheme(settings, dataset_size=dataset_size, steps=steps, graph=graph)
+    except ValueError as error:
+        raise ValueError(
+            f"per_device_train_batch_size × gradient_accumulation_steps × processes = {batch_size} "
+            f"of {dataset_size} rows: {error}"
+        ) from error
     return TrainerPlan(scheme, strategy.bind(scheme.steps), min(per_epoch, steps), part)
 
 
@@ -119,11 +125,35 @@ def graph_of(dataset: Any, column: str) -> AttributionGraph:
     Raises:
         ValueError: if there is no such column, or a row has no user.
     """
-    return AttributionGraph.from_lists(map(_listed, _values(dataset, column)))
+    rows = [_listed(value) for value in _values(dataset, column)]
+    kinds = {type(user).__name__ for users in rows for user in users}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"user_column={column!r} has users of the types {', '.join(sorted(kinds))}: one person "
+            "written in two ways, as 1 and '1', would count as two; write all as text, or all as "
+            "whole numbers"
+        )
+    for number, users in enumerate(rows):
+        for user in users:
+            if not isinstance(user, str | bytes | int) or isinstance(user, bool):
+                raise ValueError(
+                    f"user_column={column!r}: row {number} has the user {user!r}; a user is a text "
+                    "or a whole number"
+                )
+            if isinstance(user, str | bytes) and not user.strip():
+                raise ValueError(
+                    f"user_column={column!r}: row {number} has an empty text for a user; all such "
+                    "rows would be one user's: name the user, or leave the row out"
+                )
+    return AttributionGraph.from_lists(rows)
 
 
-def _listed(value: Any) -> Iterable[Any]:
-    return [value] if isinstance(value, str | bytes | int) or value is None else value
+def _listed(value: Any) -> list[Any]:
+    """The users of a row as Python's own values, one or several."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(plain, Iterable) and not isinstance(plain, str | bytes):
+        return [each.item() if hasattr(each, "item") else each for each in plain]
+    return [plain]
 
 
 def _values(dataset: Any, column: str) -> Iterable[Any]:

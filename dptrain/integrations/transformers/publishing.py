@@ -13,6 +13,8 @@ from dptrain.reporting import privacy_report
 
 CARD = "README.md"
 _TAGS = ("differential-privacy", "dptrain")
+_KEY = "differential_privacy"
+_REPORTS = ("privacy_report.json", "privacy_report.md")
 
 
 def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None:
@@ -26,12 +28,13 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
         about: metadata of the card, such as ``library_name``.
     """
     there = pathlib.Path(folder) / CARD
+    retract(folder)
     metadata = {k: v for k, v in {**about, **_metadata_of(there)}.items() if v}
     tags = metadata.get("tags") or []
     metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *_TAGS]))
     if math.isfinite(guarantee.epsilon):
         privacy_report(guarantee, folder)
-        metadata["differential_privacy"] = _stated(guarantee)
+        metadata[_KEY] = _stated(guarantee)
         text = (
             f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
             "[privacy_report.md](privacy_report.md) and, for programs, in "
@@ -46,6 +49,20 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
         f"Trained with differential privacy by dptrain.\n\n## Privacy\n\n{text}\n",
         encoding="utf-8",
     )
+
+
+def retract(folder: str) -> None:
+    """Take away what an earlier run stated here, of other weights than those that lie here now."""
+    for name in _REPORTS:
+        pathlib.Path(folder, name).unlink(missing_ok=True)
+    card = pathlib.Path(folder) / CARD
+    metadata = _metadata_of(card)
+    if metadata.pop(_KEY, None) is None:
+        return
+    tags = metadata.get("tags") or []
+    metadata["tags"] = [tag for tag in tags if tag not in _TAGS] if isinstance(tags, list) else tags
+    head = yaml.safe_dump({k: v for k, v in metadata.items() if v}, sort_keys=False)
+    card.write_text(f"---\n{head}---\n", encoding="utf-8")
 
 
 def _stated(guarantee: Guarantee) -> dict[str, Any]:

@@ -132,6 +132,26 @@ def check_dataset(dataset: Any) -> None:
             "from how; use a data set with rows (datasets.Dataset, without streaming=True, or a "
             "torch Dataset with __len__ and __getitem__)"
         )
+    if len(dataset) == 0:
+        raise ValueError("train_dataset is empty: there is nothing to train on")
+
+
+def check_padding(trainer: Any) -> None:
+    """Refuse padding on the left to the longest row, which moves the positions of all others.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    collator = trainer.data_collator
+    for name in ("tokenizer", "processing_class"):
+        side = getattr(getattr(collator, name, None), "padding_side", "right")
+        if side == "left" and getattr(collator, "padding", True) != "max_length":
+            raise ValueError(
+                f"data_collator={type(collator).__name__} pads on the left (padding_side='left') "
+                "to the longest row of the batch, so that one example's length moves the tokens "
+                "of all others: set tokenizer.padding_side = 'right' for training, or pad every "
+                "row to one length (padding='max_length', max_length=...)"
+            )
 
 
 def check_same_rows(prepared: Any, given: Any, column: str) -> None:
@@ -204,19 +224,24 @@ def check_trainer(trainer: Any, known: Any) -> None:
             f"DataParallel: {_SPREAD}; start the script with torchrun, or set "
             "CUDA_VISIBLE_DEVICES=0"
         )
-    every = trainer.eval_dataset
-    for data in every.values() if isinstance(every, dict) else (every,):
-        if same_data(data, known):
-            raise ValueError(
-                "eval_dataset is train_dataset: its metrics are computed without noise, and what "
-                "follows from them (logs, the best model, an early stop) is not covered by the "
-                "guarantee; evaluate on other people's data"
-            )
+    if same_data(trainer.eval_dataset, known):
+        raise ValueError(
+            "eval_dataset is train_dataset, or holds it: its metrics are without noise, and "
+            "what follows from them (logs, the best model, an early stop) is not covered by the "
+            "guarantee; evaluate on other people's data"
+        )
 
 
 def same_data(one: Any, other: Any) -> bool:
-    """Whether two data sets are one, or hold the same rows as far as they say."""
+    """Whether two data sets are one, or hold the same rows as far as they say.
+
+    Several by name, or a part of one: whether any of them is.
+    """
     if one is None or other is None:
         return False
+    if isinstance(one, dict):
+        return any(same_data(each, other) for each in one.values())
+    if isinstance(one, torch.utils.data.Subset):
+        return same_data(one.dataset, other)
     marks = [getattr(data, "_fingerprint", None) for data in (one, other)]
     return one is other or (marks[0] is not None and marks[0] == marks[1])

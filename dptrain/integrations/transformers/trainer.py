@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import pathlib
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,19 +15,24 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+)
 
-from dptrain.core import Guarantee, checks
+from dptrain.core import Guarantee, checks, seed_globals
 from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, PrivateTraining
 from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
 from dptrain.integrations.transformers.losses import LossCheck, example_loss, head_of
 from dptrain.integrations.transformers.plan import TrainerPlan, graph_of, plan_of
-from dptrain.integrations.transformers.publishing import publish
+from dptrain.integrations.transformers.publishing import publish, retract
 from dptrain.integrations.transformers.refusals import (
     check_arguments,
     check_class,
     check_dataset,
+    check_padding,
     check_same_rows,
     check_trainer,
     same_data,
@@ -117,16 +123,20 @@ class PrivateTrainerMixin(_Base):
             # A step of the trainer is one of the scheme, in whatever parts it comes.
             args = copy.copy(args)
             args.gradient_accumulation_steps = 1
+            if args.max_grad_norm is None:
+                args.max_grad_norm = 1.0  # as not used; the trainer compares it with 0
         self.privacy, self.gradients = privacy, gradients
         self.private: PrivateTraining | None = None
         self.training_log: list[dict[str, float]] = []
         self._accumulation = accumulation
         self._parts: Iterator[Any] | None = None
         self._public_figures = False
+        self._kept: dict[str, float] = {}
         super().__init__(model, args, data_collator, train_dataset, *rest, **more)
         check_arguments(self.args)
         check_dataset(self.train_dataset)
         check_trainer(self, self.train_dataset)
+        check_padding(self)
         self._graph = None
         if privacy.user_column is not None:
             check_same_rows(self.train_dataset, train_dataset, privacy.user_column)
@@ -137,6 +147,7 @@ class PrivateTrainerMixin(_Base):
             self._check = LossCheck(self.compute_loss_func, gradients.reduction)
         elif not self._own_loss:
             head_of(self.model)
+        self._planned_from = self._sizes()
         self.plan: TrainerPlan = plan_of(
             privacy,
             dataset_size=len(self.train_dataset),
@@ -148,6 +159,10 @@ class PrivateTrainerMixin(_Base):
             epochs=self.args.num_train_epochs,
             max_steps=self.args.max_steps,
         )
+
+    def _sizes(self) -> dict[str, float]:
+        names = ("num_train_epochs", "max_steps", "per_device_train_batch_size")
+        return {name: getattr(self.args, name) for name in names}
 
     def _loss_of_a_user(self) -> bool:
         """Whether the trainer that this one is put before has a ``compute_loss`` of a user's."""
@@ -166,6 +181,12 @@ class PrivateTrainerMixin(_Base):
         """
         if more.get("trial") is not None or (rest and rest[0] is not None):
             raise ValueError(_SEARCH)
+        for name, value in self._sizes().items():
+            if value != self._planned_from[name]:
+                raise ValueError(
+                    f"{name} was {self._planned_from[name]} when the trainer was made, and its "
+                    f"plan and noise follow from that; now it is {value}: make a trainer with it"
+                )
         if self.private is not None:
             if self.private.steps_executed and not resume_from_checkpoint:
                 raise ValueError(
@@ -202,7 +223,14 @@ class PrivateTrainerMixin(_Base):
         """
         if self.private is None:
             raise ValueError("nothing was trained yet: call train() first")
-        return self.private.guarantee(delta)
+        found = self.private.guarantee(delta)
+        return found.with_notes(_CHOSEN) if self._chooses else found
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether the weights, or the end of training, are chosen by the evaluation data."""
+        stops = any(isinstance(c, EarlyStoppingCallback) for c in self.callback_handler.callbacks)
+        return bool(self.args.load_best_model_at_end) or stops
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
@@ -256,6 +284,11 @@ class PrivateTrainerMixin(_Base):
             )
             asked = {"mechanism": checkpoints.mechanism_of(folder, saved, privacy, planned)}
         engine = PrivacyEngine(accountant=privacy.accountant, ledger=privacy.ledger)
+        if saved is None and privacy.noise_seed is None:
+            # TrainingArguments.seed is public. With it, dropout and random masks would be known
+            # functions of the batch's shape, which the longest example decides; with numbers that
+            # nobody knows, what others draw is independent of it.
+            seed_globals(secrets.randbits(64))
         return engine.make_private(
             module=self.model,
             optimizer=self.optimizer,
@@ -451,8 +484,12 @@ class PrivateTrainerMixin(_Base):
 
     def evaluate(self, eval_dataset: Any = None, *rest: Any, **more: Any) -> Any:
         """As of the trainer, of the model as it is."""
-        with self._figures_of(self.eval_dataset if eval_dataset is None else eval_dataset):
-            return super().evaluate(eval_dataset, *rest, **more)
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(data, str) and isinstance(self.eval_dataset, dict):
+            data = self.eval_dataset.get(data, data)
+        with self._figures_of(data):
+            found = super().evaluate(eval_dataset, *rest, **more)
+            return found if self._public_figures else {**self._kept, **found}
 
     def predict(self, test_dataset: Any, *rest: Any, **more: Any) -> Any:
         """As of the trainer, of the model as it is."""
@@ -478,7 +515,9 @@ class PrivateTrainerMixin(_Base):
         if self._public_figures:
             super().log(logs, start_time)
             return
+        # Out of the very dictionary, which the trainer hands on to its callbacks.
         kept = {name: logs.pop(name) for name in list(logs) if name not in _RELEASED}
+        self._kept = kept
         super().log(logs, start_time)
         if not kept:
             return
@@ -528,7 +567,17 @@ class PrivateTrainerMixin(_Base):
 
     def _publish(self, folder: str) -> None:
         if self.private is None or not self.private.steps_executed:
+            retract(folder)  # of weights that lay there before
             return
+        if self.private.changed_since_detach:
+            retract(folder)
+            raise RuntimeError(
+                f"the model was changed since train() ended, so the guarantee is not of what "
+                f"save_model() wrote to {folder}, where nothing is stated now: call save_model() "
+                "before the model is trained on, or merged; where the change follows from public "
+                "data alone, save the model by itself and privacy_report(trainer.guarantee(), "
+                "folder) beside it"
+            )
         about: dict[str, Any] = {"library_name": "transformers"}
         config = getattr(self.model, "config", None)
         if source := getattr(config, "_name_or_path", None):
@@ -564,6 +613,10 @@ class PrivateTrainer(PrivateTrainerMixin, transformers.Trainer):
     """
 
 
+_CHOSEN = (
+    "The weights, or the end of training, were chosen by the evaluation data, which is taken to "
+    "hold nothing of the people whom this guarantee protects: no noise protects it"
+)
 _SEARCH = (
     "a search over hyperparameters trains once a trial, and the guarantees of all trials add up "
     "(more precisely: what is chosen depends on all of them); make a trainer for each trial and "
