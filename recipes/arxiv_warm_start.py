@@ -198,21 +198,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="A tokenizer and a BERT's first weights from papers outside of an arXiv run."
     )
     parser.add_argument("--path", required=True, help="as data.path of the arXiv recipe")
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    parser.add_argument("--cache-dir", default="cache/arxiv")
-    parser.add_argument("--test-size", type=int, default=200_000)
-    parser.add_argument("--max-examples", type=int, default=2)
-    parser.add_argument("--no-duplicates", action="store_true")
-    parser.add_argument("--max-neighbors", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop")
-    for name, default in (
-        ("vocabulary", 4096), ("max-length", 32), ("most-masked", 12), ("epochs", 5),
-        ("batch-size", 64), ("hidden-size", 128), ("layers", 2), ("heads", 2),
-        ("intermediate-size", 512),
-    ):  # fmt: skip
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--output", type=pathlib.Path, required=True, help="new folder for tokenizer and weights"
+    )
+    parser.add_argument("--cache-dir", default="cache/arxiv", help="where what was read is kept")
+    parser.add_argument("--test-size", type=int, default=200_000, help="papers held out")
+    parser.add_argument("--max-examples", type=int, default=2, help="k, most papers of a user")
+    parser.add_argument("--no-duplicates", action="store_true", help="bound without copies")
+    parser.add_argument("--max-neighbors", type=int, help="most papers that share a user with one")
+    parser.add_argument("--seed", type=int, default=0, help="of the split and the bounding; public")
+    parser.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop", help="what a bad record does"
+    )
+    for name, default, meaning in (
+        ("vocabulary", 4096, "tokens of the tokenizer"),
+        ("max-length", 32, "tokens of an abstract"),
+        ("most-masked", 12, "masked tokens of an abstract, at most"),
+        ("epochs", 5, "passes over the papers outside"),
+        ("batch-size", 64, "papers of a step"),
+        ("hidden-size", 128, "width of the model"),
+        ("layers", 2, "of the model"),
+        ("heads", 2, "of attention"),
+        ("intermediate-size", 512, "width within a layer"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW")
     options = parser.parse_args(argv)
     if options.output.exists():
         parser.error(f"--output {options.output} exists already: name another folder")
