@@ -17,7 +17,8 @@ from dptrain.core import did_you_mean
 _RECIPES = ("vision", "arxiv", "individual")
 _EXAMPLE = r"""
 dptrain train --config configs/digits_vgg_minsep.yaml privacy.epsilon=2 --output runs/tighter
-dptrain train --config configs/digits_vgg_minsep.yaml --output runs/tighter --resume"""
+dptrain train --config configs/digits_vgg_minsep.yaml privacy.epsilon=2 --output runs/tighter \
+    --resume"""
 
 
 def add(commands: Any) -> None:

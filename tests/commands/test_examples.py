@@ -38,7 +38,9 @@ def test_the_list_of_commands_has_an_example_that_leads_on(capsys):
     assert examples(capsys, main, *line[1:-1])
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert f"{{{','.join(COMMANDS)}}}" in capsys.readouterr().out
+    listed = "plan,strategies,calibrate,account,train,report"
+    assert f"{{{listed}}}" in capsys.readouterr().out
+    assert set(COMMANDS) < set(listed.split(","))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,25 @@ def test_examples_of_recipes_are_whole_runs(capsys, tmp_path, monkeypatch, name)
         assert capsys.readouterr().err == "error: far enough\n"
         config = words[words.index("--config") + 1]
         assert seen[0] != load_config(SCHEMAS[name], config)  # the example changes something
+
+
+def test_examples_of_training_are_whole_runs(capsys, monkeypatch):
+    lines = examples(capsys, main, "train")
+    monkeypatch.chdir(ROOT)
+    seen = []
+
+    def prepared(settings, *_, resume, **__):
+        settings.validate()
+        seen.append((settings.output, resume))
+        raise ValueError("far enough")
+
+    monkeypatch.setattr("recipes.command.prepare", prepared)
+    for program, *words in lines:
+        assert (program, words[0], main(words)) == ("dptrain", "train", 2)
+    assert seen == [("runs/tighter", False), ("runs/tighter", True)]
+    # The second goes on with the first: what that changed is changed again.
+    overridden = [{word for word in words if "=" in word} for _, *words in lines]
+    assert overridden[0] == overridden[1] != set()
 
 
 def test_the_example_of_a_sweep_lists_its_runs(capsys, tmp_path, monkeypatch):

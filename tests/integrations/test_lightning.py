@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import subprocess
 import sys
 import textwrap
@@ -31,6 +33,7 @@ from dptrain.integrations.lightning import CHECKPOINT_KEY, PrivateCallback  # no
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.*LeafSpec")
 
+ROOT = pathlib.Path(__file__).parents[2]
 N, STEPS = 24, 12
 SCHEME = Poisson(probability=0.3, dataset_size=N, steps=STEPS)
 
@@ -675,6 +678,7 @@ def test_two_processes_make_one_run(tmp_path, optimization):
     script = tmp_path / "two.py"
     script.write_text(textwrap.dedent(TWO))
     command = [sys.executable, str(script), str(tmp_path), optimization]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}  # the script lies elsewhere
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("is the plain loop of two") == 2

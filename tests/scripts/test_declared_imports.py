@@ -76,9 +76,8 @@ def declared(*extras: str) -> set[str]:
     [
         ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev", "lightning")),
         ("recipes", ("recipes", "vision", "text")),
-        ("examples", ("recipes", "vision", "text", "lightning")),
         ("scripts", EXTRAS),
-        ("examples", ("trainer", "text", "dev")),
+        ("examples", ("recipes", "vision", "text", "trainer", "lightning", "dev")),
         ("tests", EXTRAS),
     ],
 )
