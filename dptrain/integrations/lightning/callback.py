@@ -65,9 +65,15 @@ class PrivateCallback(Callback):
         scheme: how batches are drawn, and how many steps there are. ``None``, and no mechanism:
             Poisson batches, with the training loader's batch size as the expected one, for as many
             steps as the trainer would have run.
-        strategy, mechanism, noise_multiplier, target_epsilon, target_delta, individual, seed:
-            as there. Lightning's ``seed_everything`` has no part in what is drawn.
-        gradients, noise: as there. The loss of ``training_step`` is a mean over the batch unless
+        strategy: as there.
+        mechanism: as there.
+        noise_multiplier: as there.
+        target_epsilon: as there.
+        target_delta: as there.
+        individual: as there.
+        seed: as there. Lightning's ``seed_everything`` has no part in what is drawn.
+        noise: as there.
+        gradients: as there. The loss of ``training_step`` is a mean over the batch unless
             ``Gradients(loss="sum")`` says otherwise.
         loading: as there. ``steps_per_epoch`` is by default that of the loader where its batches
             are made Poisson ones, and the plan divided by ``max_epochs`` otherwise.
