@@ -82,7 +82,7 @@ def run_contest(
         {name: method.title for name, method in contest.methods(contest.epsilons[0]).items()},
         epsilons=contest.epsilons,
         delta=contest.delta,
-        title=f"{contest.title}: mean of up to {most} seeds, 95 % intervals",
+        title=f"{contest.title}\nmean of up to {most} seeds, 95 % intervals",
         path=results.beside(".png"),
         score=contest.score,
     )

@@ -51,7 +51,7 @@ def draw(
     axes.minorticks_off()
     axes.set_xlabel(f"ε (δ = {delta:.2g})")
     axes.set_ylabel("test accuracy (%)" if score == "accuracy" else "test loss")
-    axes.set_title(title)
+    axes.set_title(title, fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path)
