@@ -1,6 +1,6 @@
 """CIFAR-10 with correlated noise: b-min-sep batches, BandMF, momentum, resumable.
 
-    python -m examples.cifar10 /work/cifar --epochs 10 --epsilon 8 --checkpoint run.pt
+    python -m examples.cifar10 CIFAR-10-dataset --epochs 10 --epsilon 8 --checkpoint run.pt
 
 The folder is one that recipes.data.cifar10 reads: the original batches, the hub's files, or class
 folders ``train/airplane/*.png`` ... Nothing is downloaded.

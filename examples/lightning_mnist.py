@@ -1,6 +1,6 @@
 """MNIST in Lightning: an ordinary LightningModule, made private by one callback.
 
-    python -m examples.lightning_mnist /work/mnist --epochs 3 --epsilon 3
+    python -m examples.lightning_mnist mnist-pngs --epochs 3 --epsilon 3
 
 The folder is one that recipes.data.mnist reads. The checkpoint that is left has weights only, and
 may be given away.

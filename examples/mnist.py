@@ -1,6 +1,6 @@
 """MNIST by DP-SGD: the small convolutional network of many tutorials, on a folder of digits.
 
-    python -m examples.mnist /work/mnist --epochs 3 --epsilon 3
+    python -m examples.mnist mnist-pngs --epochs 3 --epsilon 3
 
 The folder is one that recipes.data.mnist reads: the original files, the hub's, or class folders
 ``train/0/*.png`` ... ``test/9/*.png``. Nothing is downloaded.
