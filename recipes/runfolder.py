@@ -15,6 +15,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from dptrain.engine import check_seal, seal
+from dptrain.reporting import read_metrics
 
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "config.yaml",
@@ -261,21 +262,3 @@ def load_checkpoint(path: str | pathlib.Path) -> dict[str, Any]:
         ) from error
     check_seal(state, str(file))
     return state
-
-
-def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl; a last line that was cut off while being written is left out.
-
-    Raises:
-        ValueError: naming another line that is no record.
-    """
-    text = path.read_text(encoding="utf-8")
-    records = []
-    for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
-        try:
-            records.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(
-                f"{path}, line {number}: it is not JSON ({error}); repair it or delete the line"
-            ) from error
-    return records

@@ -13,7 +13,7 @@ from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.core import Guarantee, aligned
 from dptrain.engine import check_seal
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import plot_curves
+from dptrain.reporting import plot_curves, read_metrics
 
 _STATEMENT, _CHECKPOINT, _METRICS = "privacy_report.json", "checkpoint.pt", "metrics.jsonl"
 _MARKS = ("step", "split", "not_for_release")
@@ -51,7 +51,8 @@ def run(options: argparse.Namespace) -> None:
     folder = path if path.is_dir() else path.parent
     check_outputs(options.json, plot=options.plot)
     guarantees, done, planned = _stated(path)
-    records = _records(folder / _METRICS) if path.is_dir() else []
+    metrics = folder / _METRICS
+    records = read_metrics(metrics) if path.is_dir() and metrics.is_file() else []
     if options.plot is not None and not records:
         raise ValueError(f"--plot {options.plot}: there are no metrics in {folder} to draw")
     if done is not None and done < planned:
@@ -117,17 +118,6 @@ def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
     state = state.get("run", state)  # a recipe's holds more than the engine's
     guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
     return guarantees, state["steps_executed"], MatrixMechanism.from_dict(state["mechanism"]).steps
-
-
-def _records(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Of a metrics file, without a last line that was cut off while it was written."""
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    except ValueError as error:
-        raise ValueError(f"{path}: a line is not JSON ({error})") from error
 
 
 def _last(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

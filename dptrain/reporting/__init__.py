@@ -4,6 +4,7 @@ from dptrain.reporting.individual_groups import GroupRow, GroupTable
 from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
 from dptrain.reporting.individual_report import IndividualReport
 from dptrain.reporting.left_out import bounding_note
+from dptrain.reporting.metrics import read_metrics
 from dptrain.reporting.plots import (
     figure_of,
     plot_attacks,
@@ -40,6 +41,7 @@ __all__ = [
     "plot_strategies",
     "plot_user_plan",
     "privacy_report",
+    "read_metrics",
     "rows_of",
     "save",
 ]
