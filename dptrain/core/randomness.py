@@ -14,8 +14,8 @@ import torch
 from dptrain.core import checks
 
 
-def split_seed(seed: int | None) -> tuple[int, int]:
-    """Two unrelated 128-bit keys, for sampling and for noise.
+def split_seed(seed: int | None) -> tuple[int, int, int]:
+    """Unrelated 128-bit keys: for sampling, for noise, and for the global generators.
 
     Args:
         seed: a non-negative integer for a reproducible run, ``None`` for fresh entropy.
@@ -25,17 +25,17 @@ def split_seed(seed: int | None) -> tuple[int, int]:
         ValueError: if it is negative.
     """
     if seed is None:
-        return secrets.randbits(128), secrets.randbits(128)
-    children = np.random.SeedSequence(checks.integer("seed", seed, minimum=0)).spawn(2)
+        return secrets.randbits(128), secrets.randbits(128), secrets.randbits(128)
+    children = np.random.SeedSequence(checks.integer("seed", seed, minimum=0)).spawn(3)
     words = [child.generate_state(2, np.uint64) for child in children]
-    first, second = (int(high) << 64 | int(low) for high, low in words)
-    return first, second
+    first, second, third = (int(high) << 64 | int(low) for high, low in words)
+    return first, second, third
 
 
 def seed_globals(seed: int) -> None:
-    """Seed the generators of torch (on all devices), numpy and Python with 64 bits."""
+    """Seed the generators of torch (on all devices; 63 bits), numpy (128) and Python (all)."""
     torch.manual_seed(seed % 2**63)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
+    np.random.seed([seed >> shift & 0xFFFFFFFF for shift in (0, 32, 64, 96)])  # noqa: NPY002
     random.seed(seed)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dptrain.accounting import Accountant, find_accountants
-from dptrain.core import checks, split_seed
+from dptrain.core import checks, seed_globals, split_seed
 from dptrain.distributed import Ranks
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
@@ -121,7 +121,8 @@ class PrivacyEngine:
                 have spent it (``dptrain.individual``); needs ``noise_multiplier``, or
                 ``mechanism``. The filter holds ε and δ. Rows must reach the model in the loader's
                 order: they say who is charged.
-            seed: non-negative integer for a reproducible run; ``None`` draws fresh entropy.
+            seed: non-negative integer for a reproducible run; ``None`` draws fresh entropy. The
+                global generators of torch, numpy and Python are seeded by it as well, for dropout.
             gradients: how per-example gradients are formed, clipped and checked.
             noise: how noise is drawn and kept.
             loading: in what parts a batch comes, and how many steps make an epoch.
@@ -156,12 +157,17 @@ class PrivacyEngine:
         )
         mechanism, target = mechanism_of(ranks, request, self.accountant)
         find_accountants(mechanism, self.accountant)
-        seeds = ranks.from_first(lambda: split_seed(seed))
-        if ranks.rank == 0 and (short := mechanism.scheme.shortfall(seeds[0])):
+        sampling, drawing, others = ranks.from_first(lambda: split_seed(seed))
+        if ranks.rank == 0 and (short := mechanism.scheme.shortfall(sampling)):
             warnings.warn(short, UserWarning, stacklevel=3)  # past the decorator
         with contextlib.ExitStack() as undo:
             parts = wired(
-                request, mechanism, ranks=ranks, ledger=self.ledger, seeds=seeds, undo=undo
+                request,
+                mechanism,
+                ranks=ranks,
+                ledger=self.ledger,
+                seeds=(sampling, drawing),
+                undo=undo,
             )
             private = PrivateTraining(
                 attached=parts.attached,
@@ -176,5 +182,9 @@ class PrivacyEngine:
                 boundary=parts.boundary,
             )
             begin_together(ranks, private, request.module)
+            # A loop often seeds torch with a number that everybody can read. Dropout and random
+            # masks would then be known functions of the batch's shape, which its longest example
+            # decides; with numbers that nobody knows, what others draw is independent of it.
+            seed_globals(others + ranks.rank)
             undo.pop_all()
         return private

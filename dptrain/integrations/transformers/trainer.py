@@ -7,7 +7,6 @@ import copy
 import logging
 import os
 import pathlib
-import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from transformers.trainer_callback import (
     ProgressCallback,
 )
 
-from dptrain.core import Guarantee, checks, seed_globals
+from dptrain.core import Guarantee, checks
 from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, PrivateTraining
 from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
@@ -284,11 +283,6 @@ class PrivateTrainerMixin(_Base):
             )
             asked = {"mechanism": checkpoints.mechanism_of(folder, saved, privacy, planned)}
         engine = PrivacyEngine(accountant=privacy.accountant, ledger=privacy.ledger)
-        if saved is None and privacy.noise_seed is None:
-            # TrainingArguments.seed is public. With it, dropout and random masks would be known
-            # functions of the batch's shape, which the longest example decides; with numbers that
-            # nobody knows, what others draw is independent of it.
-            seed_globals(secrets.randbits(64))
         return engine.make_private(
             module=self.model,
             optimizer=self.optimizer,
