@@ -42,10 +42,9 @@ def summaries() -> Iterator[tuple[str, str]]:
     yield "linear_last_iterate", f"ε at δ = 10⁻⁶: {_last_iterate(1e-6)}"
     for name in ("individual_fig1_mnist", "individual_fig1"):
         yield name, _medians(name)
-    yield (
-        "individual_fig6",
-        f"change of the AUC from epoch 50 to 100, by the multiple of the norm: {_changes()}",
-    )
+    for name, data in (("individual_fig6_mnist", "MNIST"), ("individual_fig6", "digits")):
+        words = f"change of the AUC from epoch 50 to 100 on {data}, by the multiple of the norm"
+        yield name, f"{words}: {_changes(name)}"
     (row,) = [row for row in _read("individual_fig5") if float(row["epsilon"]) == 0.8]
     yield (
         "individual_fig5",
@@ -93,18 +92,18 @@ def _medians(name: str) -> str:
     )
 
 
-def _changes() -> str:
+def _changes(name: str) -> str:
     """Mean over the seeds, and its standard error, for every multiple of the clipping norm."""
     auc = {
         (float(row["factor"]), row["seed"], row["epoch"]): float(row["macro_auc"])
-        for row in _read("individual_fig6")
+        for row in _read(name)
     }
     said = []
     for factor in sorted({factor for factor, _, _ in auc}):
         seeds = sorted({seed for _, seed, _ in auc})
         change = [auc[factor, seed, "100"] - auc[factor, seed, "50"] for seed in seeds]
         error = statistics.stdev(change) / len(change) ** 0.5
-        said.append(f"{statistics.mean(change):+.3f} ± {error:.3f} ({factor:g})")
+        said.append(f"{statistics.mean(change):+.4f} ± {error:.4f} ({factor:g})")
     return ", ".join(said)
 
 

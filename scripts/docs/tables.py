@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import dataclasses
 import functools
 import io
 import json
@@ -20,10 +19,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from scipy.stats import t as student
-
 from dptrain.commands import cli
 from scripts.docs import paper_summary
+from scripts.docs.cells import Table
+from scripts.docs.contests import CONTESTS
 from scripts.docs.pages import ROOT, outside_of_code
 
 FOLDERS = (ROOT / "scripts/bench/results", ROOT / "scripts/paper/results")
@@ -31,26 +30,9 @@ _MARK = re.compile(r"^<!-- (table|figure): (\w+) -->[ \t]*$", re.MULTILINE)
 _WRITTEN = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Cells of text."""
-
-    head: list[str]
-    rows: list[list[str]]
-
-    def markdown(self) -> str:
-        """The table with its numbers to the right."""
-        numeric = [
-            all(re.match(r"(< |−)?[\d.,]*\d|∞|$", row[i]) for row in self.rows)
-            for i in range(len(self.head))
-        ]
-        rule = ["---:" if right else "---" for right in numeric]
-        return "\n".join(f"| {' | '.join(row)} |" for row in [self.head, rule, *self.rows])
-
-
 def names() -> list[str]:
     """Every name that a page may use for a table."""
-    return sorted({*_BENCHMARKS, *_PAPERS, *_CONTESTS, "papers", "support"})
+    return sorted({*_BENCHMARKS, *_PAPERS, *CONTESTS, "papers", "support"})
 
 
 def figures() -> dict[str, pathlib.Path]:
@@ -73,8 +55,8 @@ def table(name: str) -> str:
         path = FOLDERS[0] / f"{_FILES.get(name, name)}.json"
         tree = json.loads(path.read_text(encoding="utf-8"))
         found, machine = _BENCHMARKS[name](tree), _machine(tree)
-    elif name in _CONTESTS:
-        file, made = _CONTESTS[name]
+    elif name in CONTESTS:
+        file, made = CONTESTS[name]
         path = FOLDERS[1] / f"{file}.json"
         tree = json.loads(path.read_text(encoding="utf-8"))
         found, machine = made(tree), _machine(tree)
@@ -163,6 +145,18 @@ _WRITTEN_BY = {
             "individual_fig7",
             "individual_fig8",
             "individual_fig7_fig8",
+            *(
+                f"individual_{each}"
+                for each in (
+                    "fig2_mnist",
+                    "fig6_mnist",
+                    "fig6_active_mnist",
+                    "fig6_auc_mnist",
+                    "fig7_mnist",
+                    "fig8_mnist",
+                    "fig7_fig8_mnist",
+                )
+            ),
         ),
         "scripts/paper/individual_fig6.py",
     ),
@@ -849,108 +843,4 @@ _PAPERS: dict[str, Callable[[list[dict[str, str]]], Table]] = {
             "replace_one": "ours, replace-one",
         },
     }.items()
-}
-
-
-# Contests of the paper's figures, which are JSON.
-_EPSILONS = ("1", "2", "4", "8", "16")
-_BY_AUTHORS = {
-    "dp-sgd": "DP-SGD",
-    "cyclic": "`UserCyclic`",
-    "min-sep": "`UserMinSep`",
-    "unamplified": "`UserFixed`",
-}
-NOT_RUN = "not run"
-
-
-def _by_authors(tree: Mapping[str, Any], *, part: str, factor: float, digits: int) -> Table:
-    """A line for each ε of the paper: mean, 95 % interval and seeds, or that it was not run."""
-
-    def text(cell: Mapping[str, Any] | None) -> str:
-        if cell is None:
-            return NOT_RUN
-        shown = cell if part == "loss" else cell[part]
-        mean = f"{factor * shown['mean']:.{digits}f}"
-        if shown["half_width"] is None:
-            return f"{mean} (1)"
-        return f"{mean} ± {factor * shown['half_width']:.{digits}f} ({cell['seeds']})"
-
-    cells = tree["cells"]
-    rows = [[e, *(text(cells.get(f"{name} {e}")) for name in _BY_AUTHORS)] for e in _EPSILONS]
-    return Table(["ε", *_BY_AUTHORS.values()], rows)
-
-
-# What Dong & Ganesh 2026, section 7.3, say of the three that they compare: which has less error,
-# and at which ε.
-_CLAIMS = (
-    ("DP-SGD is better than b-min-sep", "dp-sgd", "min-sep", ("1",)),
-    ("DP-SGD is better than unamplified BandMF", "dp-sgd", "unamplified", ("1", "2")),
-    ("b-min-sep is better than DP-SGD", "min-sep", "dp-sgd", _EPSILONS[1:]),
-    ("b-min-sep is better than unamplified BandMF", "min-sep", "unamplified", _EPSILONS[1:]),
-)
-
-
-def predicted_errors(epsilon: str) -> dict[str, float]:
-    """The least error of each of the four, by ``user_errors``, with plain BandMF."""
-    tree = json.loads((FOLDERS[0] / "user_errors.json").read_text(encoding="utf-8"))
-    found: dict[str, float] = {}
-    for row in tree["table"]:
-        kind, bands = row["scheme"]["type"], row["strategy"]["type"]
-        if row["scheme"].get("accountant") or not bands.startswith(("BandMF", "Identity")):
-            continue
-        hidden = kind == "UserMinSep" and row["scheme"]["min_sep"] == 1
-        name = {"UserCyclic": "cyclic", "UserMinSep": "min-sep", "UserFixed": "unamplified"}[kind]
-        name = "dp-sgd" if hidden else name
-        found[name] = min(found.get(name, math.inf), row["error"][epsilon])
-    return found
-
-
-def told(less: Mapping[str, Any] | None, more: Mapping[str, Any] | None) -> str:
-    """Whether the first mean is below the second, by the 95 % interval of Welch's t."""
-    if less is None or more is None or less["half_width"] is None or more["half_width"] is None:
-        return NOT_RUN
-    variances = [
-        (cell["half_width"] / student.ppf(0.975, cell["seeds"] - 1)) ** 2 for cell in (less, more)
-    ]
-    total = sum(variances)
-    if total == 0:
-        return "cannot be told"
-    freedom = total**2 / sum(
-        v**2 / (cell["seeds"] - 1) for v, cell in zip(variances, (less, more), strict=True)
-    )
-    half = float(student.ppf(0.975, freedom)) * math.sqrt(total)
-    gap = more["mean"] - less["mean"]
-    if abs(gap) <= half:
-        return "cannot be told"
-    return "holds" if gap > 0 else "does not hold"
-
-
-def _arxiv_claims(tree: Mapping[str, Any]) -> Table:
-    """Each claim by predicted error, with the ratio, and by the measured losses."""
-    rows = []
-    for words, less, more, where in _CLAIMS:
-        predicted, measured = [], []
-        for epsilon in _EPSILONS:
-            if epsilon not in where:
-                predicted.append("")
-                measured.append("")
-                continue
-            errors = predicted_errors(epsilon)
-            ratio = errors[less] / errors[more]
-            verdict = "holds" if ratio < 1 else "does not hold"
-            predicted.append(f"{verdict} ({ratio:.2f})")
-            cells = tree["cells"]
-            measured.append(told(cells.get(f"{less} {epsilon}"), cells.get(f"{more} {epsilon}")))
-        rows.append([words, "predicted error", *predicted])
-        rows.append(["", "measured loss", *measured])
-    return Table(["claim", "by", *(f"ε = {e}" for e in _EPSILONS)], rows)
-
-
-_LOSS = functools.partial(_by_authors, part="loss", factor=1, digits=4)
-_ACCURACY = functools.partial(_by_authors, part="accuracy", factor=100, digits=2)
-_CONTESTS: dict[str, tuple[str, Callable[[Any], Table]]] = {
-    "arxiv_fig5": ("arxiv_fig5", _LOSS),
-    "arxiv_fig5_accuracy": ("arxiv_fig5", _ACCURACY),
-    "arxiv_fig5_claims": ("arxiv_fig5", _arxiv_claims),
-    "arxiv_fig5_whole": ("arxiv_fig5_whole", _LOSS),
 }

@@ -11,6 +11,7 @@ calibrated again.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import pathlib
 import warnings
@@ -50,6 +51,13 @@ def candidates() -> Iterator[tuple[str, int, int | None]]:
         yield "balls-in-bins", bands, None
         for separation in sorted({bands, *SEPARATIONS}):
             yield "min-sep", bands, separation
+
+
+def epsilons() -> tuple[float, ...]:
+    """Every ε of which all candidates are in the results, ascending."""
+    rows, needed = _rows(), len(list(candidates()))
+    counts = collections.Counter(row["epsilon"] for row in rows)
+    return tuple(sorted(epsilon for epsilon, count in counts.items() if count == needed))
 
 
 def best(epsilon: float) -> dict[str, dict[str, Any]]:

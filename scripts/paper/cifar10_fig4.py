@@ -9,13 +9,14 @@ state. The paper trains on CINIC-10 (images of CIFAR-10 and ImageNet), this scri
   balls-in-bins  BandMF + BallsInBins
   min-sep        BandMF + MinSep
 
-Bands and separations are those with the least predicted error of the averaged gradient
-(cifar10_bands.py), not chosen by accuracy. The learning
-rate of each (ε, method) is chosen on a tenth of the training set that its runs do not train on;
-fresh seeds then train on all of it, and are tested once. Every finished run is a file in the
-results, so an interrupted contest goes on where it stopped.
+Bands and separations are those with the least predicted error of the averaged gradient, not chosen
+by accuracy; cifar10_bands.py finds them, and which ε there are here. The learning rate of each
+(ε, method) is chosen on a tenth of the training set that its runs do not train on; fresh seeds then
+train on all of it, and are tested once. Every finished run is a file in the results, so an
+interrupted contest goes on where it stopped.
 
     git clone https://github.com/cyizhuo/CIFAR-10-dataset
+    PYTHONPATH=. python scripts/paper/cifar10_bands.py --epsilons 8
     PYTHONPATH=. python scripts/paper/cifar10_fig4.py --root CIFAR-10-dataset
 """
 
@@ -70,7 +71,7 @@ CONTEST = Contest(
     dataset_size=SIZE,
     network=network,
     methods=methods,
-    epsilons=(1.0, 8.0),
+    epsilons=cifar10_bands.epsilons(),
     rates=(0.03, 0.1, 0.3),
     tuning_seeds=(100,),
     seeds=(0, 1, 2, 3, 4),

@@ -1,10 +1,20 @@
-"""Filtered private gradient descent at several clipping norms, on digits in place of MIMIC-III.
+"""Filtered private gradient descent at several clipping norms, on images in place of MIMIC-III.
 
 Figures 6, 2, 7 and 8 of Koskela, Tobaben & Honkela, Individual Privacy Accounting with Gaussian
 Differential Privacy. Runs configs/digits_individual.yaml with its clipping norm times .5, 1, 1.5, 3
 and 5, several seeds each.
 
     PYTHONPATH=. python scripts/paper/individual_fig6.py [--seeds 3] [--factors .5 1 1.5 3 5]
+    PYTHONPATH=. python scripts/paper/individual_fig6.py --mnist ROOT
+
+The second takes MNIST (60,000 training rows, 100 hidden units) with the learning rate and the
+clipping norm of the digits, not tuned to it.
+
+What holds on MNIST, three seeds, 5 times the norm being the better one there: no gain by filtering
+at either (AUC .9866 to .9861, and .9889 to .9879); images of a 1, the group with the least ε, have
+the least loss, and it falls on training rows (.0368 to .0354) while that of all other groups rises;
+48 % of the images are within 10 % of their budget at epoch 50, at five times the norm 25 %. What
+does not: the paper has a gain at five times the norm.
 
 MIMIC-III is not at hand: what can be compared are the paper's sentences, not its numbers. Digits
 are public, so what single images have spent may be shown here; of a private data set it may not.
@@ -23,12 +33,14 @@ gains are like the paper's, -.006 at the best norm, +.030 at 3 and +.047 at 5 ti
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from tqdm import tqdm
 
 from dptrain.reporting import figure_of, plot_active, plot_groups, plot_histogram, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, write_csv
@@ -42,6 +54,7 @@ from scripts.paper.individual_runs import (
 
 NEAR = 0.9  # of the budget
 FACTORS = [0.5, 1.0, 1.5, 3.0, 5.0, 10.0, 20.0]  # to 5 in the paper
+MNIST_FACTORS = [1.0, 5.0]  # a run takes two minutes of one core
 
 Runs = Mapping[float, Sequence[Filtered]]  # by multiple of the clipping norm, a run a seed
 
@@ -49,43 +62,55 @@ Runs = Mapping[float, Sequence[Filtered]]  # by multiple of the clipping norm, a
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     options = parser(__doc__)
-    options.add_argument("--factors", type=positive, nargs="+", default=FACTORS)
+    options.add_argument("--mnist", type=pathlib.Path, metavar="ROOT", help="folder of MNIST")
+    options.add_argument(
+        "--factors",
+        type=positive,
+        nargs="+",
+        help=f"of the clipping norm; default: {FACTORS}, on MNIST {MNIST_FACTORS}",
+    )
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("overrides", nargs="*", metavar="field=value", help="of the recipe")
     chosen, watch = options.parse_intermixed_args(arguments), Stopwatch()
+    on_mnist = chosen.mnist is not None
+    chosen.factors = chosen.factors or (MNIST_FACTORS if on_mnist else FACTORS)
     _check(chosen)
-    norm = settings_of(chosen.overrides).privacy.max_grad_norm
+    data = ["data.name=mnist", f"data.root={chosen.mnist}", "model.widths=[100]"]
+    overrides = [*(data if on_mnist else []), *chosen.overrides]
+    place = _Place(chosen.output, "_mnist" if on_mnist else "")
+    what = "MNIST" if on_mnist else "Digits with 13 labels"
+    norm = settings_of(overrides).privacy.max_grad_norm
     runs: Runs = {
         factor: [
             filtered_run(
                 [
                     "evaluate_every=2",
-                    *chosen.overrides,
+                    *overrides,
                     f"privacy.max_grad_norm={factor * norm}",
                     f"seed={seed}",
                 ]
             )
             for seed in range(chosen.seeds)
         ]
-        for factor in chosen.factors
+        for factor in tqdm(chosen.factors, desc="clipping norms", delay=2)
     }
     start = len(runs[1.0][0].before.active_counts)
-    _write(runs, chosen.output)
-    _draw_auc(runs, norm, start, chosen)
+    _write(runs, place)
+    _draw_auc(runs, norm, start, f"{what}: mean and range of {chosen.seeds} seeds", place)
     first = {f"{factor:g} × {norm:g}": found[0] for factor, found in runs.items()}
     plot_active(
         {name: run.end.active_counts for name, run in first.items()},
-        chosen.output / "individual_fig6_active.png",
+        place("individual_fig6_active.png"),
         size=runs[1.0][0].end.size,
         start=start,
     )
-    _draw_groups(runs[1.0], start, chosen)
+    _draw_groups(runs[1.0], start, place)
     large = 5.0 if 5.0 in runs else max(runs)
     for figure, factor in ((7, 1.0), (8, large)):
         before = runs[factor][0].before
         plot_histogram(
             {f"clipping norm {factor:g} × {norm:g}, after {start} epochs": before.epsilon},
-            chosen.output / f"individual_fig{figure}.png",
+            place(f"individual_fig{figure}.png"),
             delta=before.delta,
             bound=before.bound,
         )
@@ -100,9 +125,21 @@ def _check(chosen: argparse.Namespace) -> None:
         raise SystemExit(f"--seeds {chosen.seeds}: at least 1")
 
 
-def _write(runs: Runs, output: pathlib.Path) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where files go; the name of the data follows theirs."""
+
+    folder: pathlib.Path
+    data: str
+
+    def __call__(self, name: str) -> pathlib.Path:
+        stem, dot, ending = name.partition(".")
+        return self.folder / f"{stem}{self.data}{dot}{ending}"
+
+
+def _write(runs: Runs, place: _Place) -> None:
     write_csv(
-        output / "individual_fig6.csv",
+        place("individual_fig6.csv"),
         ("factor", "seed", "epoch", "macro_auc", "active"),
         (
             (factor, seed, epoch, auc, run.end.active_counts[epoch - 1])
@@ -112,7 +149,7 @@ def _write(runs: Runs, output: pathlib.Path) -> None:
         ),
     )
     write_csv(
-        output / "individual_fig2.csv",
+        place("individual_fig2.csv"),
         ("factor", "epoch", "group", "mean_epsilon", "train_loss", "test_loss"),
         (
             (factor, epoch, row.group, row.mean_epsilon, row.mean_loss, losses[row.group])
@@ -129,7 +166,7 @@ def _write(runs: Runs, output: pathlib.Path) -> None:
     edges = np.linspace(0.0, bound * (1 + 1e-9), 41)
     counts = {factor: np.histogram(f[0].before.epsilon, edges)[0] for factor, f in runs.items()}
     write_csv(
-        output / "individual_fig7_fig8.csv",
+        place("individual_fig7_fig8.csv"),
         ("epsilon_from", "epsilon_to", *(f"images_at_{factor:g}" for factor in runs)),
         (
             (float(low), float(high), *(int(counts[factor][i]) for factor in runs))
@@ -138,7 +175,7 @@ def _write(runs: Runs, output: pathlib.Path) -> None:
     )
 
 
-def _draw_auc(runs: Runs, norm: float, start: int, chosen: argparse.Namespace) -> None:
+def _draw_auc(runs: Runs, norm: float, start: int, title: str, place: _Place) -> None:
     figure, (axes,) = figure_of(1)
     for i, (factor, found) in enumerate(runs.items()):
         epochs = sorted(found[0].auc)
@@ -154,19 +191,21 @@ def _draw_auc(runs: Runs, norm: float, start: int, chosen: argparse.Namespace) -
         textcoords="offset points", color="tab:red",
     )  # fmt: skip
     axes.set(xlabel="epoch", ylabel="macro AUC on the test rows")
-    axes.set_ylim(0.85, 1.0)
+    # What comes before is the same for all.
+    least = min(run.auc[start] for found in runs.values() for run in found)
+    axes.set_ylim(least - 0.5 * (1 - least) - 0.02, 1.0)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(title="clipping norm", loc="lower right")
-    axes.set_title(f"Digits with 13 labels: mean and range of {chosen.seeds} seeds", fontsize=10)
-    save(figure, chosen.output / "individual_fig6_auc.png")
+    axes.set_title(title, fontsize=10)
+    save(figure, place("individual_fig6_auc.png"))
 
 
-def _draw_groups(found: Sequence[Filtered], start: int, chosen: argparse.Namespace) -> None:
+def _draw_groups(found: Sequence[Filtered], start: int, place: _Place) -> None:
     last = max(found[0].tables)
     keys = {f"after {start} epochs, before filtering": start, f"after {last} epochs": last}
     plot_groups(
         {key: mean_table([run.tables[epoch] for run in found]) for key, epoch in keys.items()},
-        chosen.output / "individual_fig2.png",
+        place("individual_fig2.png"),
         losses={
             "mean test loss": {
                 key: mean_losses([run.test_losses[epoch] for run in found])
