@@ -27,6 +27,7 @@ from recipes.data import (
     mnist,
     saved_images,
 )
+from recipes.data.scattering import STRIDE, check_scattered, scattered
 from recipes.data.split import left_for_training
 from recipes.models import check_vgg, vgg
 from recipes.run import check_plan, seeded
@@ -35,6 +36,7 @@ from recipes.task import HELD_OUT, TEST, Task
 
 DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
 SIZES = {"cifar10": 32, "cinic10": 32, "mnist": 28}  # of images that have one by definition
+FEATURES = ("scattering",)
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -60,6 +62,9 @@ class DataSettings:
         flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
+        features: what the model sees in place of the pixels: scattering (81 wavelet features of
+            each color for every 4×4 pixels, normalized for each image), computed once; null is the
+            pixels.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
@@ -75,16 +80,18 @@ class DataSettings:
     augment: bool = False
     flips: bool = True
     views: Count = 1
+    features: Annotated[str, one_of(FEATURES)] | None = None
 
 
 @dataclasses.dataclass
 class ModelSettings:
-    """A VGG.
+    """A VGG, or what is left of it without convolutions: a linear model, say.
 
     Attributes:
-        channels: of each block of two convolutions; every block halves height and width.
+        channels: of each block of two convolutions; every block halves height and width. [] is
+            none: a linear model, or with ``hidden`` one of two dense layers.
         groups: of each GroupNorm; 0 is no normalization.
-        hidden: width of the dense layer before the classifier.
+        hidden: width of the dense layer before the classifier; 0 is none.
         seed: of the initial weights; public.
     """
 
@@ -137,6 +144,11 @@ class VisionSettings(RunSettings):
                 "data.augment=true with data.flips=true: a flipped digit is another sign; set "
                 "data.flips=false, which leaves the crops"
             )
+        if self.data.augment and self.data.features is not None:
+            raise ValueError(
+                f"data.features={self.data.features} with data.augment=true: features are computed "
+                "once, of the images as they are; set data.augment=false"
+            )
         self.check_model(SIZES.get(self.data.name))
         super().validate()
 
@@ -148,6 +160,9 @@ class VisionSettings(RunSettings):
         """
         if self.data.name == "digits":
             image_size = self.data.image_size
+        if image_size is not None and self.data.features is not None:
+            check_scattered(image_size)
+            image_size //= STRIDE
         try:
             check_vgg(
                 image_size=image_size,
@@ -173,7 +188,9 @@ class VisionSettings(RunSettings):
 def load_images(settings: VisionSettings) -> Split:
     """The data set that the settings name."""
     split, data = _read_images(settings), settings.data
-    return split if data.holdout is None else split.hold_out(data.holdout, seed=data.split_seed)
+    if data.holdout is not None:
+        split = split.hold_out(data.holdout, seed=data.split_seed)
+    return split if data.features is None else scattered(split)
 
 
 def _read_images(settings: VisionSettings) -> Split:

@@ -16,7 +16,7 @@ def vgg(
     groups: int = 8,
     hidden: int = 128,
 ) -> nn.Sequential:
-    """Blocks of two 3×3 convolutions and a 2×2 max-pool, then two dense layers.
+    """Blocks of two 3×3 convolutions and a 2×2 max-pool, then two dense layers, or one.
 
     Every convolution is followed by GroupNorm and ReLU, or with ``groups=0`` by ReLU alone: the VGG
     of the literature on private training. Input: (batch, in_channels, image_size, image_size);
@@ -26,9 +26,10 @@ def vgg(
         in_channels: channels of the images.
         classes: number of classes.
         image_size: height and width in pixels.
-        channels: channels of each block; every block halves height and width.
+        channels: channels of each block; every block halves height and width. With none, and
+            ``hidden=0``, the model is linear.
         groups: groups of each GroupNorm; 0 for no normalisation.
-        hidden: width of the dense layer before the classifier.
+        hidden: width of the dense layer before the classifier; 0 for none.
 
     Raises:
         ValueError: if ``groups`` does not divide every channel count, or the image is too small to
@@ -46,12 +47,12 @@ def vgg(
             layers.append(nn.ReLU())
             before = width
         layers.append(nn.MaxPool2d(2))
-    layers += [
-        nn.Flatten(),
-        nn.Linear(before * side * side, hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, classes),
-    ]
+    layers.append(nn.Flatten())
+    width = before * side * side
+    if hidden:
+        layers += [nn.Linear(width, hidden), nn.ReLU()]
+        width = hidden
+    layers.append(nn.Linear(width, classes))
     return nn.Sequential(*layers)
 
 
@@ -61,10 +62,8 @@ def check_vgg(*, image_size: int | None, channels: Sequence[int], groups: int, h
     Raises:
         ValueError: as ``vgg``.
     """
-    if not channels:
-        raise ValueError("channels=[]: name at least one block, e.g. [32, 64, 128]")
-    if hidden < 1:
-        raise ValueError(f"hidden={hidden}: the dense layer has at least one unit")
+    if hidden < 0:
+        raise ValueError(f"hidden={hidden}: give the units of the dense layer, or 0 for none")
     if groups < 0:
         raise ValueError(f"groups={groups}: give the groups of each GroupNorm, or 0 for none")
     if bad := [width for width in channels if width < 1]:

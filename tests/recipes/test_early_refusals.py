@@ -71,7 +71,7 @@ MISTAKES = {
 OF_THE_NETWORK = {
     "too many blocks": (["model.channels=[4,4,4,4,4,4]"], "cannot be halved 6 times"),
     "groups that divide nothing": (["model.groups=3"], "groups=3 must divide every block"),
-    "no blocks": (["model.channels=[]"], "name at least one block"),
+    "a dense layer of less than nothing": (["model.hidden=-1"], "or 0 for none"),
 }
 
 

@@ -64,12 +64,18 @@ def test_vgg_of_the_demo_has_the_stated_layers():
     assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
 
 
+def test_without_blocks_and_dense_layer_the_model_is_linear():
+    layers = list(vgg(in_channels=3, classes=10, image_size=8, channels=[], hidden=0))
+    assert [type(layer) for layer in layers] == [torch.nn.Flatten, torch.nn.Linear]
+    assert layers[1].weight.shape == (10, 3 * 8 * 8)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"channels": []}, "at least one block"),
+        ({"channels": [0]}, "has at least one"),
         ({"channels": [12], "groups": 8}, "groups=8"),
-        ({"hidden": 0}, "hidden=0"),
+        ({"hidden": -1}, "hidden=-1"),
         ({"channels": [8, 8, 8], "image_size": 4}, "halved 3 times"),
     ],
 )

@@ -1,0 +1,116 @@
+"""Scattering features against sums over pixels, and in a run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.ndimage
+import torch
+
+from recipes.data.images import Images
+from recipes.data.scattering import ANGLES, PATHS, scattered, scattering
+from recipes.data.split import Split
+
+REACH = 20  # pixels, beyond which the widest envelope is below 1e-30
+
+
+def _wave(spread: float, angle: float, frequency: float, slant: float) -> np.ndarray:
+    """A plane wave under a Gaussian, value by value."""
+    found = np.zeros((2 * REACH + 1, 2 * REACH + 1), dtype=complex)
+    for row in range(-REACH, REACH + 1):
+        for column in range(-REACH, REACH + 1):
+            along = column * math.cos(angle) + row * math.sin(angle)
+            across = row * math.cos(angle) - column * math.sin(angle)
+            envelope = math.exp(-(along**2 + slant**2 * across**2) / (2 * spread**2))
+            found[row + REACH, column + REACH] = envelope * np.exp(1j * frequency * along)
+    return found * slant / (2 * math.pi * spread**2)
+
+
+def _morlet(scale: int, angle: int) -> np.ndarray:
+    spread, direction = 0.8 * 2**scale, math.pi * angle / ANGLES
+    wave = _wave(spread, direction, 0.75 * math.pi / 2**scale, 4 / ANGLES)
+    envelope = _wave(spread, direction, 0.0, 4 / ANGLES)
+    return wave - wave.sum() / envelope.sum() * envelope
+
+
+def _convolved(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    real, imaginary = (
+        scipy.ndimage.convolve(image, part, mode="wrap") for part in (kernel.real, kernel.imag)
+    )
+    return real + 1j * imaginary
+
+
+def test_features_are_sums_over_pixels() -> None:
+    """One path of every kind. Maps of the coarse scale are kept at every second pixel, which folds
+    what is left of them beyond half the frequencies onto the rest: one or two parts in a hundred.
+    """
+    image = np.random.default_rng(0).normal(size=(16, 16))
+    padded = np.pad(image, 4, mode="reflect")
+    average = _wave(1.6, 0.0, 0.0, 1.0).real
+
+    def kept(maps: np.ndarray) -> np.ndarray:
+        return _convolved(maps, average).real[4:-4:4, 4:-4:4]
+
+    found = scattering(torch.from_numpy(image).float()[None, None])[0].double().numpy()
+    assert found.shape == (PATHS, 4, 4)
+    assert np.allclose(found[0], kept(padded), atol=1e-5)
+    for angle in (0, 3):
+        fine = abs(_convolved(padded, _morlet(0, angle)))
+        assert np.allclose(found[1 + angle], kept(fine), atol=1e-5)
+        coarse = kept(abs(_convolved(padded, _morlet(1, angle))))
+        assert np.linalg.norm(found[1 + ANGLES + angle] - coarse) < 0.03 * np.linalg.norm(coarse)
+        for second in (1, 6):
+            twice = kept(abs(_convolved(fine, _morlet(1, second))))
+            place = 1 + 2 * ANGLES + ANGLES * angle + second
+            assert np.linalg.norm(found[place] - twice) < 0.03 * np.linalg.norm(twice)
+
+
+def test_an_even_image_has_averages_only() -> None:
+    found = scattering(torch.full((1, 2, 8, 8), 3.0))[0].view(2, PATHS, 2, 2)
+    assert torch.allclose(found[:, 0], torch.tensor(3.0), atol=1e-5)
+    assert found[:, 1:].abs().max() < 1e-5
+
+
+def test_an_image_has_the_same_features_in_any_company() -> None:
+    images = torch.randn(7, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    together = scattering(images)
+    alone = torch.cat([scattering(image[None]) for image in images])
+    assert torch.allclose(together, alone, rtol=1e-4, atol=1e-6)
+
+
+def _pixels(count: int, size: int = 16) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(2)
+    return torch.randint(0, 256, (count, 3, size, size), generator=draw).to(torch.uint8)
+
+
+def _split(count: int, size: int = 16, **options: object) -> Split:
+    pixels = _pixels(count, size)
+    images = Images(pixels, torch.arange(count) % 2, **options)  # type: ignore[arg-type]
+    return Split(images, images, channels=3, classes=2, image_size=size)
+
+
+def test_a_split_of_features_is_normalized_for_each_image() -> None:
+    split = scattered(_split(25))
+    (features, labels) = split.train.tensors  # type: ignore[union-attr]
+    assert features.shape == (25, 3 * PATHS, 4, 4)
+    assert (split.channels, split.image_size) == (243, 4)
+    assert labels.tolist() == [row % 2 for row in range(25)]
+    groups = features.view(25, 27, -1)
+    assert groups.mean(-1).abs().max() < 1e-5
+    raw = scattering(_pixels(25).float() / 127.5 - 1).view(25, 27, -1)
+    spread = raw.var(-1, unbiased=False)
+    # As torch's GroupNorm, which keeps what hardly varies from being blown up.
+    assert torch.allclose(groups.var(-1, unbiased=False), spread / (spread + 1e-5), rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [4, 18])
+def test_other_sizes_are_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"images of {size} pixels.*multiples of 4"):
+        scattered(_split(2, size))
+
+
+def test_augmented_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="features are computed once"):
+        scattered(_split(2, transform=lambda image: image))
