@@ -44,6 +44,15 @@ from dptrain.accounting.poisson import (
     TruncatedPoissonPLD,
 )
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
+from dptrain.accounting.selection import (
+    ChoicePrivacy,
+    NegativeBinomialTrials,
+    PoissonTrials,
+    TrialCount,
+    compose_runs,
+    one_of_runs,
+    select_run,
+)
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users import (
     ExposedSteps,
@@ -60,22 +69,29 @@ __all__ = [
     "Accountant",
     "Availability",
     "Calibration",
+    "ChoicePrivacy",
     "Cost",
     "Curve",
     "DeterministicAccountant",
+    "NegativeBinomialTrials",
+    "PoissonTrials",
     "Profile",
     "TradeOff",
+    "TrialCount",
     "UnsampledGaussian",
     "account",
     "accountant_named",
     "accountants_for",
     "calibrate",
+    "compose_runs",
     "find_accountants",
     "group_curve",
     "last_iterate_curve",
+    "one_of_runs",
     "profile",
     "register_accountant",
     "registered_accountants",
+    "select_run",
     "to_dp_event",
     "trade_off",
 ]

@@ -26,7 +26,7 @@ LEAST_FLOOR = 1e-12  # below, 1 - rate has too few digits left for a quantile
 
 _LARGEST_EPSILON = 700.0  # e^ε is a number; leaving a bound out is always allowed
 _PAD = 8.0 * np.finfo(float).eps
-_BY_TRUST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ESTIMATE)
+WEAKEST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ESTIMATE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,13 +129,22 @@ class TradeOff:
             remove=remove_side,
             add=add_side,
             floor=floor,
-            kind=max(kinds, key=_BY_TRUST.index),
+            kind=max(kinds, key=WEAKEST.index),
             accountant=", ".join(dict.fromkeys(names)),
         )
 
+    @property
+    def reversed(self) -> TradeOff:
+        """The same with the roles of the two worlds exchanged."""
+        return dataclasses.replace(self, remove=self.add, add=self.remove)
+
     @functools.cached_property
-    def _sides(self) -> tuple[Array, Array, Array]:
-        """ε from 0 on, and δ (remove, add) there: what the bounds say together, convex in e^ε."""
+    def sides(self) -> tuple[Array, Array, Array]:
+        """ε from 0 on, and δ (remove, add) there: what the bounds say together, convex in e^ε.
+
+        The first ε is 0, where both have one value. Between two ε the chord in e^ε holds, and
+        beyond the last one its δ. Shape (number of ε,) each.
+        """
         at = np.array(self.epsilon)
         remove, add = np.array(self.remove), np.array(self.add)
         if at[0] > 0.0:
@@ -158,7 +167,7 @@ class TradeOff:
     @property
     def advantage(self) -> float:
         """The most by which the true positive rate of a test exceeds its false positive rate."""
-        return float(self._sides[1][0])
+        return float(self.sides[1][0])
 
     def true_positive_rate(self, false_positive_rate: npt.ArrayLike) -> Array:
         """The most that a test reaches at these false positive rates, rounded up; their shape.
@@ -171,13 +180,13 @@ class TradeOff:
             raise ValueError(
                 f"{checks.named('false_positive_rate', false_positive_rate)} must be in [0, 1]"
             )
-        at, remove, add = self._sides
+        at, remove, add = self.sides
         return _most(rates, at, remove, add)
 
     @functools.cached_property
     def corners(self) -> tuple[Array, Array]:
         """Corners of the polygon: false positive rates, falling, and the most true positives."""
-        at, remove, add = self._sides
+        at, remove, add = self.sides
         few, positives = _corners(at, remove)
         misses, negatives = _corners(at, add)
         # In the other direction both rates are those of the opposite answer.
@@ -210,7 +219,7 @@ class TradeOff:
 
     @functools.cached_property
     def _mu(self) -> float:
-        at, remove, add = self._sides
+        at, remove, add = self.sides
         if float(_most(np.array(self.floor), at, remove, add)) >= 1.0 - self.floor:
             return math.inf
         largest = 0.0
@@ -231,7 +240,7 @@ class TradeOff:
         """
         if self.mu is None:
             return None
-        at, remove, add = self._sides
+        at, remove, add = self.sides
         gap = gaussian.delta(at, self.mu) - np.minimum(remove, add)
         return max(0.0, float(np.max(gap / (1.0 + np.exp(at)))))
 
