@@ -1,6 +1,7 @@
-"""Run a grid of configurations, one after the other, and compare the results.
+"""Run a grid of configurations, compare the results, and state the privacy of choosing among them.
 
 ``python -m recipes.sweep --grid configs/grids/cinic10.yaml [field=value ...] [--list]``
+``[--jobs 2] [--prune] [--trials 10]``
 
 Attributes:
     recipe: vision, arxiv or individual.
@@ -13,7 +14,9 @@ Attributes:
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
@@ -23,13 +26,16 @@ from typing import Any
 
 from tqdm import tqdm
 
+from dptrain.accounting import TrialCount
 from dptrain.commands import CommandParser
 from dptrain.configuration import read_yaml
 from dptrain.core import did_you_mean, in_words
-from recipes import arxiv, individual, vision
+from recipes import arxiv, choice, individual, random_search, vision
 from recipes.command import INTERRUPTED
-from recipes.config import load_config
+from recipes.config import flatten, load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
+from recipes.settings import RunSettings
+from recipes.study import Job, Study, minimised, ranked
 from recipes.task import HELD_OUT, TEST
 
 RECIPES: dict[str, Callable[[Sequence[str]], int]] = {
@@ -37,7 +43,7 @@ RECIPES: dict[str, Callable[[Sequence[str]], int]] = {
     "arxiv": arxiv.main,
     "individual": individual.main,
 }
-SCHEMAS: dict[str, type] = {
+SCHEMAS: dict[str, type[RunSettings]] = {
     "vision": vision.VisionSettings,
     "arxiv": arxiv.ArxivSettings,
     "individual": individual.IndividualSettings,
@@ -140,10 +146,165 @@ def summarise(found: Sequence[Member], output: pathlib.Path) -> str:
     for row in rows:
         numbers = ", ".join(f"{k} {v:.4f}" for k, v in row.items() if isinstance(v, float))
         lines.append(f"{row['folder']}: {numbers}")
-    lines.append(
-        "whoever picks the best of them has looked at the data: its guarantee does not cover that"
-    )
     return "\n".join(lines)
+
+
+def state_choice(
+    found: Sequence[Member], settings: Sequence[RunSettings], output: pathlib.Path, *, public: bool
+) -> str:
+    """The privacy of choosing among the runs that have begun, written to the sweep's folder."""
+    looked_at = [member.folder for member in found if choice.begun(member.folder)]
+    if (reason := choice.obstacle(settings)) is None:
+        try:
+            privacy = choice.reached(looked_at) if looked_at else None
+        except ValueError as error:
+            reason = str(error)
+    if reason is not None:
+        return (
+            f"{choice.NOT_ACCOUNTED} ({reason}): whoever picks the best run has looked at the data"
+        )
+    if privacy is None:
+        return "Privacy of the choice: no run has begun"
+    left = len(found) - len(looked_at)
+    remarks = [f"{left} more runs have not begun and are not part of it."] if left else []
+    remarks.append(choice.who_is_not_covered(held_out=_held_out(settings), public=public))
+    remarks.append("Every run counts once; one that was begun anew after it failed counts again.")
+    return choice.write(output, privacy, *remarks)
+
+
+def _held_out(settings: Sequence[RunSettings]) -> bool:
+    """Whether a run is scored on a part of the training set."""
+    data = [getattr(each, "data", None) for each in settings]
+    return any(getattr(each, "holdout", None) is not None for each in data)
+
+
+def read_settings(
+    found: Sequence[Member], arguments: argparse.Namespace, schema: type[RunSettings]
+) -> list[RunSettings]:
+    """The settings of every run; of a grid, without those of runs that will refuse theirs.
+
+    Raises:
+        ValueError: if a point of a random search cannot be read.
+    """
+    kept: list[RunSettings] = []
+    for member in found:
+        try:
+            kept.append(load_config(schema, member.config, member.fields(arguments.overrides)))
+        except ValueError:
+            if arguments.trials is not None:
+                raise
+    return kept
+
+
+def _kept(settings: Sequence[RunSettings]) -> str:
+    """A hash of all that runs must keep when they are resumed."""
+    kept = [
+        {
+            name: value
+            for name, value in flatten(dataclasses.asdict(each)).items()
+            if name not in (*each.free_on_resume, *each.paths)
+        }
+        for each in settings
+    ]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def check_search(
+    arguments: argparse.Namespace, settings: Sequence[RunSettings]
+) -> TrialCount | None:
+    """The law of a random search, ``None`` where there is none; what does not hold is refused.
+
+    Raises:
+        ValueError: naming the option and the remedy.
+    """
+    if arguments.public_score and _held_out(settings):
+        raise ValueError(
+            "--public-score: the runs are scored on data.holdout, a part of the training set, "
+            "which is as private as that; leave the option out, or set data.holdout to null"
+        )
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs {arguments.jobs}: run at least one at once")
+    if arguments.prune and not arguments.public_score:
+        raise ValueError(
+            "--prune ends runs by how they score on examples that no guarantee covers; if those "
+            "are public data, say so by --public-score"
+        )
+    if arguments.trials is None:
+        return None
+    trials = random_search.law(arguments.law, arguments.trials)
+    if arguments.prune:
+        raise ValueError(
+            "--prune with --trials: a run that is ended because others were better is no "
+            "independent draw, and the bound on the best of a random number of runs does not "
+            "hold; leave out one of them"
+        )
+    if (reason := choice.obstacle(settings)) is not None:
+        raise ValueError(f"--trials {arguments.trials:g}: {reason}")
+    if seeds := [each.seed for each in settings if each.seed is not None]:
+        raise ValueError(
+            f"--trials {arguments.trials:g} with seed={seeds[0]}: a point that is drawn twice "
+            "would be the same run twice, and no independent draw; set seed to null"
+        )
+    choice.check_points(settings)
+    return trials
+
+
+def studied(
+    found: Sequence[Member], arguments: argparse.Namespace, recipe: str, output: pathlib.Path
+) -> tuple[list[str], bool]:
+    """Run members as a study: the names of those that failed, and whether Ctrl-C stopped it."""
+    jobs = [
+        Job(
+            folder=member.folder,
+            parameters={"config": member.config, **member.overrides},
+            command=["-m", f"recipes.{recipe}", *member.arguments(arguments.overrides)],
+        )
+        for member in found
+    ]
+    study = Study(output, metric=arguments.score, prune=arguments.prune, jobs=jobs)
+    return study.run(at_once=arguments.jobs or 1)
+
+
+def search(
+    found: Sequence[Member],
+    settings: Sequence[RunSettings],
+    trials: TrialCount,
+    arguments: argparse.Namespace,
+    recipe: str,
+    output: pathlib.Path,
+) -> tuple[list[str], bool]:
+    """Run a random number of points drawn from the grid, and publish the best of them."""
+    points = {member.folder.name: member for member in found}
+    drawn = [
+        dataclasses.replace(points[point], folder=folder)
+        for point, folder in random_search.drawn(output, list(points), trials, _kept(settings))
+    ]
+    if not drawn:
+        print("no run was drawn (the law allows that): there is nothing to release")
+        return [], False
+    failed, interrupted = studied(drawn, arguments, recipe, output)
+    left = [member for member in drawn if not member.finished]
+    if left:
+        print(f"{len(left)} of {len(drawn)} runs are left (a secret): no choice has been made")
+        return failed, interrupted
+    best = max(drawn, key=lambda m: ranked(m.result()[arguments.score], arguments.score))
+    chosen = random_search.publish(best.folder, output)
+    privacy = choice.reached_at_random(settings, [m.folder for m in drawn], trials)
+    about = choice.who_is_not_covered(held_out=_held_out(settings), public=arguments.public_score)
+    better = "least" if minimised(arguments.score) else "greatest"
+    print(f"the best of {len(drawn)} runs (a secret) is {best.folder}")
+    print(
+        choice.write(
+            chosen,
+            privacy,
+            about,
+            f"Chosen was the run with the {better} {arguments.score}; every run drew its "
+            f"hyperparameters uniformly from {len(found)} combinations.",
+            "The guarantee in privacy_report.md is that of the run by itself.",
+        )
+    )
+    print(f"for release: {chosen}, and nothing else of {output}")
+    return failed, interrupted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,32 +317,88 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--grid", required=True, help="YAML file, e.g. configs/grids/*.yaml")
     parser.add_argument("--output", help="folder of the runs (the entry output)")
     parser.add_argument("--list", action="store_true", help="show the runs without starting them")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="K",
+        help="so many runs at once, as an Optuna study in the output folder (extra sweep)",
+    )
+    parser.add_argument(
+        "--score", default="loss", help="the metric that runs are compared by in a study"
+    )
+    parser.add_argument(
+        "--public-score",
+        action="store_true",
+        help="the examples that runs are scored on are public data",
+    )
+    parser.add_argument(
+        "--prune",
+        action="store_true",
+        help="a study ends runs that score worse than the median of those before",
+    )
+    parser.add_argument(
+        "--trials",
+        type=float,
+        metavar="MEAN",
+        help="in place of the whole grid, a secret number of runs, MEAN on average, at points "
+        "drawn from it; only the best is released, for a smaller ε",
+    )
+    parser.add_argument(
+        "--law",
+        choices=random_search.LAWS,
+        default="geometric",
+        help="of the number of --trials; logarithmic costs least and varies most, poisson varies "
+        "least",
+    )
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="for every run")
     arguments = parser.parse_intermixed_args(argv)
     try:
         grid = read_yaml(pathlib.Path(arguments.grid))
         output = pathlib.Path(arguments.output or grid.get("output", "runs/sweep"))
         found = members(grid, output)
+        schema, recipe = SCHEMAS[grid["recipe"]], grid["recipe"]
         # One of each configuration: a misspelt field should not fail hundreds of times.
         for member in {member.config: member for member in found}.values():
-            load_config(SCHEMAS[grid["recipe"]], member.config, member.fields(arguments.overrides))
+            load_config(schema, member.config, member.fields(arguments.overrides))
         if arguments.list:
             print("\n".join(str(member.folder) for member in found))
             return 0
+        settings = read_settings(found, arguments, schema)
+        trials = check_search(arguments, settings)
+        print(choice.planned(settings, trials), flush=True)
         output.mkdir(parents=True, exist_ok=True)
+        if trials is not None:
+            failed, interrupted = search(found, settings, trials, arguments, recipe, output)
+            return _status(failed, interrupted)
+        if arguments.jobs is not None or arguments.prune:
+            failed, interrupted = studied(found, arguments, recipe, output)
+        else:
+            failed, interrupted = one_by_one(found, arguments, recipe)
     except (ValueError, OSError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return 2
-    failed, interrupted = [], False
+    print(summarise(found, output))
+    print(state_choice(found, settings, output, public=arguments.public_score))
+    return _status(failed, interrupted)
+
+
+def one_by_one(
+    found: Sequence[Member], arguments: argparse.Namespace, recipe: str
+) -> tuple[list[str], bool]:
+    """Run members in this process: names of those that failed, and whether Ctrl-C stopped it."""
+    failed: list[str] = []
     for member in tqdm(found, desc="runs", unit="run"):
         if member.finished:
             continue
-        status = RECIPES[grid["recipe"]](member.arguments(arguments.overrides))
-        if interrupted := status == INTERRUPTED:
-            break
+        status = RECIPES[recipe](member.arguments(arguments.overrides))
+        if status == INTERRUPTED:
+            return failed, True
         if status:
             failed.append(member.folder.name)
-    print(summarise(found, output))
+    return failed, False
+
+
+def _status(failed: Sequence[str], interrupted: bool) -> int:
     if failed:
         print(f"{len(failed)} runs failed: {', '.join(failed)}", file=sys.stderr)
     return INTERRUPTED if interrupted else 1 if failed else 0

@@ -751,6 +751,24 @@ def _models(group: str, tree: Mapping[str, Any]) -> Table:
     return Table(["model", *ways], rows)
 
 
+def _choice(tree: Any) -> Table:
+    """What choosing costs: all runs together, or the best of a random number, by each law."""
+    laws = ("logarithmic", "geometric", "poisson")
+    rows = [
+        [
+            f"{run['epsilon']:g}",
+            f"{row['runs']}",
+            f"{row['composed']:.2f}",
+            *(f"{row['random'][law]['epsilon']:.2f}" for law in laws),
+            f"{row['random']['geometric']['renyi']:.2f}",
+        ]
+        for run in tree["runs"]
+        for row in run["rows"]
+    ]
+    head = ["ε of one run", "runs", "all together", *laws, "geometric, by Rényi"]
+    return Table(head, rows)
+
+
 _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     function.__name__[1:]: function
     for function in (
@@ -778,6 +796,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _individual,
         _individual_step,
         _model_coverage,
+        _choice,
     )
 }
 _BENCHMARKS |= {

@@ -30,6 +30,7 @@ USED_OTHERWISE = {
 EXTRAS = (
     *("recipes", "vision", "text", "trainer", "dev", "docs", "peer", "fast", "users", "coverage"),
     "lightning",
+    "sweep",
 )
 # What is compiled, and imported only where numba is there.
 _COMPILED = ("engine_kernel.py", "settled_kernel.py")
@@ -75,7 +76,7 @@ def declared(*extras: str) -> set[str]:
     ("folder", "extras"),
     [
         ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev", "lightning")),
-        ("recipes", ("recipes", "vision", "text")),
+        ("recipes", ("recipes", "vision", "text", "sweep")),
         ("scripts", EXTRAS),
         ("examples", ("recipes", "vision", "text", "trainer", "lightning", "dev")),
         ("tests", EXTRAS),
