@@ -6,6 +6,14 @@ from dptrain.noise.streams import (
     FlatStream,
     NoiseStream,
     register_noise_stream,
+    shard_pieces,
 )
 
-__all__ = ["Block", "FlatStream", "NoiseStream", "noise_stream", "register_noise_stream"]
+__all__ = [
+    "Block",
+    "FlatStream",
+    "NoiseStream",
+    "noise_stream",
+    "register_noise_stream",
+    "shard_pieces",
+]

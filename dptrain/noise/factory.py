@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from dptrain.noise.streams import (
     FlatStream,
     NoiseStream,
     RegenerationStream,
+    Shard,
     check_growth,
     stream_class,
 )
@@ -28,6 +30,7 @@ def noise_stream(
     dtype: torch.dtype = torch.float32,
     regenerate: bool = False,
     per_parameter: bool = False,
+    shard: tuple[int, int] | None = None,
 ) -> NoiseStream:
     """Rows of C^-1 Z for tensors shaped ``like`` these, one a step.
 
@@ -44,6 +47,8 @@ def noise_stream(
             price of as many rows drawn a step as C^-1 has bands.
         per_parameter: a flat row per parameter, not one for all parameters of a device: no
             allocation is larger than a parameter. The noise of a seed is then another.
+        shard: (rank, world) of one of ``world`` equal slices, whose noise alone is drawn and kept;
+            as ``NoiseStream.shard``, without the memory of the whole at any time.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -58,6 +63,7 @@ def noise_stream(
         ("per_parameter", per_parameter),
     ):
         checks.flag(name, switch)
+    cut = None if shard is None else _shard(shard)
     if isinstance(like, str) or not isinstance(like, Iterable):
         raise TypeError(f"{checks.named('like', like)} must be a sequence of tensors")
     like = list(like)
@@ -72,9 +78,30 @@ def noise_stream(
         "dtype": dtype,
         "per_parameter": per_parameter,
     }
-    if regenerate:
-        return RegenerationStream(strategy, **options)
-    stream = stream_class(type(strategy))(strategy, **options)
+    kind: Callable[..., NoiseStream]
+    kind = RegenerationStream if regenerate else stream_class(type(strategy))
+    opened_cut = inspect.isclass(kind) and issubclass(kind, FlatStream)
+    if cut is not None and opened_cut:
+        options["shard"] = cut
+    stream = kind(strategy, **options)
+    if cut is not None and not opened_cut:
+        stream = stream.shard(cut.rank, cut.world)
     if not isinstance(stream, FlatStream):  # which has looked itself
         check_growth(strategy.bind(stream.steps), stream.steps)
     return stream
+
+
+def _shard(shard: Any) -> Shard:
+    """The slice that is asked for.
+
+    Raises:
+        TypeError, ValueError: if it is no rank among so many.
+    """
+    if not isinstance(shard, tuple) or len(shard) != 2:
+        raise TypeError(
+            f"{checks.named('shard', shard)} must be (rank, world), for instance (0, 8)"
+        )
+    try:
+        return Shard(*shard)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"shard={shard}: {error}") from error

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from dptrain.noise import NoiseStream
 from dptrain.noise.generators import chunk_length
 from dptrain.testing.noise_checks import SEED, NoiseChecks
 
@@ -125,24 +128,33 @@ class NoiseOptionsContract(NoiseChecks):
 
     # -- shards ----------------------------------------------------------------------------------
 
-    def assert_shards_add_up(self, world: int, steps: int, **options: object) -> None:
-        """The sum over ranks is the whole stream, and its state is divided.
+    def assert_put_together(
+        self, shards: list[NoiseStream], whole: NoiseStream, steps: int, atol: float
+    ) -> None:
+        """The shards' entries, one rank's after the other's, are those of the whole stream.
 
         Up to the last bits: some processors round a product of matrix and vector by position.
         """
-        whole = self.open(**options)  # type: ignore[arg-type]
-        shards = [self.open(**options).shard(rank, world) for rank in range(world)]  # type: ignore[arg-type]
-        assert sum(shard.buffer_bytes for shard in shards) == whole.buffer_bytes
         for _ in range(steps):
             expected = next(whole)
             parts = [next(shard) for shard in shards]
             for index, tensor in enumerate(expected):
-                total = torch.stack([part[index] for part in parts]).sum(0)
-                # A last bit may decide how a bfloat16 number is rounded.
-                atol = 1e-5 if options.get("dtype", torch.float32) is torch.float32 else 0.05
-                torch.testing.assert_close(total, tensor, rtol=1e-5, atol=atol)
-                owners = sum((part[index] != 0).int() for part in parts)
-                assert torch.all(torch.as_tensor(owners) <= 1)
+                pieces = [part[index] for part in parts]
+                for piece in pieces:
+                    assert piece.dtype == tensor.dtype
+                    assert piece.shape in (tensor.shape, (piece.numel(),))
+                found = torch.cat([piece.flatten() for piece in pieces if tensor.numel()] or pieces)
+                torch.testing.assert_close(found.flatten(), tensor.flatten(), rtol=1e-5, atol=atol)
+
+    def assert_shards_add_up(self, world: int, steps: int, **options: object) -> None:
+        """The shards' entries together are the whole stream, and its state is divided."""
+        whole = self.open(**options)  # type: ignore[arg-type]
+        shards = [self.open(**options).shard(rank, world) for rank in range(world)]  # type: ignore[arg-type]
+        assert sum(shard.buffer_bytes for shard in shards) == whole.buffer_bytes
+        assert all(shard.notes == whole.notes for shard in shards)  # on ranks without entries, too
+        # A last bit may decide how a bfloat16 number is rounded.
+        atol = 1e-5 if options.get("dtype", torch.float32) is torch.float32 else 0.05
+        self.assert_put_together(shards, whole, steps, atol)
 
     @pytest.mark.parametrize("world", [1, 2, 3, 30])  # the last one is more than there are entries
     def test_shards_add_up(self, world: int) -> None:
@@ -162,6 +174,51 @@ class NoiseOptionsContract(NoiseChecks):
             share = self.open(like=like).shard(rank, 3).buffer_bytes
             assert share <= whole.buffer_bytes * (1 / 3 + 1e-3)
 
+    def test_a_shard_is_opened_without_the_others(self) -> None:
+        opened = [self.open(shard=(rank, 3)) for rank in range(3)]
+        cut = [self.open().shard(rank, 3) for rank in range(3)]
+        for one, other in zip(opened, cut, strict=True):
+            self.assert_equal(self.rows(one, 4), self.rows(other, 4))
+
+    @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (2, 3), (3, 2), (4, 30)])
+    def test_as_many_other_shards_go_on(self, before: int, after: int) -> None:
+        """Of any number, from the states of all that there were."""
+        size = chunk_length(torch.device(self.device)) + 10_001
+        kinds: tuple[dict[str, Any], ...] = ({}, {"dtype": torch.bfloat16})
+        for options in kinds:
+            like = [torch.zeros(size, device=self.device), torch.zeros(7, device=self.device)]
+            for shapes in ([*self.like(), *like[1:]], like):
+                more: dict[str, Any] = {"like": shapes, **options}
+                saved = [self.open(**more).shard(rank, before) for rank in range(before)]
+                for shard in saved:
+                    self.rows(shard, 4)
+                states = [shard.state_dict() for shard in reversed(saved)]
+                resumed = [self.open(SEED + 1, **more).shard(r, after) for r in range(after)]
+                whole = self.open(SEED + 2, **more)
+                for stream in (*resumed, whole):
+                    stream.load_state_dict(*states)
+                    assert stream.step == 4
+                self.assert_put_together(resumed, whole, 3, 0.05 if options else 1e-5)
+                never_stopped = self.open(**more)
+                self.rows(never_stopped, 7)
+                atol = 0.05 if options else 1e-5
+                for mine, other in zip(next(whole), next(never_stopped), strict=True):
+                    torch.testing.assert_close(mine, other, rtol=1e-5, atol=atol)
+
+    def test_refuses_states_of_shards_that_are_no_whole(self) -> None:
+        one, other = (self.open().shard(rank, 2) for rank in range(2))
+        self.rows(one, 2)
+        self.rows(other, 3)
+        with pytest.raises(ValueError, match="differ in step"):
+            self.open().load_state_dict(one.state_dict(), other.state_dict())
+        next(one)
+        with pytest.raises(ValueError, match="there is no noise state"):
+            self.open().load_state_dict()
+        foreign = self.open(SEED + 1).shard(1, 2)
+        self.rows(foreign, 3)
+        with pytest.raises(ValueError, match="differ in seed"):
+            self.open().load_state_dict(one.state_dict(), foreign.state_dict())
+
     def test_a_shard_restores_and_refuses_the_state_of_another(self) -> None:
         shard = self.open().shard(1, 2)
         self.rows(shard, 4)
@@ -172,7 +229,7 @@ class NoiseOptionsContract(NoiseChecks):
         rest = self.steps - 4
         self.assert_equal(self.rows(resumed, rest), self.rows(shard, rest))
         for other in (self.open().shard(0, 2), self.open().shard(1, 3), self.open()):
-            with pytest.raises(ValueError, match=r"rank|world"):
+            with pytest.raises(ValueError, match="all shards"):
                 other.load_state_dict(state)
             assert other.step == 0
 

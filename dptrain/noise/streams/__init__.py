@@ -4,7 +4,7 @@ from dptrain.noise.streams.blt import BLTStream
 from dptrain.noise.streams.convolution import ConvolutionStream
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.growth import check_growth
-from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.layout import Block, Shard, shard_pieces
 from dptrain.noise.streams.regeneration import RegenerationStream
 from dptrain.noise.streams.registry import register_noise_stream, stream_class
 from dptrain.noise.streams.ring_buffer import RingBufferStream
@@ -19,8 +19,10 @@ __all__ = [
     "NoiseStream",
     "RegenerationStream",
     "RingBufferStream",
+    "Shard",
     "TreeStream",
     "check_growth",
     "register_noise_stream",
+    "shard_pieces",
     "stream_class",
 ]

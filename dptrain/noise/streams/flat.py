@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
@@ -17,7 +18,7 @@ from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
 from dptrain.strategies import Strategy
 
-_STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "buffers"}
+_STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "blocks", "buffers"}
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -42,7 +43,7 @@ class FlatStream(NoiseStream):
         secure: draw from a cryptographic generator.
         dtype: of the buffers, ``torch.float32`` or ``torch.bfloat16``.
         per_parameter: a row per parameter, not one for all parameters of a device.
-        shard: the slice that the stream owns; see ``shard``.
+        shard: the slice that the stream owns; see ``shard``. Nothing is allocated for the others.
 
     Raises:
         ValueError: if the strategy does not fit ``steps`` or its noise grows too large for float32
@@ -80,21 +81,34 @@ class FlatStream(NoiseStream):
     def _open_shard(self, shard: Shard) -> None:
         self._shard = shard
         self._blocks = shard.blocks(self._layout)
+        ranges = shard.ranges(self._layout)
+        self._firsts = [first for first, _ in ranges]
         self._rows = [
-            torch.zeros(size, device=device, dtype=torch.float32)
-            for size, device in zip(self._layout.sizes, self._layout.devices, strict=True)
+            torch.zeros(last - first, device=device, dtype=torch.float32)
+            for (first, last), device in zip(ranges, self._layout.devices, strict=True)
         ]
-        self._views = self._layout.views(self._rows)
-        self._buffers = [
-            self._allocate(self._rows[block.group][block.start : block.stop])
-            for block in self._blocks
+        self._views = [
+            self._view(index, *piece) for index, piece in enumerate(shard.pieces(self._layout))
         ]
+        self._buffers = [self._allocate(self._row(block)) for block in self._blocks]
+
+    def _view(self, index: int, low: int, high: int) -> torch.Tensor:
+        """Entries ``low`` to ``high`` of a parameter's noise, in its shape if these are all."""
+        shape, (group, offset) = self._layout.shapes[index], self._layout.places[index]
+        first = offset + low - self._firsts[group] if low < high else 0
+        view = self._rows[group][first : first + high - low]
+        return view.view(shape) if high - low == shape.numel() else view
+
+    def _row(self, block: Block) -> torch.Tensor:
+        first = self._firsts[block.group]
+        return self._rows[block.group][block.start - first : block.stop - first]
 
     @abstractmethod
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
         """The buffers of a block, as before the first step; ``row`` shows size and device.
 
-        Their dtype is ``self._dtype``, and what is written to them goes through ``_store``.
+        Their dtype is ``self._dtype``, their last dimension that of the entries of ``row`` (by
+        which a state is cut for other shards), and what is written to them goes through ``_store``.
         """
 
     def _start_step(self) -> None:
@@ -150,8 +164,7 @@ class FlatStream(NoiseStream):
 
     def _advance(self, index: int) -> None:
         block = self._blocks[index]
-        row = self._rows[block.group][block.start : block.stop]
-        self._correlate(block, row, self._buffers[index])
+        self._correlate(block, self._row(block), self._buffers[index])
 
     @property
     def buffer_bytes(self) -> int:
@@ -159,9 +172,14 @@ class FlatStream(NoiseStream):
         return sum(b.numel() * b.element_size() for buffers in self._buffers for b in buffers)
 
     @property
+    def _keeps(self) -> bool:
+        """Whether anything is kept of an entry, be it one of this shard or of another."""
+        return any(buffer.numel() for buffer in self._allocate(torch.empty(1)))
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What bfloat16 buffers do to C·noise; empty for float32, or where nothing is kept."""
-        if self._dtype is torch.float32 or not self.buffer_bytes:
+        if self._dtype is torch.float32 or not self._keeps:
             return ()
         return (
             "the noise buffers are bfloat16: C·noise is only approximately Gaussian, with an error "
@@ -190,7 +208,8 @@ class FlatStream(NoiseStream):
         """Private: whoever reads it can subtract the noise.
 
         Holds only tensors, integers, strings and lists, so ``torch.load(weights_only=True)`` reads
-        it (the seed is hexadecimal text: it does not fit 64 bits).
+        it (the seed is hexadecimal text: it does not fit 64 bits). How many shards there are does
+        not matter to it: it names the entries that its buffers are for.
         """
         return {
             "step": self.step,
@@ -198,6 +217,7 @@ class FlatStream(NoiseStream):
             "strategy": self.strategy.coefficient_hash,
             "steps": self.steps,
             "layout": self._describe(),
+            "blocks": [[block.group, block.start, block.stop] for block in self._blocks],
             "buffers": [[b.clone() for b in buffers] for buffers in self._buffers],
         }
 
@@ -208,45 +228,114 @@ class FlatStream(NoiseStream):
             "generator": self.normals.name,
             "stream": type(self).__name__,
             "dtype": str(self._dtype),
-            "rank": self._shard.rank,
-            "world": self._shard.world,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from ``state``, with its seed.
+    def load_state_dict(self, *states: dict[str, Any]) -> None:
+        """Continue bit for bit, with their seed, from the states of all shards of a stream.
+
+        Args:
+            states: of one stream, or of its shards, in any order and as many as there were.
 
         Raises:
-            ValueError: if it was saved for another strategy, another run length, other shapes,
-                dtypes or kinds of device, or another shard; the stream is then left as it was.
+            ValueError: if they were saved for another strategy, another run length, other shapes,
+                dtypes or kinds of device, at different steps, or do not hold all of this stream's
+                entries; the stream is then left as it was.
         """
-        if set(state) != _STATE_FIELDS:
-            raise ValueError(
-                f"not a noise state: it has {sorted(state)}, expected {sorted(_STATE_FIELDS)}"
-            )
+        first = _one_of(states)
         here = {
             "steps": self.steps,
             "strategy": self.strategy.coefficient_hash,
             **self._describe(),
         }
-        saved = {"steps": state["steps"], "strategy": state["strategy"], **state["layout"]}
+        saved = {"steps": first["steps"], "strategy": first["strategy"], **first["layout"]}
         for name, value in here.items():
             if saved.get(name) != value:
                 raise ValueError(
                     f"the noise state was saved for {name}={saved.get(name)}, this stream has "
                     f"{name}={value}: resume with the model and mechanism of the saved run"
                 )
-        theirs = [list(buffers) for buffers in state["buffers"]]
-        if _shapes(theirs) != _shapes(self._buffers):
-            raise ValueError("the buffers of the noise state do not have the shapes that it states")
-        step = state["step"]
+        step = first["step"]
         if not 0 <= step <= self.steps:
             raise ValueError(f"the noise state is at step={step}, outside 0..{self.steps}")
-        self.normals = open_normals(int(state["seed"], 16), secure=self._secure)
+        copies = self._copies(_saved_blocks(states, len(self._rows)))
+        self.normals = open_normals(int(first["seed"], 16), secure=self._secure)
         self.step = step
-        for mine, saved_buffers in zip(self._buffers, theirs, strict=True):
-            for buffer, other in zip(mine, saved_buffers, strict=True):
-                buffer.copy_(other)
+        for mine, theirs in copies:
+            mine.copy_(theirs)
+
+    def _copies(
+        self, saved: list[list[tuple[int, int, list[torch.Tensor]]]]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Views of this stream's buffers, all entries of them, and of what is saved of these.
+
+        Args:
+            saved: by group, in order: first entry, one past the last, and the buffers of a block.
+        """
+        copies = []
+        for block, mine in zip(self._blocks, self._buffers, strict=True):
+            blocks = saved[block.group]
+            at = block.start
+            index = bisect.bisect_right(blocks, at, key=lambda each: each[1])
+            while at < block.stop and index < len(blocks) and blocks[index][0] <= at:
+                start, stop, theirs = blocks[index]
+                end = min(stop, block.stop)
+                if len(theirs) != len(mine):
+                    raise ValueError(_SHAPES)
+                for buffer, other in zip(mine, theirs, strict=True):
+                    alike = (buffer.shape[:-1], buffer.dtype) == (other.shape[:-1], other.dtype)
+                    if not alike or other.shape[-1] != stop - start:
+                        raise ValueError(_SHAPES)
+                    into = buffer[..., at - block.start : end - block.start]
+                    copies.append((into, other[..., at - start : end - start]))
+                at, index = end, index + 1
+            if at < block.stop:
+                raise ValueError(
+                    f"the noise states lack entry {at} of row {block.group}: give those of all "
+                    "shards of the stream that was saved"
+                )
+        return copies
 
 
-def _shapes(buffers: list[list[torch.Tensor]]) -> list[list[tuple[torch.Size, torch.dtype]]]:
-    return [[(b.shape, b.dtype) for b in group] for group in buffers]
+_SHAPES = "the buffers of the noise state do not have the shapes that it states"
+
+
+def _one_of(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first of some states, which have to be of one stream at one step.
+
+    Raises:
+        ValueError: if one is no state, or they differ.
+    """
+    if not states:
+        raise ValueError("there is no noise state: give that of the stream, or of all its shards")
+    for state in states:
+        if set(state) != _STATE_FIELDS:
+            raise ValueError(
+                f"not a noise state: it has {sorted(state)}, expected {sorted(_STATE_FIELDS)}"
+            )
+    first = states[0]
+    for name in ("step", "seed", "strategy", "steps", "layout"):
+        if any(state[name] != first[name] for state in states):
+            raise ValueError(
+                f"the noise states differ in {name}: give those of the shards of one stream, saved "
+                "after the same step"
+            )
+    return first
+
+
+def _saved_blocks(
+    states: Sequence[dict[str, Any]], groups: int
+) -> list[list[tuple[int, int, list[torch.Tensor]]]]:
+    """First entry, one past the last and buffers of the saved blocks of each group, in order.
+
+    Raises:
+        ValueError: if the states do not say which entries their buffers are for.
+    """
+    saved: list[list[tuple[int, int, list[torch.Tensor]]]] = [[] for _ in range(groups)]
+    for state in states:
+        if len(state["blocks"]) != len(state["buffers"]):
+            raise ValueError(_SHAPES)
+        for (group, start, stop), buffers in zip(state["blocks"], state["buffers"], strict=True):
+            saved[group].append((start, stop, list(buffers)))
+    for blocks in saved:
+        blocks.sort(key=lambda each: each[:2])
+    return saved

@@ -70,13 +70,6 @@ class Layout:
             sizes=tuple(sizes),
         )
 
-    def views(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A view of its flat row per parameter, shaped like it but still float32."""
-        return [
-            rows[group][offset : offset + shape.numel()].view(shape)
-            for shape, (group, offset) in zip(self.shapes, self.places, strict=True)
-        ]
-
     def describe(self) -> dict[str, list[object]]:
         """Everything that decides the values of a row, as plain JSON values.
 
@@ -137,17 +130,50 @@ class Shard:
 
         return edge(self.rank), edge(self.rank + 1)
 
+    def ranges(self, layout: Layout) -> list[tuple[int, int]]:
+        """First entry and one past the last of this shard's slice of each flat row."""
+        low, high = self.bounds(sum(layout.sizes))
+        ranges, offset = [], 0
+        for size in layout.sizes:
+            ranges.append(_overlap(low - offset, high - offset, size))
+            offset += size
+        return ranges
+
+    def pieces(self, layout: Layout) -> list[tuple[int, int]]:
+        """First entry and one past the last of this shard's piece of each flattened parameter."""
+        ranges = self.ranges(layout)
+        return [
+            _overlap(ranges[group][0] - offset, ranges[group][1] - offset, shape.numel())
+            for shape, (group, offset) in zip(layout.shapes, layout.places, strict=True)
+        ]
+
     def blocks(self, layout: Layout) -> tuple[Block, ...]:
         """The blocks of this shard's slice, in order; they end where chunks of normals end."""
-        low, high = self.bounds(sum(layout.sizes))
         blocks = []
-        offset = 0
-        for group, (size, device) in enumerate(zip(layout.sizes, layout.devices, strict=True)):
-            first, last = max(low - offset, 0), min(high - offset, size)
-            length = chunk_length(device)
+        for group, (first, last) in enumerate(self.ranges(layout)):
+            length = chunk_length(layout.devices[group])
             while first < last:
                 stop = min((first // length + 1) * length, last)
-                blocks.append(Block(group=group, start=first, stop=stop, size=size))
+                blocks.append(Block(group=group, start=first, stop=stop, size=layout.sizes[group]))
                 first = stop
-            offset += size
         return tuple(blocks)
+
+
+def _overlap(low: int, high: int, size: int) -> tuple[int, int]:
+    """The part of [low, high) within [0, size); (0, 0) where there is none."""
+    first, last = max(low, 0), min(high, size)
+    return (first, last) if first < last else (0, 0)
+
+
+def shard_pieces(like: Sequence[torch.Tensor], *, rank: int, world: int) -> list[tuple[int, int]]:
+    """Which entries of each flattened tensor the shard of a stream for ``like`` draws noise for.
+
+    Args:
+        like: the parameters, as ``noise_stream`` is given them (without ``per_parameter``).
+        rank: of the shard, from 0.
+        world: number of shards.
+
+    Returns:
+        For each tensor its first entry and one past the last; (0, 0) where there is none.
+    """
+    return Shard(rank=rank, world=world).pieces(Layout.of(like))

@@ -56,9 +56,11 @@ class NoiseStream(ABC):
     def shard(self, rank: int, world: int) -> NoiseStream:
         """A new stream for one of ``world`` equal slices of the flattened parameters.
 
-        Its tensors have the full shapes, and are zero outside the slice. State and work are those
-        of the slice, and the sum over all ranks is this stream (up to the last bits: some
-        processors round products by position). Every rank must use the same seed.
+        Its tensors are those entries of each flattened parameter that the slice holds
+        (``shard_pieces``): one-dimensional and maybe empty, or of the parameter's shape where these
+        are all of its entries. Put together, the tensors of all ranks are this stream's (up to the
+        last bits: some processors round products by position). Memory and work are those of the
+        slice. Every rank must use the same seed.
 
         Raises:
             ValueError: unless 0 ≤ rank < world.
@@ -70,9 +72,10 @@ class NoiseStream(ABC):
         """Seed, position and buffers; whoever reads it can subtract the noise, so it is private."""
 
     @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue bit for bit from ``state``.
+    def load_state_dict(self, *states: dict[str, Any]) -> None:
+        """Continue bit for bit from the state of a stream, or from those of all its shards.
 
         Raises:
-            ValueError: if it was saved for other shapes, another strategy or another run length.
+            ValueError: if they were saved for other shapes, another strategy or another run length,
+                or lack entries of this stream or shard.
         """

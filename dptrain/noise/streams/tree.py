@@ -49,7 +49,7 @@ class TreeStream(FlatStream):
     @property
     def notes(self) -> tuple[str, ...]:
         """What bfloat16 buffers do to the noise; empty for float32, or where nothing is kept."""
-        if self._dtype is torch.float32 or not self.buffer_bytes:
+        if self._dtype is torch.float32 or not self._keeps:
             return ()
         deviation = 2.0 ** ((self._height - 1) / 2 - 8)
         return (

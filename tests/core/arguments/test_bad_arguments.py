@@ -456,6 +456,9 @@ TRAINING: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] =
             "regenerate": FLAG,
             "per_parameter": FLAG,
             "dtype": THING,
+            "shard": Argument(
+                (5, True, "x", (1,), (0, 1, 2), (0.5, 2), ("0", 2)), ((2, 2), (-1, 2))
+            ),
         },
     ),
     (
@@ -531,6 +534,7 @@ TRAINING: list[tuple[Callable[..., Any], dict[str, Any], dict[str, Argument]]] =
             "secure": FLAG,
             "dtype": Argument((None, 5, "float32", Odd()), (torch.float16, torch.int32)),
             "regenerate": FLAG,
+            "shard": NAME,
         },
     ),
     (

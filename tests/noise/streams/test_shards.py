@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from dptrain.noise import noise_stream
+from dptrain.noise import noise_stream, shard_pieces
 from dptrain.noise.generators.gaussian import CHUNK
 from dptrain.noise.streams.layout import Layout, Shard
 from dptrain.strategies import BSR
@@ -37,9 +37,43 @@ def test_blocks_cover_every_entry_once_within_chunks(per_parameter, world):
     assert all(torch.all(counts == 1) for counts in seen)
 
 
+@pytest.mark.parametrize("world", [1, 2, 5, 64])
+def test_pieces_cover_every_parameter_once(world):
+    like = [torch.empty(3, 50), torch.empty(()), torch.empty(0, 4), torch.empty(70_001)]
+    pieces = [shard_pieces(like, rank=rank, world=world) for rank in range(world)]
+    for index, tensor in enumerate(like):
+        seen = torch.zeros(tensor.numel(), dtype=torch.int32)
+        for each in pieces:
+            low, high = each[index]
+            seen[low:high] += 1
+        assert torch.all(seen == 1)
+    sizes = [sum(high - low for low, high in each) for each in pieces]
+    assert max(sizes) <= sum(t.numel() for t in like) / world + 64
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_shard_has_memory_for_its_slice_only(opened):
+    """The row that is released is cut like the buffers."""
+    like = [torch.empty(40_000), torch.empty(60_000)]
+    options = {"steps": 9, "like": like, "seed": 0}
+    for rank in range(4):
+        if opened:
+            stream = noise_stream(BSR(bands=5), **options, shard=(rank, 4))
+        else:
+            stream = noise_stream(BSR(bands=5), **options).shard(rank, 4)
+        row = next(stream)
+        storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in row}
+        held = sum(storage.values()) + stream.buffer_bytes
+        assert held <= 1.05 * 4 * 100_000 * 5 / 4
+        expected = shard_pieces(like, rank=rank, world=4)
+        assert [t.numel() for t in row] == [high - low for low, high in expected]
+
+
 def test_a_shard_draws_its_slice_only():
     drawn = []
-    stream = noise_stream(BSR(bands=2), steps=3, like=[torch.empty(8 * CHUNK)], seed=0).shard(1, 4)
+    stream = noise_stream(
+        BSR(bands=2), steps=3, like=[torch.empty(8 * CHUNK)], seed=0, shard=(1, 4)
+    )
 
     class Recorded:
         name, seed = "recorded", 0
