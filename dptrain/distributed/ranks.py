@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dptrain.clipping.base import summing_dtype
 from dptrain.core import checks, digest
+from dptrain.distributed.pieces import Pieces, collect_pieces, reduce_pieces
 from dptrain.distributed.transport import buckets, device_for, everywhere, reported, travel
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _PLACES = (
     "the end of a step",
     "a sum",
     "the release of a step",
+    "the exchange of pieces",
+    "a checkpoint",
 )
 _SLOTS = 8  # integers of the message that begins every exchange
 
@@ -47,9 +50,9 @@ class Ranks:
     of step t that was added to step t + 1 would break the sampling that is accounted for.
 
     **A rank that fails.** Nothing is released unless all ranks arrive at the release of the same
-    step: their clipped sums are added up first, then each adds the same noise, and no model is
-    updated before the step is in the ledger and all have released the same bits. An error while
-    the run is made, or while a step is recorded, ends all ranks with that error. A rank that dies
+    step: their clipped sums are added up first, then each adds the noise, all of it or that of its
+    own entries, and no model is updated before the step is in the ledger. An error while the run
+    is made, or while a step is recorded, ends all ranks with that error. A rank that dies
     or leaves the loop elsewhere leaves the others waiting at the next exchange, until the launcher
     ends them (torchrun does) or the time limit of ``init_process_group(timeout=...)`` is over; that
     step is then not released by anyone, and the run goes on from its last checkpoint.
@@ -220,6 +223,54 @@ class Ranks:
         for bucket in buckets(whole):
             travel(bucket, dist.all_reduce)
         return list(whole)
+
+    def scatter_sums(
+        self,
+        tensors: Sequence[torch.Tensor | None],
+        like: Sequence[torch.Tensor],
+        pieces: Pieces,
+    ) -> list[torch.Tensor]:
+        """The sums over the ranks of this rank's pieces; ``None`` counts 0.
+
+        Half of the traffic of ``sum``: the other half is that of ``gather_pieces``.
+
+        Args:
+            tensors: one for each of ``like``, or ``None`` where this rank has nothing to add.
+            like: the parameters that they are sums for.
+            pieces: of all ranks, the first and one past the last entry of each flattened tensor.
+
+        Returns:
+            New tensors of the dtype of sums: of the shape of ``like`` where the piece is all of it,
+            one-dimensional otherwise.
+        """
+        self._meet("a sum", len(tensors))
+        return reduce_pieces(tensors, like, pieces, rank=self.rank)
+
+    def gather_pieces(
+        self, own: Sequence[torch.Tensor], into: Sequence[torch.Tensor], pieces: Pieces
+    ) -> None:
+        """Overwrite tensors with the pieces that each rank has of them.
+
+        Args:
+            own: this rank's pieces, of the dtypes of ``into``.
+            into: the whole tensors.
+            pieces: of all ranks, the first and one past the last entry of each flattened tensor.
+        """
+        self._meet("the exchange of pieces", len(own))
+        collect_pieces(own, into, pieces, rank=self.rank)
+
+    def shares(self, mine: T) -> list[T]:
+        """Everybody's value, which can be pickled; one after the other, as they may be large."""
+        if self.world_size == 1:
+            return [mine]
+        self._meet("a checkpoint")
+        found: list[T] = []
+        for source in range(self.world_size):
+            box: list[Any] = [mine if source == self.rank else None]
+            with reported():
+                dist.broadcast_object_list(box, src=source)
+            found.append(mine if source == self.rank else box[0])
+        return found
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite tensors, whose shapes are the same on all ranks, with those of rank 0."""

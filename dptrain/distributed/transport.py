@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_BUCKET = 1 << 23  # numbers of small tensors that travel together, 32 MiB of float32
+BUCKET = 1 << 23  # numbers of small tensors that travel together, 32 MiB of float32
 
 
 def everywhere(error: Exception) -> Exception:
@@ -20,12 +20,20 @@ def everywhere(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def reported() -> Iterator[None]:
-    """What goes wrong in here is the connection: nobody can be told."""
+    """What goes wrong in here is the connection: nobody can be told.
+
+    Raises:
+        ConnectionError: in place of torch's error, with the remedy.
+    """
     try:
         yield
     except Exception as error:
-        everywhere(error)
-        raise
+        raise everywhere(
+            ConnectionError(
+                f"a rank of this run has ended, or did not answer in time ({error}): no step is "
+                "released half; go on from the last checkpoint on all ranks"
+            )
+        ) from error
 
 
 def device_for(device: torch.device) -> torch.device:
@@ -47,7 +55,7 @@ def buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         bucket: list[torch.Tensor] = []
         size = 0
         for tensor in alike:
-            if bucket and size + tensor.numel() > _BUCKET:
+            if bucket and size + tensor.numel() > BUCKET:
                 yield bucket
                 bucket, size = [], 0
             bucket.append(tensor)

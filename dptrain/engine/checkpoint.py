@@ -36,6 +36,57 @@ FIELDS = {
 }
 
 
+# What the share of a rank has; that of rank 0 has all the rest of the state as well.
+SHARE = (
+    "format",
+    "mechanism",
+    "mechanism_hash",
+    "steps_executed",
+    "ledger",
+    "ledger_run",
+    "share",
+)
+
+
+def shares_of(state: object) -> list[Mapping[str, Any]]:
+    """A state, or those that the ranks of a run wrote, in their order.
+
+    Raises:
+        TypeError: if it is neither a mapping nor some.
+        ValueError: if one is missing, there twice, or of another run or step.
+    """
+    several = isinstance(state, Sequence) and not isinstance(state, str | bytes) and state
+    given: list[Any] = list(state) if several else [state]  # type: ignore[call-overload]
+    for each in given:
+        if not isinstance(each, Mapping):
+            raise TypeError(
+                f"state={each!r:.80}: expected what private.state_dict() returned, for instance "
+                "torch.load(path, weights_only=True), or a list of the shares of all ranks"
+            )
+    places = [tuple(each.get("share", (0, 1))) for each in given]
+    worlds = {world for _, world in places}
+    found = sorted(rank for rank, _ in places)
+    if len(worlds) != 1 or found != list(range(worlds.pop())):
+        told = ", ".join(f"{rank + 1} of {world}" for rank, world in places)
+        raise ValueError(
+            f"the state is share {told}: each rank of the run that was saved wrote a share "
+            "(state_dict(share=True)); give load_state_dict() a list of all of them, each once"
+        )
+    ordered = [each for _, each in sorted(zip(places, given, strict=True), key=lambda e: e[0])]
+    for name in ("format", "mechanism_hash", "steps_executed", "ledger", "ledger_run"):
+        if any(each.get(name) != ordered[0].get(name) for each in ordered):
+            raise ValueError(
+                f"the shares differ in {name}: give those of one run, saved after the same step"
+            )
+    return ordered
+
+
+def noise_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The states of the noise in a state: of one stream, or of all ranks' slices of it."""
+    held = state["private"]["noise"]
+    return list(held) if isinstance(held, list) else [held]
+
+
 def seal(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with a checksum over all of its values and tensors, by which damage is noticed.
 
@@ -97,6 +148,17 @@ def _pieces(value: Any) -> Iterator[bytes]:
             yield from _pieces(held)
     else:  # of a scheduler, say, whose state may hold functions; files hold none
         yield type(value).__qualname__.encode()
+
+
+def on_cpu(value: Any) -> Any:
+    """A state with its tensors on the CPU, as another process can read it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, Mapping):
+        return {name: on_cpu(held) for name, held in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(on_cpu(held) for held in value)
+    return value
 
 
 def check_format(state: Mapping[str, Any], known: int) -> None:

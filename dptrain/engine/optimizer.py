@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,15 @@ from torch.utils.hooks import RemovableHandle
 from dptrain.clipping import Unreached
 from dptrain.clipping.base import GradientClipper
 from dptrain.distributed import Ranks
-from dptrain.engine.optimizers import scales_of
-from dptrain.engine.release_ledger import StepLedger, checksum
+from dptrain.engine.optimizers import (
+    SlicedOptimizer,
+    in_pieces,
+    joined_states,
+    laid_out_like,
+    scales_of,
+)
+from dptrain.engine.release_ledger import StepLedger
+from dptrain.engine.shards import Shards
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
@@ -53,6 +60,7 @@ class PrivateOptimizer(DPOptimizer):
         loader: gives the batches; it is told of every one that was used.
         ledger: of released steps.
         ranks: the processes of the run.
+        shards: what they divide among them, if anything.
         watch: begun by the loader with every batch.
         at_boundary: called after every completed logical step with the number of steps so far.
         individual: what every example has spent, where an individual filter runs.
@@ -66,7 +74,10 @@ class PrivateOptimizer(DPOptimizer):
         unreached: warns of parameters that no call reaches, on one of the ranks.
         watch: what refuses steps that leave something behind in the module.
         shared: what the processes of the run do together; the sums are added up over them once a
-            logical step, and all add the same noise (``Ranks``).
+            logical step, and each adds the noise (``Ranks``).
+        shards: of the ranks, where each has a slice of the noise, and maybe of the optimizer too;
+            then the release is nowhere whole, ``p.grad`` is ``None`` after a step, and hooks on the
+            wrapped optimizer see its slice.
         detached: whether the run was ended by ``private.detach()``.
         interrupted: whether the last release or update was cut short, so that noise, model and
             position may disagree; only loading a checkpoint mends that.
@@ -88,6 +99,7 @@ class PrivateOptimizer(DPOptimizer):
         ranks: Ranks,
         watch: StateWatch,
         at_boundary: Callable[[int], None],
+        shards: Shards | None = None,
         individual: IndividualRecord | None = None,
         unreached: Unreached | None = None,
     ) -> None:
@@ -105,6 +117,7 @@ class PrivateOptimizer(DPOptimizer):
         self.individual = individual
         self.watch = watch
         self.unreached = unreached
+        self.shards = shards
         self.shared = SharedStep(ranks)
         self.steps_executed = 0
         self.at_step_boundary = True
@@ -186,6 +199,8 @@ class PrivateOptimizer(DPOptimizer):
         """Take what was kept of a step off the parameters; no step is made any more."""
         self.detached = True
         self.clipper.discard()
+        if self.shards is not None:
+            self.shards.detach()
         for p in self._trained:
             vars(p).pop("summed_grad", None)
 
@@ -301,14 +316,18 @@ class PrivateOptimizer(DPOptimizer):
         self.at_step_boundary = batch.last
         if batch.last:
             missing = self._missing()
-            self.shared.add_up(self, parts=batch.parts, bound=self._bound)
+            few = missing if len(missing) < len(self.params) else []
+            nowhere = self.shared.add_up(self, parts=batch.parts, bound=self._bound, missing=few)
             if self.unreached is not None and len(missing) < len(self.params):
-                self.unreached.tell([p for p in missing if not _any(p.summed_grad)])
+                self.unreached.tell(nowhere)
             self.interrupted = True  # until all of the following has happened
             self._release()
             if self.individual is not None:
                 self.individual.commit(batch.step, batch.parts)
-            self.original_optimizer.step()
+            if self.shards is None or self._sliced is None:
+                self.original_optimizer.step()
+            else:
+                self.shards.step(self.params)
             self.steps_executed += 1
             self._reset_sums()
             self.loader.complete_step()
@@ -398,8 +417,14 @@ class PrivateOptimizer(DPOptimizer):
         return self.unreached.look(self.params, [p.summed_grad for p in self.params])
 
     def add_noise(self) -> None:
-        """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more."""
+        """Leave in ``p.grad`` the noisy sum of the step that is under way, not scaled any more.
+
+        Where the optimizer steps on slices, these get theirs, and ``p.grad`` becomes ``None``.
+        """
         deviation = self.noise_multiplier * self._bound
+        if self.shards is not None:
+            self.shards.add_noise(self.params, next(self.noise), deviation, self._scales)
+            return
         scales = self._scales or [None] * len(self.params)
         for p, row, scale in zip(self.params, next(self.noise), scales, strict=True):
             if p.summed_grad is None:
@@ -408,20 +433,44 @@ class PrivateOptimizer(DPOptimizer):
                 noisy = p.summed_grad.add_(row.view_as(p), alpha=deviation)
             if scale is not None:
                 noisy = noisy.div_(scale)
-            p.grad = noisy.to(p.dtype)
+            p.grad = laid_out_like(p, noisy.to(p.dtype))
 
     def scale_grad(self) -> None:
         """Divide by the public constant B̄ where the loss is a mean."""
         if self.loss_reduction == "mean":
-            for p in self.params:
+            for p in self._stepped:
                 p.grad.div_(self.expected_batch_size)
+
+    @property
+    def _sliced(self) -> SlicedOptimizer | None:
+        return None if self.shards is None else self.shards.sliced
+
+    @property
+    def _stepped(self) -> list[Any]:
+        """What the wrapped optimizer steps on: the parameters, or this rank's pieces of them."""
+        return self.params if self._sliced is None else list(self._sliced.parameters)
+
+    def attach_step_hook(self, fn: Callable[[DPOptimizer], None]) -> None:
+        """Have ``fn(optimizer)`` called before every update, when the release is in ``p.grad``.
+
+        Raises:
+            RuntimeError: where it is in slices.
+        """
+        if self._sliced is not None:
+            raise RuntimeError(
+                "attach_step_hook() is for what looks at the whole release, and each rank of this "
+                "run has a slice of it: use NoiseOptions(shard='noise'), or "
+                "register_step_pre_hook(), which sees the slice"
+            )
+        super().attach_step_hook(fn)
 
     def _release(self) -> None:
         self.add_noise()
         self.scale_grad()
         if self.step_hook is not None:
             self.step_hook(self)
-        digest = checksum([p.grad for p in self.params])
+        released = [p.grad for p in self._stepped]
+        digest = self.shared.digest_of(released, in_pieces=self._sliced is not None)
         self.shared.record(self.ledger, self.steps_executed, digest)
 
     def _reset_sums(self) -> None:
@@ -430,7 +479,12 @@ class PrivateOptimizer(DPOptimizer):
             p.summed_grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimiser's state; the run's state is ``private.state_dict()``."""
+        """The wrapped optimiser's state; the run's state is ``private.state_dict()``.
+
+        Where it steps on slices, it is the state of this rank's, which says their places.
+        """
+        if self._sliced is not None:
+            return self._sliced.state
         return self.original_optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -443,12 +497,20 @@ class PrivateOptimizer(DPOptimizer):
             raise TypeError(
                 f"state_dict={state_dict!r:.80}: expected what optimizer.state_dict() returned"
             )
-        self.original_optimizer.load_state_dict(state_dict)
+        self.load_states([state_dict])
+
+    def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load the wrapped optimiser's state, or the states of slices of it, of all ranks.
+
+        Raises:
+            ValueError: if they lack entries.
+        """
+        if self._sliced is not None:
+            self._sliced.load(states)
+        elif len(states) == 1 and not in_pieces(states[0]):
+            self.original_optimizer.load_state_dict(dict(states[0]))
+        else:
+            self.original_optimizer.load_state_dict(joined_states(self.original_optimizer, states))
         # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
         self.param_groups = self.original_optimizer.param_groups
         self.state = self.original_optimizer.state
-
-
-def _any(total: torch.Tensor | None) -> bool:
-    """Whether another process found a gradient."""
-    return total is not None and bool(total.any())

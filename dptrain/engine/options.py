@@ -20,6 +20,7 @@ from dptrain.core import JsonValue, checks
 from dptrain.sampling import check_microbatches
 
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
+SHARDS = ("auto", "all", "noise", "off")
 EVERYTHING = ("*",)  # the patterns that buffers="public" stands for
 
 # The keywords of make_private that are groups of options, each stored under its name.
@@ -28,7 +29,12 @@ GROUPS = ("gradients", "noise", "loading")
 # Of what is stored with a checkpoint, what a resumed run may have otherwise: it decides how the
 # work is cut up, neither what is released nor what is proven of it.
 MAY_DIFFER = frozenset(
-    ("loading.max_physical_batch_size", "loading.microbatches", "loading.steps_per_epoch")
+    (
+        "loading.max_physical_batch_size",
+        "loading.microbatches",
+        "loading.steps_per_epoch",
+        "noise.shard",
+    )
 )
 
 # Where keywords of Opacus, and of make_private as it was, have gone.
@@ -134,18 +140,27 @@ class NoiseOptions(JsonValue, family="noise options"):
         dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the noise is
             not the one that was accounted for and the guarantee is an estimate.
         regenerate: draw past noise again instead of keeping it; for a banded inverse.
+        shard: what the ranks of a run divide among them; it changes nothing of a single process.
+            Each keeps and draws the noise of its slice of the parameters (``"noise"``), and has the
+            optimizer step on that slice and keep state for it alone (``"all"``, which refuses an
+            optimizer that does not work entry by entry). ``"auto"`` divides the optimizer too where
+            that is right, and says so where not; with ``"off"`` every rank has all. Then
+            ``private.state_dict()`` is to be called on all ranks.
 
     Raises:
         TypeError: if a switch is neither True nor False, or ``dtype`` is no ``torch.dtype``.
-        ValueError: if the dtype is another one, or contradicts ``regenerate``.
+        ValueError: if the dtype is another one, or contradicts ``regenerate``, or ``shard`` is
+            unknown.
     """
 
     secure: bool = False
     dtype: torch.dtype = torch.float32
     regenerate: bool = False
+    shard: str = "auto"
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
+        checks.choice("shard", self.shard, SHARDS, owner=owner)
         checks.flag("secure", self.secure, owner=owner)
         checks.flag("regenerate", self.regenerate, owner=owner)
         checks.instance("dtype", self.dtype, torch.dtype, owner=owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -23,15 +23,19 @@ from dptrain.core import (
     restore_global_state,
 )
 from dptrain.engine.checkpoint import (
+    SHARE,
     check_fields,
     check_format,
     check_guarantee,
     check_seal,
     check_settings,
+    noise_of,
+    on_cpu,
     seal,
+    shares_of,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
-from dptrain.engine.optimizers import ScalesGradients
+from dptrain.engine.optimizers import ScalesGradients, joined_states
 from dptrain.engine.request import RunRequest
 from dptrain.engine.unfinished import Boundary
 from dptrain.engine.validation import check_scheduled
@@ -41,7 +45,7 @@ from dptrain.sampling import PrivateLoader
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 SEED_NOTE = (
     "the run's seed was set by hand; the guarantee holds only while nobody but the trainer knows "
     "it and no other run, in any variant, is made with it"
@@ -142,8 +146,9 @@ class PrivateTraining:
 
         Attributes, hooks and methods are its own again; its parameters and their last gradients
         stay. ``guarantee`` and ``state_dict`` go on working, of the run as it ended; what is
-        trained afterwards is no part of either. Called again, it does nothing. It does not say that
-        the run was meant to end before its plan (``end_early``).
+        trained afterwards is no part of either. An optimizer that stepped on slices in a run of
+        several ranks keeps its settings and begins without state. Called again, it does nothing. It
+        does not say that the run was meant to end before its plan (``end_early``).
 
         Returns:
             The module that ``make_private`` was given, in every mode.
@@ -304,26 +309,46 @@ class PrivateTraining:
         self._schedulers.append((scheduler, before))
         return scheduler
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, share: bool = False) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs; plain values and tensors.
 
-        In a run of several ranks any rank can be asked, alone, and its answer is loaded on all, be
-        they as many as before or not.
+        In a run of several ranks any rank's answer can be loaded on all, be they as many as before
+        or not. Where the ranks divide the noise (``NoiseOptions.shard``), all have to ask, as they
+        all have to make a step, and each is given the whole; with ``share`` each is given what it
+        holds itself, so that no rank has to hold the whole noise. ``load_state_dict`` then takes a
+        list of the shares of all ranks.
 
         ``state["private"]`` holds seeds, generator states and the sampler's state: whoever has it
         can subtract the noise. Publish the model, never the checkpoint. It is a copy, which later
         steps leave alone; taken in the middle of a logical step, it is the state before that step.
 
+        Args:
+            share: the rank's part alone, where the ranks divide the noise.
+
         Raises:
-            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, the
-                module holds what a forward pass left behind (see ``StateWatch``), or it was trained
-                after ``detach``.
+            RuntimeError: on every rank, if not all of those that divide the noise ask; if
+                ``optimizer.step()`` was interrupted in the middle of a release, the module holds
+                what a forward pass left behind (see ``StateWatch``), or it was trained after
+                ``detach``.
         """
         self.optimizer.check_whole()
         self._check_detached()
         self.optimizer.watch.check_saved()
         between = not self._under_way and self._left is None
         ledger = self.optimizer.ledger
+        checks.flag("share", share)
+        noise: Any = self.optimizer.noise.state_dict()
+        optimizer = copy.deepcopy(self.optimizer.state_dict())
+        ranks, shards = self.optimizer.shared.ranks, self.optimizer.shards
+        if shards is not None:
+            facts = {"step": self.steps_executed, "share": share, "ledger": ledger.digests}
+            ranks.agree("a checkpoint", lambda: facts, secret=("ledger",))
+            if not share:
+                noise = ranks.shares(on_cpu(noise))
+                if shards.sliced is not None:
+                    optimizer = joined_states(
+                        self.optimizer.original_optimizer, ranks.shares(on_cpu(optimizer))
+                    )
         state = {
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
@@ -334,14 +359,14 @@ class PrivateTraining:
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
             "notes": list(self._conditions),
             "module": copy.deepcopy(uncompiled(self._attached.own).state_dict()),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "optimizer": optimizer,
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "schedulers": [_state_of(s) for s, _ in self._schedulers],
             "ledger": list(ledger.digests[: self.steps_executed]),
             "ledger_run": ledger.run,
             "ledger_kept": ledger.path is not None,
             "private": {
-                "noise": self.optimizer.noise.state_dict(),
+                "noise": noise,
                 "loader": self.loader.state_dict(),
                 "rng": global_state() if between else self._boundary.rng(),
                 "nonfinite_examples": self.nonfinite_examples,
@@ -352,36 +377,45 @@ class PrivateTraining:
                 ),
             },
         }
+        if share and shards is not None:
+            state["share"] = [ranks.rank, ranks.world_size]
+            if ranks.rank:
+                kept = {name: state[name] for name in SHARE}
+                if shards.sliced is not None:
+                    kept["optimizer"] = optimizer
+                state = {**kept, "private": {"noise": noise}}
         return seal(state)
 
     def load_state_dict(
-        self, state: Mapping[str, Any], *, accept_lost_ledger: bool = False
+        self,
+        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        *,
+        accept_lost_ledger: bool = False,
     ) -> None:
         """Continue the run that ``state_dict`` was taken from, bit for bit.
 
         Args:
-            state: what it returned.
+            state: what it returned; or a list of the shares of all ranks of that run, in any order.
+                ``torch.load(path, mmap=True)`` reads of a share what this rank needs of it.
             accept_lost_ledger: go on although the file ``ledger=`` of the checkpoint's run is gone
                 or was cut off; the guarantee then says what it assumes.
 
         Raises:
             TypeError: if the state is no mapping, or the switch neither True nor False.
-            ValueError: if the state is damaged, of another mechanism, setting or format, or the
-                ledger has not seen its releases; nothing has been changed then.
+            ValueError: if a share is missing, the state is damaged, of another mechanism, setting
+                or format, or the ledger has not seen its releases; nothing has been changed then.
             RuntimeError: after ``detach``.
         """
         if self._left is not None:
             raise RuntimeError(f"{DETACHED}, and load the state there")
-        if not isinstance(state, Mapping):
-            raise TypeError(
-                f"state={state!r:.80}: expected what private.state_dict() returned, for instance "
-                "torch.load(path, weights_only=True)"
-            )
+        shares = shares_of(state)
         if not isinstance(accept_lost_ledger, bool):
             raise TypeError(f"accept_lost_ledger={accept_lost_ledger!r}: True or False")
+        state = shares[0]
         check_format(state, FORMAT)
         check_fields(state)
-        check_seal(state)
+        for each in shares:
+            check_seal(each)
         if state["mechanism_hash"] != self.mechanism.hash:
             saved = MatrixMechanism.from_dict(state["mechanism"])
             raise ValueError(
@@ -408,7 +442,8 @@ class PrivateTraining:
         accept_lost = accept_lost_ledger or finished
         ledger.check(digests, run=run, kept=state["ledger_kept"], accept_lost=accept_lost)
         seen_all = finished or ledger.knows(digests, run=run)
-        self.optimizer.noise.load_state_dict(private["noise"])  # or leaves it as it is
+        # Or leaves it as it is.
+        self.optimizer.noise.load_state_dict(*(n for held in shares for n in noise_of(held)))
         ledger.resume(digests, run=run)
         self.loader.load_state_dict(private["loader"])
         if self.individual_filter is not None:
@@ -416,7 +451,8 @@ class PrivateTraining:
         uncompiled(self._attached.own).load_state_dict(state["module"])
         # torch's optimisers keep the tensors they are given: without a copy the run would write
         # into the caller's state.
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        stepped = [held["optimizer"] for held in shares if "optimizer" in held]
+        self.optimizer.load_states(copy.deepcopy(stepped) if len(stepped) == 1 else stepped)
         for (scheduler, _), saved_state in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved_state)
         self.optimizer.max_grad_norm = state["max_grad_norm"]

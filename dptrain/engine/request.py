@@ -16,6 +16,7 @@ from dptrain.accounting.base import check_delta
 from dptrain.clipping import choose_mode, parameter_groups
 from dptrain.core import checks
 from dptrain.distributed import bare_module, check_not_prepared, check_whole_optimizer
+from dptrain.engine.optimizers import whole_because
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
 from dptrain.individual import IndividualFilter
@@ -141,6 +142,7 @@ class RunRequest:
         gradients = dataclasses.replace(gradients, mode=choose_mode(gradients.mode, module))
         check_mode(module, gradients.mode)
         check_optimizer(optimizer, module)
+        _check_sliced(noise, optimizer)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         groups = parameter_groups(gradients.clipping, module, parameters)
 
@@ -269,6 +271,20 @@ def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
             f"secure=True with seed={seed}: the seed is the key of the noise, and one that can be "
             "written down can be guessed or found; leave seed out, which draws 128 bits from the "
             "operating system (a checkpoint keeps them), or use NoiseOptions(secure=False)"
+        )
+
+
+def _check_sliced(noise: NoiseOptions, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse to cut the state of an optimizer that has to see whole parameters.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if noise.shard == "all" and (reason := whole_because(optimizer)):
+        raise ValueError(
+            f"NoiseOptions(shard='all'): {reason}, so that no rank can step on a slice of a "
+            "parameter; use NoiseOptions(shard='noise'), which divides the noise and leaves the "
+            "optimizer whole on every rank"
         )
 
 

@@ -14,6 +14,7 @@ from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
 from dptrain.distributed import Ranks
 from dptrain.engine.release_ledger import StepLedger, checksum
+from dptrain.engine.shards import Shards
 from dptrain.individual import IndividualRecord
 from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch
@@ -29,6 +30,7 @@ class Stepping(Protocol):
     noise: NoiseStream
     ledger: StepLedger
     steps_executed: int
+    shards: Shards | None
     original_optimizer: torch.optim.Optimizer
 
     @property
@@ -70,13 +72,22 @@ class SharedStep:
         self._admitted = zlib.crc32(shares.tobytes(), self._admitted if batch.part else 0)
         return shares[own]
 
-    def add_up(self, optimizer: Stepping, *, parts: int, bound: float) -> None:
+    def add_up(
+        self, optimizer: Stepping, *, parts: int, bound: float, missing: Sequence[Any] = ()
+    ) -> list[Any]:
         """Make ``p.summed_grad`` the sums of the whole logical batch, of all ranks' shares.
+
+        Where the ranks have shards, ``optimizer.shards.sums`` get this rank's pieces of them
+        instead, and ``p.summed_grad`` is ``None``.
 
         Args:
             optimizer: this rank's.
             parts: microbatches that it has added up.
             bound: R that they were clipped to.
+            missing: parameters that no gradient came of on this rank, if they are to be told of.
+
+        Returns:
+            Those of ``missing`` that no other rank has a gradient of either.
 
         Raises:
             RuntimeError: on every rank, if their sums would not make one release.
@@ -87,14 +98,41 @@ class SharedStep:
             "the end of a step",
             lambda: self._facts(optimizer, parts, bound),
             found,
+            len(missing),
             secret=(_ADMITTED, _BEGAN),
         )
-        self._nonfinite += sum(count for (count,) in counts)
+        self._nonfinite += sum(count for count, _ in counts)
         clipper.nonfinite_examples = self._nonfinite
         parameters = optimizer.params
+        if optimizer.shards is not None:
+            reached = None
+            if any(number for _, number in counts):
+                mine = [[_any(p.summed_grad) for p in parameters]]
+                columns, _ = self.ranks.gather(np.array(mine, dtype=np.float64))
+                reached = np.any(columns.reshape(self.ranks.world_size, -1), axis=0)
+            optimizer.shards.add_up(parameters)
+            if reached is None:
+                return []
+            elsewhere = dict(zip(parameters, reached.tolist(), strict=True))
+            return [p for p in missing if not elsewhere[p]]
         sums = self.ranks.sum([p.summed_grad for p in parameters], parameters)
         for p, total in zip(parameters, sums, strict=True):
             p.summed_grad = total
+        return [p for p in missing if not _any(p.summed_grad)]
+
+    def digest_of(self, released: Sequence[torch.Tensor], *, in_pieces: bool) -> str:
+        """Of the bits of a release, the same on all ranks.
+
+        Args:
+            released: the tensors, or this rank's pieces of them.
+            in_pieces: which of the two; the digest is then over the digests of all ranks, in order.
+        """
+        digest = checksum(released)
+        if not in_pieces:
+            return digest
+        words = [int(digest[i : i + 8] or "0", 16) for i in range(0, 32, 8)]  # exact as floats
+        columns, _ = self.ranks.gather(np.array([words], dtype=np.float64))
+        return hashlib.sha256(columns.tobytes()).hexdigest()[:32]
 
     def record(self, ledger: StepLedger, step: int, digest: str) -> None:
         """Enter a release before any rank's model is updated with it.
@@ -120,6 +158,11 @@ class SharedStep:
             _ADMITTED: self._admitted,
             _BEGAN: self._origin,
         }
+
+
+def _any(total: torch.Tensor | None) -> bool:
+    """Whether a process found a gradient."""
+    return total is not None and bool(total.any())
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

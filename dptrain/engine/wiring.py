@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader
 
 from dptrain.accounting import Accountant, calibrate
 from dptrain.clipping import Attached, Unreached, attach, own_attributes
-from dptrain.clipping.base import summing_dtype
 from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.request import RunRequest
+from dptrain.engine.shards import Shards, shaped_like_sums
 from dptrain.engine.shared_run import shared_ledger
 from dptrain.engine.state_watch import StateWatch
 from dptrain.engine.unfinished import Boundary
@@ -108,11 +108,13 @@ def wired(
     )
     record = None if request.individual is None else request.individual.record(mechanism)
     loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, watch=watch)
+    shards = Shards.of(ranks, request.parameters, request.optimizer, request.noise.shard)
     stream = request.open_noise(
         mechanism.strategy,
         steps=mechanism.steps,
-        like=[torch.empty_like(p, dtype=summing_dtype(p)) for p in request.parameters],
+        like=shaped_like_sums(request.parameters),
         seed=seeds[1],
+        shard=None if shards is None else (ranks.rank, ranks.world_size),
     )
     released = shared_ledger(ranks, mechanism, ledger)
     boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
@@ -140,6 +142,7 @@ def wired(
         loader=loader,
         ledger=released,
         ranks=ranks,
+        shards=shards,
         watch=watch,
         at_boundary=boundary.passed,
         individual=record,

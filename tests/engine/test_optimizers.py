@@ -132,6 +132,23 @@ def released_gradients(private, steps=None, after=lambda: None):
     return found
 
 
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+def test_fused_steps_on_weights_in_another_order_of_memory(kind):
+    """torch's fused kernels go through memory in order, whatever the strides say."""
+    options = {"lr": 0.1, "momentum": 0.9} if kind is optim.SGD else {"lr": 0.05}
+    ends = []
+    for fused in (False, True):
+        module = net().to(memory_format=torch.channels_last)
+        module[4].weight.data = module[4].weight.data.t().contiguous().t()
+        assert not module[4].weight.is_contiguous()
+        _, private, _ = private_run(
+            lambda module=module: module, of_all(kind, fused=fused, **options)
+        )
+        train(private)
+        ends.append(flat(module))
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-5)
+
+
 def through_disk(state):
     file = io.BytesIO()
     torch.save(state, file)

@@ -44,6 +44,7 @@ OTHERS = {
     "noise.secure": [True],
     "noise.dtype": [torch.bfloat16],
     "noise.regenerate": [True],
+    "noise.shard": ["all", "noise", "off"],
     "loading.max_physical_batch_size": [7],
     "loading.microbatches": [3],
     "loading.steps_per_epoch": [2],
@@ -186,7 +187,7 @@ def test_a_checkpoint_of_an_earlier_layout_says_what_to_do():
     private = make(small_net(), images(), scheme=everything_every_step(24, 2))
     state = {**private.state_dict(), "format": 2}
     with pytest.raises(
-        ValueError, match=r"format 2 is not 4: it was written by an earlier dptrain"
+        ValueError, match=r"format 2 is not 5: it was written by an earlier dptrain"
     ):
         private.load_state_dict(state)
 

@@ -116,7 +116,7 @@ def test_what_is_no_checkpoint_is_refused():
         private.load_state_dict({})
     with pytest.raises(ValueError, match="lacks"):
         private.load_state_dict({"format": FORMAT})
-    for nothing in (None, 3, [private.state_dict()]):
+    for nothing in (None, 3, [], [3], "text"):
         with pytest.raises(TypeError, match=r"state=.*private.state_dict\(\)"):
             private.load_state_dict(nothing)
         with pytest.raises(TypeError, match=r"state=.*a loader's state_dict\(\)"):

@@ -96,7 +96,7 @@ def refusals(rank, folder):
         build(scheme=FULL)
 
     def noise_differs():
-        private = build(scheme=FULL)
+        private = build(scheme=FULL, shard="noise")
         private.optimizer.attach_step_hook(lambda opt: opt.params[0].grad.add_(rank * 1e-3))
         train(private)
 

@@ -1,5 +1,6 @@
 """What two processes do in the tests of distributed runs; each leaves what it found in a file."""
 
+import datetime
 import traceback
 
 import numpy as np
@@ -18,13 +19,16 @@ from tests.helpers.engine import (
     flat,
     images,
     make,
+    put_together,
     separated,
     small_net,
     train,
+    watch_releases,
 )
 
 MODES = ["hooks", "functorch", "bookkeeping"]
 STEPS = 5
+TIMEOUT = datetime.timedelta(seconds=120)  # a rank that waits for nobody is to fail, not to hang
 FULL = everything_every_step(24, STEPS)
 BUDGET = {"target_delta": 1e-3, "max_steps": STEPS}
 CASES = {
@@ -61,12 +65,14 @@ def build(mode, data=None, **options):
 
 
 def outcome(private):
-    """What two ranks and one process have in common, up to rounding."""
+    """What two ranks and one process have in common, up to rounding, of a run that is trained."""
+    releases = watch_releases(private)
+    train(private)
     state = private.state_dict()
     spending = state["private"].get("individual", {}).get("spending", {})
     return {
         "parameters": flat(private.module),
-        "released": torch.cat([p.grad.flatten() for p in private.optimizer.params]),
+        "released": put_together(private, releases[-1]),
         "nonfinite": private.nonfinite_examples,
         "active": state["private"].get("individual", {}).get("active_counts"),
         "spending": {k: v for k, v in spending.items() if isinstance(v, torch.Tensor)},
@@ -75,9 +81,7 @@ def outcome(private):
 
 
 def run(mode, **options):
-    private = build(mode, **options)
-    train(private)
-    return outcome(private)
+    return outcome(build(mode, **options))
 
 
 def scaled():
@@ -93,7 +97,6 @@ def scaled():
         seed=5,
         gradients=Gradients(mode="hooks"),
     )
-    train(private)
     return outcome(private)
 
 
@@ -125,8 +128,9 @@ def branches(mode):
     """
     options = {"scheme": everything_every_step(24, 1), "noise_multiplier": 0.0, "probe": "off"}
     private = make(Branches(), halves(), mode, lr=0.0, **options)
+    releases = watch_releases(private)
     train(private)
-    return torch.cat([p.grad.flatten() for p in private.optimizer.params]) * 24
+    return put_together(private, releases[-1]) * 24
 
 
 def interrupted(mode, dropout, state=None, stop=None):
@@ -143,8 +147,9 @@ def interrupted(mode, dropout, state=None, stop=None):
 def resumed(rank, folder, mode):
     whole = interrupted(mode, dropout=0.3)
     first = interrupted(mode, dropout=0.3, stop=4)
+    state = first.state_dict()
     if rank == 1:  # any rank's will do
-        torch.save(first.state_dict(), folder / f"two_{mode}.pt")
+        torch.save(state, folder / f"two_{mode}.pt")
     dist.barrier()
     state = torch.load(folder / f"two_{mode}.pt", weights_only=True)
     again = interrupted(mode, dropout=0.3, state=state)
@@ -260,7 +265,11 @@ def worker(rank, folder, world_size):
     """Everything, one after the other; an error is kept as text."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world_size,
+        timeout=TIMEOUT,
     )
     work = {
         ("case", mode, name): lambda mode=mode, options=options: run(mode, **options)

@@ -9,7 +9,14 @@ from torch.utils.data import TensorDataset
 
 from dptrain import BandMF
 from dptrain.sampling import AttributionGraph, GraphPartition, MinSep, PerUser, Poisson, UserCyclic
-from tests.helpers.engine import flat, make, small_net, train
+from tests.helpers.engine import (
+    flat,
+    make,
+    put_together,
+    small_net,
+    train,
+    watch_releases,
+)
 from tests.sampling.users.test_per_user import graph_with
 
 MODES = ["hooks", "functorch", "bookkeeping"]
@@ -77,10 +84,11 @@ def build(mode, *, module=None, data=None, **options):
 
 def run(mode, **options):
     private = build(mode, **options)
+    releases = watch_releases(private)
     train(private)
     return {
         "parameters": flat(private.module),
-        "released": torch.cat([p.grad.flatten() for p in private.optimizer.params]),
+        "released": put_together(private, releases[-1]),
         "steps": private.steps_executed,
     }
 
@@ -114,18 +122,11 @@ def sums(mode, **options):
         noise_multiplier=0.0,
         **options,
     )
-    found = []
-
-    def note():
-        if private.steps_executed > len(found):
-            grads = [p.grad.flatten() for p in private.optimizer.params]
-            summed = options.get("loss_reduction") == "sum"
-            found.append(
-                torch.cat(grads) * (1.0 if summed else private.optimizer.expected_batch_size)
-            )
-
-    train(private, after_step=note)
-    return found
+    summed = options.get("loss_reduction") == "sum"
+    factor = 1.0 if summed else private.optimizer.expected_batch_size
+    found = watch_releases(private)
+    train(private)
+    return [put_together(private, release) * factor for release in found]
 
 
 def interrupted(name, state=None, stop=None, dropout=0.0):

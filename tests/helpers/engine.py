@@ -51,7 +51,8 @@ GROUPED = {
     ),
     "noise": (
         NoiseOptions,
-        {"secure": "secure", "noise_dtype": "dtype", "regenerate_noise": "regenerate"},
+        {"secure": "secure", "noise_dtype": "dtype", "regenerate_noise": "regenerate"}
+        | {"shard": "shard"},
     ),
     "loading": (
         Loading,
@@ -96,6 +97,27 @@ def train(private, batches=None, steps=None, after_step=lambda: None):
         after_step()
         if count == batches or private.steps_executed == steps:
             break
+
+
+def watch_releases(private):
+    """A list that gets what the wrapped optimizer finds at every step: all, or a rank's slice."""
+    found = []
+
+    def note(optimizer, *_):
+        held = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        found.append(torch.cat([torch.zeros(0), *(g.flatten() for g in held if g is not None)]))
+
+    private.optimizer.register_step_pre_hook(note)
+    return found
+
+
+def put_together(private, release):
+    """All of a release, of the slices of all ranks; every rank has to ask."""
+    shards = private.optimizer.shards
+    if shards is None or shards.sliced is None:
+        return release
+    columns, _ = private.optimizer.shared.ranks.gather(release.double().numpy()[None])
+    return torch.from_numpy(columns[0]).to(release.dtype)
 
 
 def flat(module):

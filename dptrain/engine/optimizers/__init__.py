@@ -2,11 +2,23 @@
 
 from dptrain.engine.optimizers.joined import JoinedOptimizer, single_optimizers
 from dptrain.engine.optimizers.scaled_adam import ScaledAdam, ScalesGradients, scales_of
+from dptrain.engine.optimizers.sliced import (
+    SlicedOptimizer,
+    in_pieces,
+    joined_states,
+    laid_out_like,
+    whole_because,
+)
 
 __all__ = [
     "JoinedOptimizer",
     "ScaledAdam",
     "ScalesGradients",
+    "SlicedOptimizer",
+    "in_pieces",
+    "joined_states",
+    "laid_out_like",
     "scales_of",
     "single_optimizers",
+    "whole_because",
 ]

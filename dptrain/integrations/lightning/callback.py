@@ -344,7 +344,10 @@ class PrivateCallback(Callback):
                 "from: save by steps (ModelCheckpoint(every_n_train_steps=...)) or by epochs, or "
                 "ask callback.private.optimizer.at_step_boundary before"
             )
-        checkpoint[CHECKPOINT_KEY] = self._private.state_dict()
+        state = checkpoint[CHECKPOINT_KEY] = self._private.state_dict()
+        if self._fitting and checkpoint.get("optimizer_states"):
+            # Lightning took this process's, which may be of a slice, and loads it in all of them.
+            checkpoint["optimizer_states"] = [state["optimizer"]]
         for saved in checkpoint.get("lr_schedulers", []):
             saved.pop("step", None)  # the gate that register_scheduler put there
 

@@ -18,10 +18,19 @@ PRIVATE_FILE = "private_state.pt"
 _FORMAT = 1
 
 
-def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments) -> None:
-    """Save the run's state, optimizer and schedules included, in a checkpoint's folder."""
-    os.makedirs(folder, exist_ok=True)
+def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments, *, here: bool) -> None:
+    """Save the run's state, optimizer and schedules included, in a checkpoint's folder.
+
+    Args:
+        folder: of the checkpoint.
+        private: the run.
+        privacy: what it was asked for.
+        here: whether this process writes; all of them have to call, as each has a part of it.
+    """
     state = {"format": _FORMAT, "asked": privacy.asked, "run": private.state_dict()}
+    if not here:
+        return
+    os.makedirs(folder, exist_ok=True)
     with in_place(pathlib.Path(folder) / PRIVATE_FILE) as path:
         torch.save(state, path)
 

@@ -529,8 +529,7 @@ class PrivateTrainerMixin(_Base):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.private is not None
-        if self.args.should_save:
-            checkpoints.write(output_dir, self.private, self.privacy)
+        checkpoints.write(output_dir, self.private, self.privacy, here=self.args.should_save)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, the tokenizer, the privacy statement and a model card; all are public.
