@@ -711,6 +711,29 @@ def _individual_step(tree: Mapping[str, Any]) -> Table:
     return Table(head, rows)
 
 
+def _sharded_noise(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for each in tree["rows"]:
+        whole, largest = (sum(each[kind].values()) for kind in ("whole", "largest"))
+        sent = each["loopback_bytes"]
+        rows.append(
+            [
+                each["strategy"],
+                str(each["ranks"]),
+                f"{whole / 2**20:.1f} MiB",
+                f"{largest / 2**20:.1f} MiB",
+                f"{largest * each['ranks'] / whole:.3f}",
+                f"{each['payload_bytes'] / 2**20:.1f} MiB",
+                f"{sent['off'] / 2**20:.1f} MiB",
+                f"{sent['auto'] / 2**20:.1f} MiB",
+                f"{each['ratio']:.2f}",
+            ]
+        )
+    head = ["noise", "ranks", "not divided", "largest rank", "× ranks / not divided"]
+    head += ["payload a rank", "sent, not divided", "sent, divided", "time of a step"]
+    return Table(head, rows)
+
+
 _MODEL_GROUPS = {
     "encoders": "encoders",
     "decoders": "decoders",
@@ -795,6 +818,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _masked_head,
         _individual,
         _individual_step,
+        _sharded_noise,
         _model_coverage,
         _choice,
     )
