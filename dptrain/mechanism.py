@@ -62,6 +62,25 @@ class MatrixMechanism:
         """The same scheme and strategy at another σ."""
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
+    def prefix(self, steps: int) -> MatrixMechanism | None:
+        """A mechanism that releases what the first ``steps`` steps do, and perhaps a little more.
+
+        C is lower triangular, so that they release C[:t, :t] x_{:t} + σ z_{:t}: the leading block
+        of C on the first t batches (docs/theory/run.md#thm-prefix). ``None`` where scheme or
+        strategy know none that begins alike (``Scheme.prefix``, ``Strategy.prefix``).
+
+        Args:
+            steps: t in 1..n; schemes of whole epochs round it up to these.
+        """
+        t = checks.integer("steps", steps, maximum=self.steps)
+        scheme = self.scheme.prefix(t)
+        strategy = None if scheme is None else self.strategy.prefix(scheme.steps)
+        if scheme is None or strategy is None:
+            return None
+        return MatrixMechanism(
+            scheme=scheme, strategy=strategy, noise_multiplier=self.noise_multiplier
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value; ``from_dict`` reads it back."""
         return {

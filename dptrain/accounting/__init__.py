@@ -53,6 +53,7 @@ from dptrain.accounting.selection import (
     one_of_runs,
     select_run,
 )
+from dptrain.accounting.so_far import SoFar, epsilon_so_far, priced_steps
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.accounting.users import (
     ExposedSteps,
@@ -76,6 +77,7 @@ __all__ = [
     "NegativeBinomialTrials",
     "PoissonTrials",
     "Profile",
+    "SoFar",
     "TradeOff",
     "TrialCount",
     "UnsampledGaussian",
@@ -84,10 +86,12 @@ __all__ = [
     "accountants_for",
     "calibrate",
     "compose_runs",
+    "epsilon_so_far",
     "find_accountants",
     "group_curve",
     "last_iterate_curve",
     "one_of_runs",
+    "priced_steps",
     "profile",
     "register_accountant",
     "registered_accountants",

@@ -12,7 +12,15 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from dptrain.accounting import Accountant, account
+from dptrain.accounting import (
+    Accountant,
+    Cost,
+    SoFar,
+    account,
+    epsilon_so_far,
+    find_accountants,
+    priced_steps,
+)
 from dptrain.clipping import Attached
 from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import (
@@ -120,6 +128,7 @@ class PrivateTraining:
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
             self._guarantees[target.delta] = target
+        self._prices: dict[int, float | None] = {}  # of so_far, by the step they are of
         self._boundary = boundary
 
     def __iter__(self) -> Iterator[Any]:
@@ -285,6 +294,41 @@ class PrivateTraining:
     def get_epsilon(self, delta: float | None = None) -> float:
         """ε of ``guarantee``."""
         return self.guarantee(delta).epsilon
+
+    def so_far(self) -> SoFar:
+        """Where the run stands, for progress bars and logs: steps, ε of them, and the planned ε.
+
+        Cheap enough for every logging interval: each twentieth of the plan is priced once, by an
+        accountant that takes less than a second, and nothing is simulated. Steps that a ledger has
+        beyond a checkpoint that was gone back to are counted. It is no guarantee of a run that
+        stops here, which has the planned one (docs/theory/run.md#thm-prefix). Under an individual
+        filter only the budget is told: what has been spent of it is each example's, and private.
+        """
+        ran = max(self.steps_executed, len(self.optimizer.ledger.digests))
+        planned = self._planned_cheaply()
+        found = None
+        if planned is not None and self.individual_filter is None:
+            place = priced_steps(ran, self.mechanism.steps)
+            if place not in self._prices:
+                self._prices[place] = epsilon_so_far(self.mechanism, ran, planned=planned)
+            found = self._prices[place]
+        return SoFar(
+            steps=ran,
+            steps_planned=self.mechanism.steps,
+            epsilon=found,
+            planned=None if planned is None else self._as_run(planned).epsilon,
+        )
+
+    def _planned_cheaply(self) -> Guarantee | None:
+        """The accountant's word at the target δ, if it was given already or takes no time."""
+        delta = self._target_delta
+        if delta is None or delta in self._guarantees:
+            return None if delta is None else self._guarantees[delta]
+        found = find_accountants(self.mechanism, self._accountant)
+        if any(each.cost(self.mechanism) is not Cost.INSTANT for each in found):
+            return None
+        self.guarantee(delta)
+        return self._guarantees[delta]
 
     def register_scheduler(self, scheduler: Any) -> Any:
         """Make ``scheduler.step()`` tick once a logical step, and keep it in the checkpoint.

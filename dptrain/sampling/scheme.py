@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +241,18 @@ class Scheme(JsonValue, ABC, family="scheme"):
         """What the user should know of batches that this seed cannot fill, or ``None``.
 
         For the trainer's eyes: the seed decides it.
+        """
+        return None
+
+    def prefix(self, steps: int) -> Self | None:
+        """A shorter scheme that begins as this one does, or ``None`` if none is known.
+
+        Its first ``steps`` batches have the joint law of this one's. It may have more steps than
+        that, where it consists of whole epochs: what is released of the first ``steps`` is then a
+        part of what it releases.
+
+        Args:
+            steps: in 1..n.
         """
         return None
 

@@ -118,6 +118,17 @@ class Strategy(JsonValue, ABC, family="strategy"):
             ValueError: if it cannot serve that many steps (``bands > steps``, another n).
         """
 
+    def prefix(self, steps: int) -> Strategy | None:
+        """A strategy bound to ``steps`` whose C is the leading block C[:steps, :steps] of this one.
+
+        What the first steps release is what that one releases, as C is lower triangular. ``None``
+        if none is known. Not what ``bind(steps)`` finds, which may be optimized for that length.
+
+        Args:
+            steps: in 1..n, of a value bound to n.
+        """
+        return None
+
     def rows(self, steps: int) -> int:
         """Number of rows of C, which is the length of z: n unless C is a tree."""
         return steps

@@ -76,6 +76,20 @@ class SchemeContract(ABC):
         with pytest.raises(ValueError, match="no field"):
             Scheme.from_dict({**self.scheme().to_dict(), "typo": 1})
 
+    def test_a_prefix_begins_with_the_same_batches(self) -> None:
+        scheme = self.scheme()
+        for steps in range(1, scheme.steps + 1):
+            prefix = scheme.prefix(steps)
+            if prefix is None:
+                continue
+            assert steps <= prefix.steps <= scheme.steps
+            assert prefix.expected_batch_size == scheme.expected_batch_size
+            for seed in range(self.seed, self.seed + 5):
+                # Of one seed, so that the laws are equal too.
+                pairs = zip(prefix.stream(seed), scheme.stream(seed), strict=False)
+                for batch, same in itertools.islice(pairs, steps):
+                    np.testing.assert_array_equal(batch, same)
+
     def test_immutable(self) -> None:
         scheme = self.scheme()
         for field in dataclasses.fields(scheme):  # type: ignore[arg-type]

@@ -124,6 +124,15 @@ class StrategyContract(ABC):
 
     # -- the matrix ------------------------------------------------------------------------------
 
+    def test_a_prefix_is_the_leading_block(self) -> None:
+        for steps in range(1, self.steps + 1):
+            prefix = self.bound().prefix(steps)
+            if prefix is None:
+                continue
+            assert prefix.bind(steps) == prefix
+            block = prefix.columns(steps, np.arange(steps))
+            np.testing.assert_allclose(block, self.dense()[:steps, :steps], rtol=1e-12, atol=1e-15)
+
     @property
     def square(self) -> bool:
         """Whether C is n×n; the rows of a tree are its nodes."""

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import ExchangeableScheme, Indices, SampledRun, Scheme
@@ -107,6 +108,11 @@ class BallsInBins(ExchangeableScheme):
     def max_participations(self) -> int:
         """One step an epoch."""
         return self.epochs
+
+    def prefix(self, steps: int) -> Self:
+        """The scheme of as many epochs as have so many steps: the bins know no number of epochs."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        return dataclasses.replace(self, epochs=-(-steps // self.bins))
 
     def stream(self, seed: int) -> BallsInBinsStream:
         """The bins are drawn at once; a step then sorts a copy of its bin.

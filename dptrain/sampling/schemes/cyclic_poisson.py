@@ -182,6 +182,10 @@ class CyclicPoisson(AnySizeScheme):
         """b: an example's part has its turn every b steps."""
         return self.cycle
 
+    def prefix(self, steps: int) -> Self:
+        """The scheme of so many steps. The split knows no n, and every step tosses new coins."""
+        return dataclasses.replace(self, steps=checks.integer("steps", steps, maximum=self.steps))
+
     def stream(self, seed: int) -> CyclicPoissonStream:
         """The split is drawn at once; a step then takes O(B̄) work. At most 8 bytes an example."""
         return CyclicPoissonStream(self, seed)

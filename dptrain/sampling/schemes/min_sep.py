@@ -139,6 +139,10 @@ class MinSep(ExchangeableScheme):
             return drawn
         return float(inclusion_probability(self.dataset_size, drawn, self.max_batch_size))
 
+    def prefix(self, steps: int) -> Self:
+        """The scheme of so many steps. Who is available follows from earlier steps alone."""
+        return dataclasses.replace(self, steps=checks.integer("steps", steps, maximum=self.steps))
+
     def stream(self, seed: int) -> MinSepStream:
         """Batches in O(B̄) work a step; at most 8 bytes an example."""
         return MinSepStream(self, seed)

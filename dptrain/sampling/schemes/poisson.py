@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.core import checks
 from dptrain.sampling import fields
 from dptrain.sampling.registry import register_scheme
 from dptrain.sampling.scheme import Indices, SampledRun, Scheme
@@ -118,6 +119,10 @@ class Poisson(AnySizeScheme):
     def min_sep(self) -> int:
         """1: nothing keeps an example from two steps in a row."""
         return 1
+
+    def prefix(self, steps: int) -> Self:
+        """The scheme of so many steps. Every step tosses new coins."""
+        return dataclasses.replace(self, steps=checks.integer("steps", steps, maximum=self.steps))
 
     def stream(self, seed: int) -> PoissonStream:
         """Batches in O(N·p) work a step by geometric skipping; no state but the generator."""

@@ -123,6 +123,11 @@ class RandomAllocation(ExchangeableScheme):
         """k·E, of every example."""
         return self.participations * self.epochs
 
+    def prefix(self, steps: int) -> Self:
+        """The scheme of as many epochs as have so many steps, each drawn by itself."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        return dataclasses.replace(self, epochs=-(-steps // self.steps_per_epoch))
+
     def stream(self, seed: int) -> RandomAllocationStream:
         """Batches in O(B̄ + k) work a step; 4 bytes an example (8 from 2^31 examples on)."""
         return RandomAllocationStream(self, seed)

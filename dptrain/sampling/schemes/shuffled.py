@@ -133,6 +133,11 @@ class Shuffled(ExchangeableScheme):
         """One step an epoch."""
         return self.epochs
 
+    def prefix(self, steps: int) -> Self:
+        """The scheme of as many epochs as have so many steps: an order knows no later one."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        return dataclasses.replace(self, epochs=-(-steps // self.steps_per_epoch))
+
     def stream(self, seed: int) -> ShuffledStream:
         """O(batch) work a step and O(N) for each new order; at most 8 bytes an example."""
         return ShuffledStream(self, seed)

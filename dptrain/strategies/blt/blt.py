@@ -226,6 +226,11 @@ class BLT(Toeplitz):
             self, theta=tuple(theta.tolist()), omega=tuple(omega.tolist()), steps=steps
         )
 
+    def prefix(self, steps: int) -> BLT:
+        """The same θ and ω."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        return dataclasses.replace(self, workload=PREFIX_SUMS, steps=steps)
+
     def first_column(self, steps: int) -> Array:
         """c: shape (steps,), or (1,) where all ω are zero.
 

@@ -136,6 +136,12 @@ class BandInvMF(InverseBandedToeplitz):
             g = tuple(found.tolist())
         return dataclasses.replace(self, coefficients=g, steps=steps)
 
+    def prefix(self, steps: int) -> BandInvMF:
+        """The same coefficients of C^-1, as many as fit."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        g = tuple(self.filter().tolist())[:steps]
+        return BandInvMF(inverse_bands=len(g), coefficients=g, steps=steps)
+
     def filter(self) -> Array:
         """The coefficients, shape (inverse_bands,).
 

@@ -133,6 +133,12 @@ class BandMF(BandedToeplitz):
                 f"BandMF(bands={self.bands}, objective={self.objective!r}) and bind that"
             )
 
+    def prefix(self, steps: int) -> BandMF:
+        """The same coefficients, as many as fit."""
+        c = tuple(self.first_column(checks.steps(self.steps)).tolist())
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        return BandMF(bands=min(self.bands, steps), coefficients=c[:steps], steps=steps)
+
     def first_column(self, steps: int) -> Array:
         """The optimized coefficients, shape (bands,).
 

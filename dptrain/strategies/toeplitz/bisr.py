@@ -74,6 +74,12 @@ class BISR(InverseBandedToeplitz):
             return self
         return dataclasses.replace(self, steps=self.check_fits(steps))
 
+    def prefix(self, steps: int) -> BISR:
+        """The same coefficients of C^-1, as many as fit."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        bands = min(self.inverse_bands, steps)
+        return dataclasses.replace(self, inverse_bands=bands, steps=steps)
+
     def filter(self) -> Array:
         """The first ``inverse_bands`` coefficients of A_{α,β}^{-1/2}."""
         return inverse_square_root_coefficients(self.inverse_bands, self.alpha, self.beta)

@@ -65,6 +65,10 @@ class BSR(BandedToeplitz):
         check_bands_fit(self.bands, checks.steps(steps))
         return self
 
+    def prefix(self, steps: int) -> BSR:
+        """The same coefficients, as many as fit."""
+        return dataclasses.replace(self, bands=min(self.bands, checks.steps(steps)))
+
     def first_column(self, steps: int) -> Array:
         """The first min(bands, n) coefficients of A_{α,β}^{1/2}."""
         count = min(self.bands, checks.steps(steps))

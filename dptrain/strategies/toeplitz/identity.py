@@ -38,6 +38,10 @@ class Identity(BandedToeplitz):
         checks.steps(steps)
         return self
 
+    def prefix(self, steps: int) -> Self:
+        """Itself."""
+        return self.bind(steps)
+
     def first_column(self, steps: int) -> Array:
         """c = (1,)."""
         checks.steps(steps)

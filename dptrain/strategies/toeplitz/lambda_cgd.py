@@ -71,6 +71,12 @@ class LambdaCGD(InverseBandedToeplitz):
             return self
         return dataclasses.replace(self, steps=self.check_fits(steps))
 
+    def prefix(self, steps: int) -> LambdaCGD:
+        """The same λ; of one step, nothing is there to take back."""
+        steps = checks.integer("steps", steps, maximum=self.steps)
+        part = self.cancellation if steps > 1 else 0.0
+        return dataclasses.replace(self, cancellation=part, steps=steps)
+
     def filter(self) -> Array:
         """1, -λ; without the second where λ = 0."""
         return np.array([1.0, -self.cancellation][: self.inverse_bands])

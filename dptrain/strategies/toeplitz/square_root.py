@@ -76,6 +76,10 @@ class SquareRoot(Toeplitz):
             return self
         return dataclasses.replace(self, steps=checks.steps(steps))
 
+    def prefix(self, steps: int) -> SquareRoot:
+        """The value for so many steps: the coefficients do not depend on n."""
+        return dataclasses.replace(self, steps=checks.integer("steps", steps, maximum=self.bands))
+
     def first_column(self, steps: int) -> Array:
         """The first n coefficients of A_{α,β}^{1/2}.
 
