@@ -71,6 +71,7 @@ def train(
     folder: RunFolder,
     save: Callable[[], None],
     history: IndividualHistory | None = None,
+    covered: bool = True,
 ) -> bool:
     """Run the steps that are left; returns whether the plan was completed.
 
@@ -85,6 +86,7 @@ def train(
         folder: where metrics go.
         save: writes a checkpoint.
         history: looks at what examples have spent after each evaluation; not for release.
+        covered: whether the run is private; a simulation is not, and has no ε to show.
     """
     module, optimizer, loader = private
     device = next(module.parameters()).device
@@ -100,6 +102,7 @@ def train(
         before = [{"step": 0, "split": split, **start}]
         folder.log(before[0], private=split != TEST)
     divergence = _divergence(private, settings, before)
+    standing = str(private.so_far()) if covered else "not private"
     module.train()
     with (
         Interruption() as interruption,
@@ -138,10 +141,12 @@ def train(
                 folder.log({"step": step, "split": split, **result}, private=split != TEST)
                 divergence.tested(step, result["loss"])
                 shown |= {f"{split} {name}": value for name, value in result.items()}
+                standing = str(private.so_far()) if covered else standing
             if history is not None:
                 history.observe(evaluated=evaluated)
             bar.update()
-            bar.set_postfix({name: f"{value:.3f}" for name, value in shown.items()})
+            figures = (f"{name}={value:.3f}" for name, value in shown.items())
+            bar.set_postfix_str(", ".join((*figures, standing)))
             if step % settings.checkpoint_every == 0 or step == steps or interruption.requested:
                 save()
             if interruption.requested and step < steps:

@@ -23,6 +23,7 @@ from dptrain import (
 from dptrain.accounting import Accountant
 from dptrain.accounting.base import check_delta
 from dptrain.configuration import build_scheme
+from dptrain.integrations.loggers import RunLoggers
 from dptrain.sampling import AttributionGraph, Scheme, UserScheme
 from recipes.config import differences, to_yaml
 from recipes.individual_history import IndividualHistory
@@ -129,6 +130,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
     if simulation is not None:
         simulation.mark(folder.path)
     facts = None if simulation is None else simulation.full
+    folder.loggers = _loggers(settings, private, covered=simulation is None)
     run = Run(settings, task, scheduler, private, folder, facts, _history(settings, private, task))
     run.save()  # the calibrated mechanism is worth keeping from the start
     return run
@@ -152,7 +154,20 @@ def _resumed(
     if history is not None and saved is not None:
         history.load_state_dict(saved)
     folder = RunFolder(settings.output, completed_steps=private.steps_executed)
+    folder.loggers = _loggers(settings, private, covered=checkpoint["simulation"] is None)
     return Run(settings, task, scheduler, private, folder, checkpoint["simulation"], history)
+
+
+def _loggers(settings: RunSettings, private: PrivateTraining, *, covered: bool) -> RunLoggers:
+    """Those of the settings, of which they see what is public."""
+    return RunLoggers(
+        private,
+        settings.loggers,
+        folder=settings.output,
+        facts=settings.public_facts if covered else {**settings.public_facts, "not_private": True},
+        private_metrics=settings.log_private_metrics,
+        not_covered=not covered,
+    )
 
 
 def _history(
@@ -331,6 +346,7 @@ def finish(current: Run) -> None:
             folder=current.folder,
             save=current.save,
             history=current.history,
+            covered=current.simulation is None,
         )
         if complete:
             write_report(current)

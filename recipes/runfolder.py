@@ -1,4 +1,4 @@
-"""A run's folder: resolved configuration, metrics, TensorBoard events, checkpoint."""
+"""A run's folder: resolved configuration, metrics, what loggers keep, checkpoint."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from dptrain.engine import check_seal, seal
+from dptrain.integrations.loggers import TOOLS, RunLoggers
 from dptrain.reporting import read_metrics
 
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
@@ -23,7 +23,6 @@ CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "checkpoint.pt",
     "ledger.jsonl",
 )
-EVENTS = "tensorboard"
 GRAPH_TABLE, GRAPH_PLOT = "graph.txt", "graph.png"
 INDIVIDUAL = "individual_NOT_FOR_RELEASE"  # what each example has spent, when asked for
 WEIGHTS, MODEL = "model.safetensors", "model"  # the trained model: a file or a folder, by recipe
@@ -38,7 +37,7 @@ OURS = (
     METRICS,
     CHECKPOINT,
     LEDGER,
-    EVENTS,
+    *TOOLS,
     "privacy_report.json",
     "privacy_report.md",
     "curves.png",
@@ -58,7 +57,12 @@ class RunFolder:
 
     Metrics of the training set are not covered by the guarantee (they are computed on raw
     examples): every such record says ``"not_for_release": true``.
+
+    Attributes:
+        loggers: who gets the metrics beside the file; ``None`` until the run is there.
     """
+
+    loggers: RunLoggers | None = None
 
     def __init__(
         self, path: str | pathlib.Path, *, completed_steps: int = 0, config: str | None = None
@@ -70,7 +74,6 @@ class RunFolder:
             (self.path / CONFIG).write_text(config, encoding="utf-8")
         self._keep_metrics(completed_steps)
         self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(self.path / EVENTS), purge_step=completed_steps + 1)
 
     @staticmethod
     def refuse(path: str | pathlib.Path, *, overwrite: bool) -> list[pathlib.Path]:
@@ -155,15 +158,15 @@ class RunFolder:
         return pathlib.Path(path) / LEDGER
 
     def log(self, record: dict[str, Any], *, private: bool) -> None:
-        """Append a record with its ``step`` (steps completed) to metrics.jsonl and TensorBoard."""
-        step, split = record["step"], record["split"]
+        """Append a record with its ``step`` (steps completed) to the file, and tell the loggers."""
         line = {**record, "not_for_release": True} if private else record
         self._metrics.write(json.dumps(line) + "\n")
         self._metrics.flush()
-        label = f"{split} (not for release)" if private else split
-        for name, value in record.items():
-            if name not in ("step", "split"):
-                self._events.add_scalar(f"{name}/{label}", value, step)
+        if self.loggers is None:
+            return
+        values = {name: value for name, value in record.items() if name not in MARKS}
+        tell = self.loggers.private if private else self.loggers.released
+        tell(values, part=record["split"])
 
     def metrics(self) -> list[dict[str, Any]]:
         """All records so far."""
@@ -183,9 +186,10 @@ class RunFolder:
         temporary.replace(self.path / CHECKPOINT)
 
     def close(self) -> None:
-        """Flush and close the metric files."""
+        """Flush and close the metric files, and end what loggers keep."""
         self._metrics.close()
-        self._events.close()
+        if self.loggers is not None:
+            self.loggers.close()
 
     def _keep_metrics(self, completed_steps: int) -> None:
         path = self.path / METRICS

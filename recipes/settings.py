@@ -23,6 +23,7 @@ from dptrain.configuration import (
 )
 from dptrain.engine import ScaledAdam
 from dptrain.individual import IndividualFilter
+from dptrain.integrations.loggers import TOOLS, check_installed
 from dptrain.strategies import Strategy, check_bands_fit
 from recipes.config import Count, Positive, check_types, flatten, one_of
 from recipes.filter_settings import COMMON, FilterSettings
@@ -41,6 +42,8 @@ FREE_ON_RESUME = (
     "evaluate_every",
     "evaluate_examples",
     "debug_norms",
+    "loggers",
+    "log_private_metrics",
     "num_workers",
     "privacy.certificates",
     "individual.report",
@@ -148,6 +151,10 @@ class RunSettings:
             **secret**, as whoever knows it can subtract the noise.
         threads: of torch; null is torch's own choice. It is part of what makes a run repeatable.
         debug_norms: add norms of gradients to the training metrics, which are private.
+        loggers: what records the run beside metrics.jsonl: tensorboard, wandb (offline), mlflow (a
+            local store). They get what may be released; an empty list is none.
+        log_private_metrics: send them the private metrics too (of training batches, of held-out
+            examples, norms of gradients), under names that say so. No guarantee covers these.
         evaluate_every: steps between two evaluations on the test set.
         evaluate_examples: how many test examples they use; null is all, as the last one always
             does.
@@ -187,6 +194,10 @@ class RunSettings:
     seed: Annotated[int, Field(ge=0)] | None = None
     threads: Count | None = None
     debug_norms: bool = False
+    loggers: list[Annotated[str, one_of(TOOLS)]] = dataclasses.field(
+        default_factory=lambda: ["tensorboard"]
+    )
+    log_private_metrics: bool = False
     evaluate_every: Count = 50
     evaluate_examples: Count | None = None
     checkpoint_every: Count = 50
@@ -199,6 +210,7 @@ class RunSettings:
 
         Raises:
             ValueError: naming the field, the value and the remedy.
+            ImportError: if the package of a logger is missing.
         """
         check_types(self)
         if (self.steps is None) == (self.epochs is None):
@@ -208,6 +220,7 @@ class RunSettings:
             )
         self._check_noise()
         self._check_accountant()
+        self._check_loggers()
         try:
             check_mode_name(self.grad_sample_mode)
         except ValueError as error:
@@ -252,6 +265,12 @@ class RunSettings:
                 "them to null"
             )
 
+    def _check_loggers(self) -> None:
+        """Refuse a logger that is named twice, or whose package is missing."""
+        if len(set(self.loggers)) < len(self.loggers):
+            raise ValueError(f"loggers={self.loggers}: name each of them once")
+        check_installed(self.loggers)
+
     def _check_bands(self) -> None:
         """Refuse more bands than steps, where the steps follow without reading the data."""
         length, steps = self.scheme.get("epoch_length"), self.steps
@@ -272,6 +291,13 @@ class RunSettings:
                 accountant_named(self.privacy.accountant)
             except ValueError as error:
                 raise ValueError(f"privacy.{error}; null is the tightest") from error
+
+    @property
+    def public_facts(self) -> dict[str, Any]:
+        """What loggers show of them: without the seed, which is a secret, and the machine's."""
+        stated = flatten(dataclasses.asdict(self))
+        hidden = {"seed", "output", *self.local_names()}
+        return {name: value for name, value in stated.items() if name not in hidden}
 
     def local_names(self) -> list[str]:
         """Fields that tell about the machine, if they are set: none of anybody else's business."""

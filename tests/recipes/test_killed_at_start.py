@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from recipes.runfolder import CHECKPOINT, CONFIG, EVENTS, LEDGER, METRICS, RunFolder
+from recipes.runfolder import CHECKPOINT, CONFIG, LEDGER, METRICS, RunFolder
 from tests.helpers.tiny_vision import PLAIN, run
 
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open", "shutil.rmtree"}
@@ -40,8 +40,8 @@ def write_run(path, text):
     path.mkdir(exist_ok=True)
     for name in (LEDGER, CONFIG, METRICS):
         (path / name).write_text(text)
-    (path / EVENTS).mkdir()
-    (path / EVENTS / "events").write_text(text)
+    (path / "tensorboard").mkdir()
+    (path / "tensorboard" / "events").write_text(text)
     (path / f"{CHECKPOINT}.tmp").write_text(text)
     (path / f"{CHECKPOINT}.tmp").rename(path / CHECKPOINT)
 
@@ -85,7 +85,7 @@ def test_killed_anywhere_the_old_run_comes_back_or_the_new_one_is_there(tmp_path
             RunFolder.recover(path)
             found = contents(path)
             assert found in (whole["none" if before == "nothing" else "old"], whole["new"])
-            assert {p.name for p in path.iterdir()} <= {*whole["new"], EVENTS}
+            assert {p.name for p in path.iterdir()} <= {*whole["new"], "tensorboard"}
             ends.append(found == whole["new"])
         assert ends[-1] >= ends[0]
     assert not ends[0]

@@ -17,6 +17,7 @@ MODULES = {
     "pyyaml": "yaml",
     "pillow": "PIL",
     "griffelib": "griffe",
+    "mlflow-skinny": "mlflow",
     "fonttools": "fontTools",
 }
 # Functions that import, or ask for, the module that their first argument names.
@@ -26,11 +27,11 @@ USED_OTHERWISE = {
     *("ruff", "mypy", "import_linter", "types_pyyaml", "pytest_xdist", "tensorboard"),
     *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
     *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
+    *("sqlalchemy", "alembic"),  # by MLflow, for its database
 }
 EXTRAS = (
     *("recipes", "vision", "text", "trainer", "dev", "docs", "peer", "fast", "users", "coverage"),
-    "lightning",
-    "sweep",
+    *("lightning", "loggers", "safetensors", "sweep"),
 )
 # What is compiled, and imported only where numba is there.
 _COMPILED = ("engine_kernel.py", "settled_kernel.py")
@@ -75,7 +76,7 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("dptrain", ("recipes", "trainer", "text", "fast", "users", "dev", "lightning")),
+        ("dptrain", tuple(extra for extra in EXTRAS if extra not in ("vision", "docs", "peer"))),
         ("recipes", ("recipes", "vision", "text", "sweep")),
         ("scripts", EXTRAS),
         ("examples", ("recipes", "vision", "text", "trainer", "lightning", "dev")),
