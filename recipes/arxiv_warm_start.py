@@ -28,6 +28,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from tqdm import tqdm
 
+from recipes.command import words_to_stderr
 from recipes.data.arxiv import read_papers, select_papers
 from recipes.data.arxiv_categories import CLASSES
 from recipes.data.arxiv_outside import SPECIAL, Outside, outside_papers, train_tokenizer
@@ -222,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("intermediate-size", 512, "width within a layer"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
+    parser.add_argument("--json", action="store_true", help="print the facts as one JSON document")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW")
     options = parser.parse_args(argv)
     if options.output.exists():
@@ -238,41 +240,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.hidden_size % options.heads:
         parser.error(f"--hidden-size {options.hidden_size}: must be a multiple of --heads")
     try:
-        snapshot = read_papers(options.path, cache_dir=options.cache_dir, on_error=options.on_error)
-        chosen = select_papers(
-            snapshot,
-            test_size=options.test_size,
-            max_examples=options.max_examples,
-            duplicates=not options.no_duplicates,
-            max_neighbors=options.max_neighbors,
-            seed=options.seed,
-        )
-        facts = warm_start(
-            snapshot.papers,
-            outside_papers(snapshot, chosen),
-            key=snapshot.report.sha256,
-            cache_dir=options.cache_dir,
-            output=options.output,
-            settings=WarmStart(
-                sizes=BertSizes(
-                    hidden_size=options.hidden_size,
-                    layers=options.layers,
-                    heads=options.heads,
-                    intermediate_size=options.intermediate_size,
-                ),
-                vocabulary=options.vocabulary,
-                max_length=options.max_length,
-                most_masked=options.most_masked,
-                epochs=options.epochs,
-                batch_size=options.batch_size,
-                lr=options.lr,
-            ),
-        )
+        with words_to_stderr(options.json):
+            facts = _made(options)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(facts, indent=1))
+    if options.json:
+        print(json.dumps(facts, indent=1))
+    else:
+        print(
+            f"{options.output} holds a tokenizer of {facts['vocabulary']} tokens and the first "
+            f"weights of a BERT, learned from {facts['papers']} papers outside of the run; "
+            "outside.json has the figures"
+        )
     return 0
+
+
+def _made(options: argparse.Namespace) -> dict[str, Any]:
+    """Read, choose, learn and write."""
+    snapshot = read_papers(options.path, cache_dir=options.cache_dir, on_error=options.on_error)
+    chosen = select_papers(
+        snapshot,
+        test_size=options.test_size,
+        max_examples=options.max_examples,
+        duplicates=not options.no_duplicates,
+        max_neighbors=options.max_neighbors,
+        seed=options.seed,
+    )
+    return warm_start(
+        snapshot.papers,
+        outside_papers(snapshot, chosen),
+        key=snapshot.report.sha256,
+        cache_dir=options.cache_dir,
+        output=options.output,
+        settings=WarmStart(
+            sizes=BertSizes(
+                hidden_size=options.hidden_size,
+                layers=options.layers,
+                heads=options.heads,
+                intermediate_size=options.intermediate_size,
+            ),
+            vocabulary=options.vocabulary,
+            max_length=options.max_length,
+            most_masked=options.most_masked,
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            lr=options.lr,
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import linecache
 import sys
 import traceback
@@ -13,7 +15,7 @@ import torch
 from dptrain.commands import CommandParser, train
 from dptrain.core import in_words
 from recipes.config import leaves, load_config
-from recipes.report import summary
+from recipes.report import document, summary
 from recipes.run import Run, finish, prepare
 from recipes.runfolder import SUMMARY
 from recipes.settings import RunSettings
@@ -41,6 +43,22 @@ def run_recipe(
     )
     train.add_train_arguments(parser)
     arguments = parser.parse_intermixed_args(argv)
+    with words_to_stderr(arguments.json):
+        status, outcome = _run(schema, build_task, arguments)
+    if outcome is not None:
+        print(outcome)
+    return status
+
+
+def words_to_stderr(wanted: bool) -> contextlib.AbstractContextManager[object]:
+    """Keeps standard output free for one document, where that is wanted."""
+    return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
+
+
+def _run(
+    schema: type[S], build_task: Callable[[S], Task], arguments: argparse.Namespace
+) -> tuple[int, str | None]:
+    """Status of the command, and what it prints if it came to its end."""
     try:
         settings = load_config(schema, arguments.config, list(arguments.overrides))
         if arguments.output is not None:
@@ -55,32 +73,31 @@ def run_recipe(
         )
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
-        return 2
+        return 2, None
     except KeyboardInterrupt:
         print("stopped before the first step", file=sys.stderr)
-        return INTERRUPTED
+        return INTERRUPTED, None
     except Exception as error:
-        return _refused(error)
+        return _refused(error), None
     try:
         finish(current)
         if current.private.steps_executed < current.private.mechanism.steps:
-            return _stopped(current)
-        text = summary(current)
+            return _stopped(current), None
+        text = document(current) if arguments.json else summary(current)
         kept = summary(current, published=True)
         (current.folder.path / SUMMARY).write_text(kept + "\n", encoding="utf-8")
     except KeyboardInterrupt:
-        return _stopped(current)
+        return _stopped(current), None
     except OSError as error:  # a full disk, say
         print(
             f"error: {in_words(error)}; when that is mended, continue with the same command and "
             "--resume",
             file=sys.stderr,
         )
-        return 2
+        return 2, None
     except Exception as error:
-        return _refused(error)
-    print(text)
-    return 0
+        return _refused(error), None
+    return 0, text
 
 
 def _refused(error: Exception) -> int:

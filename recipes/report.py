@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import pathlib
 from typing import TYPE_CHECKING, Any
 
@@ -135,3 +137,39 @@ def summary(current: Run, *, published: bool = False) -> str:
             "and were left out"
         )
     return "\n".join(lines)
+
+
+def document(current: Run) -> str:
+    """What the user reads at the end, as one JSON object for programs; not for release as a whole.
+
+    ``measured`` is of ``measured_on``, and may be released where that is the test set. Numbers that
+    JSON has no way to write are texts ("inf").
+    """
+    simulated = current.simulation is not None
+    seeded = current.settings.seed is not None
+    value = {
+        "folder": str(current.folder.path),
+        "steps_executed": current.private.steps_executed,
+        "steps_planned": current.private.mechanism.steps,
+        "measured": _final_evaluation(current),
+        "measured_on": current.task.evaluated_on,
+        "measured_examples": len(current.task.test),
+        "notes": list(current.task.notes),
+        "simulation": simulated,
+        "guarantee": None if simulated else json.loads(stated(current).to_json()),
+        "model": None if simulated else str(current.folder.path / current.task.export.name),
+        "not_for_release": {
+            "nonfinite_gradients": current.private.nonfinite_examples,
+            "seed_in_config": seeded,
+        },
+    }
+    return json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    """The value with texts for infinite numbers and those that are none."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

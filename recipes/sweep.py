@@ -31,7 +31,7 @@ from dptrain.commands import CommandParser
 from dptrain.configuration import read_yaml
 from dptrain.core import did_you_mean, in_words
 from recipes import arxiv, choice, individual, random_search, vision
-from recipes.command import INTERRUPTED
+from recipes.command import INTERRUPTED, words_to_stderr
 from recipes.config import flatten, load_config
 from recipes.runfolder import CHECKPOINT, METRICS, SUMMARY, read_metrics
 from recipes.settings import RunSettings
@@ -350,6 +350,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="of the number of --trials; logarithmic costs least and varies most, poisson varies "
         "least",
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the results as one JSON document, and everything else to standard error",
+    )
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="for every run")
     arguments = parser.parse_intermixed_args(argv)
     try:
@@ -361,25 +366,65 @@ def main(argv: Sequence[str] | None = None) -> int:
         for member in {member.config: member for member in found}.values():
             load_config(schema, member.config, member.fields(arguments.overrides))
         if arguments.list:
-            print("\n".join(str(member.folder) for member in found))
+            folders = [str(member.folder) for member in found]
+            print(json.dumps({"runs": folders}) if arguments.json else "\n".join(folders))
             return 0
-        settings = read_settings(found, arguments, schema)
-        trials = check_search(arguments, settings)
-        print(choice.planned(settings, trials), flush=True)
-        output.mkdir(parents=True, exist_ok=True)
-        if trials is not None:
-            failed, interrupted = search(found, settings, trials, arguments, recipe, output)
-            return _status(failed, interrupted)
-        if arguments.jobs is not None or arguments.prune:
-            failed, interrupted = studied(found, arguments, recipe, output)
-        else:
-            failed, interrupted = one_by_one(found, arguments, recipe)
+        with words_to_stderr(arguments.json):
+            failed, interrupted = _run(found, arguments, schema, recipe, output)
     except (ValueError, OSError) as error:
         print(f"error: {in_words(error)}", file=sys.stderr)
         return 2
+    if arguments.json:
+        print(json.dumps(_document(found, arguments, output, failed), indent=2))
+    return _status(failed, interrupted)
+
+
+def _run(
+    found: Sequence[Member],
+    arguments: argparse.Namespace,
+    schema: type[RunSettings],
+    recipe: str,
+    output: pathlib.Path,
+) -> tuple[list[str], bool]:
+    """Run the grid as the arguments say; the names of failed runs, and whether Ctrl-C stopped it.
+
+    Raises:
+        ValueError: before the first run, for what cannot be run or searched as it is asked for.
+        OSError: if the folder cannot be written to.
+    """
+    settings = read_settings(found, arguments, schema)
+    trials = check_search(arguments, settings)
+    print(choice.planned(settings, trials), flush=True)
+    output.mkdir(parents=True, exist_ok=True)
+    if trials is not None:
+        return search(found, settings, trials, arguments, recipe, output)
+    if arguments.jobs is not None or arguments.prune:
+        failed, interrupted = studied(found, arguments, recipe, output)
+    else:
+        failed, interrupted = one_by_one(found, arguments, recipe)
     print(summarise(found, output))
     print(state_choice(found, settings, output, public=arguments.public_score))
-    return _status(failed, interrupted)
+    return failed, interrupted
+
+
+def _document(
+    found: Sequence[Member],
+    arguments: argparse.Namespace,
+    output: pathlib.Path,
+    failed: Sequence[str],
+) -> dict[str, Any]:
+    """What ``--json`` prints: of a random search nothing but the run that may be released."""
+    folder = output
+    if arguments.trials is not None:
+        folder = output / random_search.CHOSEN
+        told: dict[str, Any] = {"chosen": str(folder) if folder.exists() else None}
+    else:
+        results = json.loads((output / "results.json").read_text(encoding="utf-8"))
+        told = {"planned": len(found), "finished": results, "failed": list(failed)}
+    privacy = folder / f"{choice.CHOICE}.json"
+    if privacy.exists():
+        told["privacy_of_choice"] = json.loads(privacy.read_text(encoding="utf-8"))
+    return told
 
 
 def one_by_one(

@@ -46,6 +46,11 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FACTOR",
         help="divide batch size and noise by FACTOR: cheap, for tuning, and NOT private",
     )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the summary as one JSON document, and everything else to standard error",
+    )
     parser.add_argument("overrides", nargs="*", metavar="field=value", help="e.g. steps=100")
 
 
