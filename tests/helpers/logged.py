@@ -19,6 +19,13 @@ def wandb_rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     ]
 
 
+def wandb_host(folder: pathlib.Path) -> set[str]:
+    """Names of hosts in the records."""
+    runs = [m.run for m in _messages(folder) if m.WhichOneof("record_type") == "run"]
+    assert runs
+    return {run.host for run in runs}
+
+
 def wandb_kinds(folder: pathlib.Path) -> set[str]:
     """Which kinds of records the offline runs hold."""
     return {str(message.WhichOneof("record_type")) for message in _messages(folder)}

@@ -682,3 +682,43 @@ def test_two_processes_make_one_run(tmp_path, optimization):
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("is the plain loop of two") == 2
+
+
+class _Kept(pl.loggers.logger.Logger):
+    """What a logger of Lightning's is told."""
+
+    name, version = "kept", 0
+
+    def __init__(self):
+        super().__init__()
+        self.told = {}
+
+    def log_metrics(self, metrics, step=None):
+        for key, value in metrics.items():
+            self.told.setdefault(key, {})[step] = value
+
+    def log_hyperparams(self, *_, **__):
+        pass
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+def test_loggers_and_progress_bar_are_told_epsilon_so_far_and_planned(parts):
+    private = private_callback(target_delta=0.01, loading=Loading(microbatches=parts))
+    kept = _Kept()
+    fit = trainer(private, max_epochs=1, logger=kept, log_every_n_steps=4)
+    fit.fit(Classifier(), loader())
+    so_far, planned = kept.told["epsilon_so_far"], kept.told["epsilon_planned"]
+    assert list(so_far) == list(planned) == [3, 7, 11]  # steps from 0, as Lightning counts
+    epsilon = private.guarantee().epsilon
+    assert list(planned.values()) == pytest.approx([epsilon] * 3)
+    assert list(so_far.values()) == sorted(so_far.values())
+    assert 0 < so_far[3] < so_far[7] < epsilon
+    assert so_far[11] == pytest.approx(epsilon)
+    shown = fit.progress_bar_metrics
+    assert shown["epsilon_so_far"] == pytest.approx(epsilon, abs=1e-3)
+
+
+def test_without_a_delta_nothing_is_told_of_epsilon():
+    kept = _Kept()
+    trainer(private_callback(), logger=kept, log_every_n_steps=4).fit(Classifier(), loader())
+    assert not any("epsilon" in name for name in kept.told)

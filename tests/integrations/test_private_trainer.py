@@ -449,7 +449,7 @@ class _Spy(transformers.TrainerCallback):
 def test_figures_of_training_batches_reach_nobody_but_the_console(tmp_path, capsys, monkeypatch):
     spy, service = _Spy(), _Spy()
     monkeypatch.setattr(
-        "dptrain.integrations.transformers.trainer._reports", lambda callback: callback is service
+        "dptrain.integrations.transformers.trainer.reports", lambda callback: callback is service
     )
     more = {"callbacks": [spy, service], "eval_dataset": Texts(9, 5)}
     for asked in (False, True):

@@ -76,7 +76,7 @@ def declared(*extras: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("dptrain", tuple(extra for extra in EXTRAS if extra not in ("vision", "docs", "peer"))),
+        ("dptrain", tuple(extra for extra in EXTRAS if extra not in ("coverage", "docs", "peer"))),
         ("recipes", ("recipes", "vision", "text", "sweep")),
         ("scripts", EXTRAS),
         ("examples", ("recipes", "vision", "text", "trainer", "lightning", "dev")),

@@ -58,6 +58,10 @@ class PrivateCallback(Callback):
     With several processes (``strategy="ddp"``) they make one run of one logical batch; their
     gradients are added up by dptrain, so that torch's DistributedDataParallel is taken off.
 
+    Progress bar and loggers of the trainer are told ``epsilon_so_far`` and ``epsilon_planned``, at
+    the first step, at the last and every ``log_every_n_steps``. What ``training_step`` logs goes
+    there too, and is not for release: with ``logger=False`` it is seen on the bar alone.
+
     One callback has one run; another fit is another run, and their guarantees add up.
 
     Args:
@@ -315,6 +319,16 @@ class PrivateCallback(Callback):
             self.private.optimizer.step()
             self.private.optimizer.zero_grad()
         check_monitors(trainer)
+        if self._at_last:
+            self._tell(trainer, pl_module)
+
+    def _tell(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """ε so far and as planned, for the progress bar and the trainer's loggers."""
+        done = self.private.steps_executed
+        often = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if done in (1, self.private.mechanism.steps) or (often and done % often == 0):
+            for name, value in self.private.so_far().figures.items():
+                pl_module.log(name, value, on_step=True, on_epoch=False, prog_bar=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """See what the last epoch's hooks logged."""

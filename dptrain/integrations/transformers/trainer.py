@@ -36,6 +36,12 @@ from dptrain.integrations.transformers.refusals import (
     check_trainer,
     same_data,
 )
+from dptrain.integrations.transformers.services import (
+    check_service,
+    guard,
+    records_console,
+    reports,
+)
 from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import MARK
@@ -44,13 +50,9 @@ logger = logging.getLogger(__name__)
 
 _Base: Any = object  # whatever class it is put before
 
-# Of what a trainer logs while it trains, what follows from the plan and the clock alone.
-_RELEASED = frozenset(
-    (
-        *("learning_rate", "epoch", "step"),
-        *("train_runtime", "train_samples_per_second", "train_steps_per_second"),
-    )
-)
+# Of what a trainer logs while it trains, what follows from the plan alone. How long steps take
+# follows from how many examples they drew, so that times are not released.
+_RELEASED = frozenset(("learning_rate", "epoch", "step", "epsilon_so_far", "epsilon_planned"))
 _ARGUMENTS_FILE = "training_args.bin"
 
 
@@ -146,6 +148,8 @@ class PrivateTrainerMixin(_Base):
             self._check = LossCheck(self.compute_loss_func, gradients.reduction)
         elif not self._own_loss:
             head_of(self.model)
+        for callback in self.callback_handler.callbacks:
+            self._guard(callback)
         self._planned_from = self._sizes()
         self.plan: TrainerPlan = plan_of(
             privacy,
@@ -158,6 +162,19 @@ class PrivateTrainerMixin(_Base):
             epochs=self.args.num_train_epochs,
             max_steps=self.args.max_steps,
         )
+
+    def add_callback(self, callback: Any) -> None:
+        """As of the trainer.
+
+        Raises:
+            ValueError: for a service that is told to upload what is private.
+        """
+        super().add_callback(callback)
+        self._guard(self.callback_handler.callbacks[-1])
+
+    def _guard(self, callback: Any) -> None:
+        check_service(callback)
+        guard(callback, console=self.privacy.log_training_loss)
 
     def _sizes(self) -> dict[str, float]:
         names = ("num_train_epochs", "max_steps", "per_device_train_batch_size")
@@ -180,6 +197,8 @@ class PrivateTrainerMixin(_Base):
         """
         if more.get("trial") is not None or (rest and rest[0] is not None):
             raise ValueError(_SEARCH)
+        for callback in self.callback_handler.callbacks:
+            check_service(callback)
         for name, value in self._sizes().items():
             if value != self._planned_from[name]:
                 raise ValueError(
@@ -488,7 +507,16 @@ class PrivateTrainerMixin(_Base):
     def predict(self, test_dataset: Any, *rest: Any, **more: Any) -> Any:
         """As of the trainer, of the model as it is."""
         with self._figures_of(test_dataset):
-            return super().predict(test_dataset, *rest, **more)
+            if self._public_figures:
+                return super().predict(test_dataset, *rest, **more)
+            # Figures of the trained examples: returned, and told to no callback.
+            handler = self.callback_handler
+            tell = handler.on_predict
+            handler.on_predict = lambda args, state, control, _: tell(args, state, control, {})
+            try:
+                return super().predict(test_dataset, *rest, **more)
+            finally:
+                del handler.on_predict
 
     @contextlib.contextmanager
     def _figures_of(self, data: Any) -> Iterator[None]:
@@ -504,7 +532,9 @@ class PrivateTrainerMixin(_Base):
         """Figures of training batches go to the console and ``training_log``, and no further.
 
         ``trainer_state.json``, callbacks and the services of ``report_to`` get what may be
-        released; the latter get all with ``log_training_loss=True``.
+        released, ε so far and as planned among it; the latter get all with
+        ``log_training_loss=True``. Where one of them records the console, that is told what may be
+        released only.
         """
         if self._public_figures:
             super().log(logs, start_time)
@@ -512,15 +542,24 @@ class PrivateTrainerMixin(_Base):
         # Out of the very dictionary, which the trainer hands on to its callbacks.
         kept = {name: logs.pop(name) for name in list(logs) if name not in _RELEASED}
         self._kept = kept
+        if self.private is not None and "learning_rate" in logs:
+            standing = self.private.so_far()
+            logs.update(standing.figures)
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, ProgressCallback) and callback.training_bar is not None:
+                    callback.training_bar.set_postfix_str(str(standing), refresh=False)
         super().log(logs, start_time)
         if not kept:
             return
         self.training_log.append({**kept, "step": self.state.global_step})
         marked = {f"{name} ({MARK})": value for name, value in kept.items()}
+        asked = self.privacy.log_training_loss
+        shown = asked or not any(records_console(c) for c in self.callback_handler.callbacks)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, ProgressCallback | PrinterCallback):
-                callback.on_log(self.args, self.state, self.control, logs=dict(marked))
-            elif self.privacy.log_training_loss and _reports(callback):
+                if shown:
+                    callback.on_log(self.args, self.state, self.control, logs=dict(marked))
+            elif asked and reports(callback):
                 callback.on_log(
                     self.args, self.state, self.control, logs=dict(kept), model=self.model
                 )
@@ -625,9 +664,3 @@ class _Without:
 
     def __call__(self, rows: list[Any]) -> Any:
         return self._collate([{k: v for k, v in row.items() if k != self._name} for row in rows])
-
-
-def _reports(callback: Any) -> bool:
-    """Whether a callback is one of those of ``report_to``."""
-    known = transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK.values()
-    return isinstance(callback, tuple(known))
