@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain import Loading, PrivacyEngine
+from dptrain.reporting import privacy_report, save_released
 from recipes.data import mnist
 
 
@@ -90,8 +91,8 @@ def main(argv: Sequence[str] | None = None) -> float:
     print(guarantee)
     if options.save is not None:
         options.save.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), options.save / "weights.pt")
-        (options.save / "guarantee.json").write_text(guarantee.to_json(), encoding="utf-8")
+        save_released(private, options.save / "model.safetensors")
+        privacy_report(guarantee, options.save)
     return accuracy(model, test)
 
 

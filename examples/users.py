@@ -1,6 +1,6 @@
 """Fine-tune a text classifier so that each user is protected, with all they wrote.
 
-    python -m examples.users posts.csv --weights public.pt --steps 200 --epsilon 8
+    python -m examples.users posts.csv --weights public.safetensors --steps 200 --epsilon 8
 
 The table has the columns user, text and label (a whole number from 0). A text of several users
 names them all, separated by a semicolon. Who wrote what is public in this model of privacy; what
@@ -16,10 +16,12 @@ import zlib
 from collections.abc import Sequence
 
 import torch
+from safetensors.torch import load_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dptrain import AttributionGraph, BandMF, PrivacyEngine, UserMinSep
+from dptrain.reporting import save_released
 
 BUCKETS, LONGEST = 2048, 64
 
@@ -79,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> str:
     print(bounded.statistics().table())
     model = Classifier(options.classes)
     if options.weights is not None:
-        model.load_state_dict(torch.load(options.weights, weights_only=True))
+        load_model(model, options.weights)
         model.words.weight.requires_grad_(False)  # fine-tuning: the head alone
     private = PrivacyEngine().make_private(
         module=model,
@@ -107,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> str:
     said = str(private.guarantee())
     print(said)
     if options.save is not None:
-        torch.save(model.state_dict(), options.save)
+        save_released(private, options.save)
     return said
 
 

@@ -196,7 +196,7 @@ def build_task(settings: ArxivSettings) -> Task:
         target=target,
         export=Export(
             name=MODEL,
-            write=lambda trained, folder: _export(settings, trained, folder, found.classes),
+            write=lambda trained, folder, _: _export(settings, trained, folder, found.classes),
             how="with its tokenizer, for transformers' from_pretrained",
         ),
         examples="papers",

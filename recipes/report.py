@@ -48,8 +48,9 @@ def write_report(current: Run) -> None:
     if current.simulation is None:
         export = current.task.export
         remove(path / export.name)  # of an earlier report
-        export.write(current.task.model, path / export.name)
+        export.write(current.task.model, path / export.name, None)  # whatever becomes of the rest
         guarantee = stated(current)
+        export.write(current.task.model, path / export.name, guarantee)
         privacy_report(guarantee, path)
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
+from dptrain.core import Guarantee
+from dptrain.reporting import write_weights
 from dptrain.sampling import AttributionGraph, BoundedGraph
 from recipes.data.multilabel import Groups
 from recipes.runfolder import WEIGHTS
@@ -27,18 +28,18 @@ class Export:
 
     Attributes:
         name: of the file or folder in the run's folder, ``WEIGHTS`` or ``MODEL``.
-        write: writes the module there.
+        write: writes the module there; the guarantee is ``None`` while it is being worked out.
         how: how it is read back, for the user.
     """
 
     name: str
-    write: Callable[[nn.Module, pathlib.Path], None]
+    write: Callable[[nn.Module, pathlib.Path, Guarantee | None], None]
     how: str
 
 
-def save_weights(module: nn.Module, path: pathlib.Path) -> None:
-    """The module's weights as safetensors, of which reading executes no code; tied ones once."""
-    save_model(module, str(path))
+def save_weights(module: nn.Module, path: pathlib.Path, guarantee: Guarantee | None = None) -> None:
+    """The module's weights as safetensors, of which reading executes no code."""
+    write_weights(module, path, guarantee=guarantee)
 
 
 STATE_DICT = Export(

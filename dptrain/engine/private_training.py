@@ -353,6 +353,19 @@ class PrivateTraining:
         self._schedulers.append((scheduler, before))
         return scheduler
 
+    def released_module(self) -> nn.Module:
+        """The module that ``make_private`` was given, if it holds what the run released.
+
+        Raises:
+            RuntimeError: if ``optimizer.step()`` was interrupted in the middle of a release, the
+                module holds what a forward pass left behind (see ``StateWatch``), or it was trained
+                after ``detach``.
+        """
+        self.optimizer.check_whole()
+        self._check_detached()
+        self.optimizer.watch.check_saved()
+        return uncompiled(self._attached.own)
+
     def state_dict(self, *, share: bool = False) -> dict[str, Any]:
         """Everything that a bit-identical continuation needs; plain values and tensors.
 
@@ -375,9 +388,7 @@ class PrivateTraining:
                 what a forward pass left behind (see ``StateWatch``), or it was trained after
                 ``detach``.
         """
-        self.optimizer.check_whole()
-        self._check_detached()
-        self.optimizer.watch.check_saved()
+        module = self.released_module()
         between = not self._under_way and self._left is None
         ledger = self.optimizer.ledger
         checks.flag("share", share)
@@ -402,7 +413,7 @@ class PrivateTraining:
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
             "notes": list(self._conditions),
-            "module": copy.deepcopy(uncompiled(self._attached.own).state_dict()),
+            "module": copy.deepcopy(module.state_dict()),
             "optimizer": optimizer,
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "schedulers": [_state_of(s) for s, _ in self._schedulers],

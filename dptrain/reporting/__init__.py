@@ -18,8 +18,16 @@ from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.published_profile import as_shown, rows_of
 from dptrain.reporting.report import plot_curves, plot_privacy, privacy_report
 from dptrain.reporting.support_table import as_markdown
+from dptrain.reporting.weights import (
+    KEY,
+    facts_of_weights,
+    key_facts,
+    save_released,
+    write_weights,
+)
 
 __all__ = [
+    "KEY",
     "MARK",
     "WARNING",
     "GroupRow",
@@ -28,8 +36,10 @@ __all__ = [
     "as_markdown",
     "as_shown",
     "bounding_note",
+    "facts_of_weights",
     "figure_of",
     "in_place",
+    "key_facts",
     "plot_active",
     "plot_attacks",
     "plot_curves",
@@ -44,4 +54,6 @@ __all__ = [
     "read_metrics",
     "rows_of",
     "save",
+    "save_released",
+    "write_weights",
 ]

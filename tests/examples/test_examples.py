@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 import pathlib
 import random
 import re
@@ -12,10 +13,12 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_model
 
 pytest.importorskip("sklearn")
 
 from dptrain import Guarantee
+from dptrain.reporting import facts_of_weights, key_facts
 from recipes.data.cifar import CLASSES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -60,10 +63,12 @@ def test_mnist(digits, tmp_path, capsys):
     found = program("mnist").main(command)
     assert 0 <= found <= 1
     assert "all its 6 noisy updates (all of them have run)" in capsys.readouterr().out
-    guarantee = Guarantee.from_json((tmp_path / "out" / "guarantee.json").read_text())
+    stated = json.loads((tmp_path / "out" / "privacy_report.json").read_text())
+    guarantee = Guarantee.from_json(json.dumps(stated["guarantee"]))
     assert guarantee.delta == 1e-3
-    weights = torch.load(tmp_path / "out" / "weights.pt", weights_only=True)
-    program("mnist").network().load_state_dict(weights)
+    weights = tmp_path / "out" / "model.safetensors"
+    load_model(program("mnist").network(), weights)
+    assert facts_of_weights(weights) == key_facts(guarantee)
 
 
 def test_mnist_meets_a_target(digits, capsys):
@@ -134,7 +139,7 @@ def test_users_are_fine_tuned_from_public_weights(tmp_path):
                 table.writerow([users, f"{text} thing {number}", label])
     users = program("users")
     common = ["--steps", "6", "-b", "8", "--sigma", "1.0", "--delta", "1e-3", "--min-sep", "2"]
-    weights = str(tmp_path / "public.pt")
+    weights = str(tmp_path / "public.safetensors")
     users.main([str(tmp_path / "public.csv"), *common, "--save", weights])
     said = users.main([str(tmp_path / "private.csv"), *common, "-k", "2", "--weights", weights])
     assert "differentially private for each user" in said

@@ -8,12 +8,11 @@ from typing import Any
 
 import yaml
 
-from dptrain.core import Guarantee, Kind
-from dptrain.reporting import privacy_report
+from dptrain.core import Guarantee
+from dptrain.reporting import KEY, key_facts, privacy_report
 
 CARD = "README.md"
 _TAGS = ("differential-privacy", "dptrain")
-_KEY = "differential_privacy"
 _REPORTS = ("privacy_report.json", "privacy_report.md")
 
 
@@ -34,7 +33,7 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
     metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *_TAGS]))
     if math.isfinite(guarantee.epsilon):
         privacy_report(guarantee, folder)
-        metadata[_KEY] = _stated(guarantee)
+        metadata[KEY] = key_facts(guarantee)
         text = (
             f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
             "[privacy_report.md](privacy_report.md) and, for programs, in "
@@ -57,28 +56,12 @@ def retract(folder: str) -> None:
         pathlib.Path(folder, name).unlink(missing_ok=True)
     card = pathlib.Path(folder) / CARD
     metadata = _metadata_of(card)
-    if metadata.pop(_KEY, None) is None:
+    if metadata.pop(KEY, None) is None:
         return
     tags = metadata.get("tags") or []
     metadata["tags"] = [tag for tag in tags if tag not in _TAGS] if isinstance(tags, list) else tags
     head = yaml.safe_dump({k: v for k, v in metadata.items() if v}, sort_keys=False)
     card.write_text(f"---\n{head}---\n", encoding="utf-8")
-
-
-def _stated(guarantee: Guarantee) -> dict[str, Any]:
-    return {
-        "epsilon": float(guarantee.epsilon),
-        "delta": float(guarantee.delta),
-        "unit": guarantee.unit.noun,
-        "adjacency": guarantee.adjacency.value,
-        "kind": guarantee.kind.value,
-        "is_estimate": guarantee.kind is Kind.ESTIMATE,
-        "accountant": guarantee.accountant,
-        "noise_multiplier": float(guarantee.noise_multiplier),
-        "steps_planned": guarantee.steps_planned,
-        "steps_executed": guarantee.steps_executed,
-        "mechanism_hash": guarantee.mechanism_hash,
-    }
 
 
 def _metadata_of(path: pathlib.Path) -> dict[str, Any]:
