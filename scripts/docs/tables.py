@@ -671,6 +671,21 @@ def _masked_head(tree: Mapping[str, Any]) -> Table:
     return Table(["vocabulary", "every position", "masked ones", "ratio"], rows)
 
 
+def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
+    """A line for each run."""
+    rows = [
+        [
+            f"{100 * run['accuracy']:.1f}",
+            f"{run['epsilon']:.2f}",
+            _figures(run["delta"]),
+            f"{run['noise_multiplier']:.3f}",
+            f"{run['scheme']['steps']:,}",
+        ]
+        for run in tree["runs"]
+    ]
+    return Table(["test accuracy, %", "ε", "δ", "σ", "steps"], rows)
+
+
 def _individual(tree: Mapping[str, Any]) -> Table:
     ours = tree["accountant"]
     low, *_, high = ours["epsilon_quantiles"]
@@ -816,6 +831,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _accounting_scale,
         _amplified_strategies,
         _masked_head,
+        _cifar10_scattering,
         _individual,
         _individual_step,
         _sharded_noise,

@@ -1,0 +1,58 @@
+"""The best of CIFAR-10 that two cores reach at ε = 8, from the folders of finished runs.
+
+    python -m recipes.vision --config configs/cifar10_scattering.yaml data.root=DIR --output RUN
+    PYTHONPATH=. python scripts/bench/cifar10_scattering.py RUN [RUN ...]
+
+Only the evaluation after a run's last step is taken, on the whole test set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+from dptrain.reporting import read_metrics
+from recipes.runfolder import METRICS
+from recipes.task import TEST
+
+OUT = pathlib.Path(__file__).parent / "results" / "cifar10_scattering.json"
+
+
+def outcome(folder: pathlib.Path) -> dict[str, Any]:
+    """Accuracy, and what was promised.
+
+    Raises:
+        ValueError: if the run is not finished, or was not evaluated on the test set.
+    """
+    statement = json.loads((folder / "privacy_report.json").read_text(encoding="utf-8"))
+    promised = statement["guarantee"]
+    steps = promised["steps_planned"]
+    last = [row for row in read_metrics(folder / METRICS) if row["step"] == steps]
+    found = next((row for row in last if row["split"] == TEST), None)
+    if found is None:
+        raise ValueError(f"{folder}: no evaluation on the test set after step {steps}")
+    return {
+        "accuracy": found["accuracy"],
+        "loss": found["loss"],
+        "epsilon": promised["epsilon"],
+        "delta": promised["delta"],
+        **{name: promised[name] for name in ("noise_multiplier", "scheme", "strategy", "kind")},
+    }
+
+
+def main() -> None:
+    """Read and write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
+    parser.add_argument("--json", type=pathlib.Path, default=OUT)
+    options = parser.parse_args()
+    runs = [outcome(folder) for folder in options.runs]
+    options.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+    for run in runs:
+        print(f"{run['accuracy']:.4f} at ε = {run['epsilon']:.3f}, δ = {run['delta']:g}")
+
+
+if __name__ == "__main__":
+    main()
