@@ -161,7 +161,9 @@ def _cifar10_claims(tree: Mapping[str, Any]) -> Table:
                 predicted.append(NOT_RUN)
             ours, theirs = cells.get(f"min-sep {epsilon}"), cells.get(f"{other} {epsilon}")
             verdict = told(theirs, ours)
-            if verdict != NOT_RUN:
+            if ours and theirs:
+                if verdict == NOT_RUN:
+                    verdict = "too few seeds to tell"
                 verdict += f" ({100 * (ours['mean'] - theirs['mean']):+.1f} points)"
             measured.append(verdict)
         title = f"b-min-sep is better than {_CIFAR10[other]} ({said})"
