@@ -48,6 +48,7 @@ def draw(
         )
     axes.set_xscale("log", base=2)
     axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    axes.set_xlim(min(epsilons) / 1.5, max(epsilons) * 1.5)  # also where there is a single one
     axes.minorticks_off()
     axes.set_xlabel(f"ε (δ = {delta:.2g})")
     axes.set_ylabel("test accuracy (%)" if score == "accuracy" else "test loss")
