@@ -245,6 +245,11 @@ def check_search(
             f"--trials {arguments.trials:g} with seed={seeds[0]}: a point that is drawn twice "
             "would be the same run twice, and no independent draw; set seed to null"
         )
+    if sent := [each.loggers for each in settings if set(each.loggers) - {"tensorboard"}]:
+        raise ValueError(
+            f"--trials {arguments.trials:g} with loggers={sent[0]}: a service would see runs that "
+            "must stay secret, and how many there are; set loggers to [tensorboard] or []"
+        )
     choice.check_points(settings)
     return trials
 

@@ -178,6 +178,19 @@ def test_mistakes_in_loggers_are_told_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_search_whose_number_of_runs_is_secret_tells_no_service_of_them(config, tmp_path, capsys):
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(
+        f"recipe: vision\nruns:\n  - config: {config}\n    grid: {{optimizer.lr: [0.1, 0.5]}}\n"
+    )
+    given = ["--grid", str(grid), "--output", str(tmp_path / "runs"), "--trials", "2", *PLAIN]
+    assert sweep.main([*given, "seed=null", "loggers=[wandb]"]) == 2
+    error = capsys.readouterr().err
+    assert "--trials 2 with loggers=['wandb']" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_neither_the_seed_nor_the_machine_is_among_the_facts(config, tmp_path):
     from recipes.vision import VisionSettings
 
