@@ -149,6 +149,7 @@ _NAMES = {
 _ORIGINS = {name: room for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = [
     "accounting",
+    "auditing",
     "clipping",
     "commands",
     "configuration",

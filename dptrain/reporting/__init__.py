@@ -13,6 +13,7 @@ from dptrain.reporting.plots import (
     plot_user_plan,
     save,
 )
+from dptrain.reporting.plots_audit import plot_audit
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.published_profile import as_shown, rows_of
@@ -42,6 +43,7 @@ __all__ = [
     "key_facts",
     "plot_active",
     "plot_attacks",
+    "plot_audit",
     "plot_curves",
     "plot_graph",
     "plot_groups",

@@ -16,7 +16,7 @@ from recipes import arxiv, individual, sweep, vision
 from recipes.config import load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = ("account", "calibrate", "plan", "strategies")
+COMMANDS = ("account", "audit", "calibrate", "plan", "strategies")
 RECIPES = {"vision": vision, "individual": individual, "arxiv": arxiv}
 SCHEMAS = sweep.SCHEMAS
 
@@ -38,7 +38,7 @@ def test_the_list_of_commands_has_an_example_that_leads_on(capsys):
     assert examples(capsys, main, *line[1:-1])
     with pytest.raises(SystemExit):
         main(["--help"])
-    listed = "plan,strategies,calibrate,account,train,report"
+    listed = "plan,strategies,calibrate,account,audit,train,report"
     assert f"{{{listed}}}" in capsys.readouterr().out
     assert set(COMMANDS) < set(listed.split(","))
 

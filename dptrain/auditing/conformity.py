@@ -1,0 +1,164 @@
+"""Whether what is drawn has the law that was accounted for: the noise, and who takes part.
+
+A guarantee at a large ε hides small errors of the noise from every membership test that can be run:
+these tests look at the draws themselves. All p-values are of exact laws, made good for the number
+of things that are looked at (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from scipy.stats import binomtest, chi2
+from scipy.stats import t as student
+
+from dptrain.auditing.draws import Patterns
+from dptrain.auditing.laws import Game
+from dptrain.core import Array
+from dptrain.sampling import (
+    BallsInBins,
+    CyclicPoisson,
+    MinSep,
+    Poisson,
+    RandomAllocation,
+    Scheme,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        what: in words, with the figure.
+        p_value: chance of anything as far off, were all as accounted for.
+    """
+
+    what: str
+    p_value: float
+
+
+def check_noise(game: Game, noise: Array) -> list[Finding]:
+    """Whether M w is standard normal times σ: its size altogether, at every step, and pairs.
+
+    ‖M w‖² of all runs is σ² times a χ² variable, that of a step too; of two steps the uncentered
+    correlation r gives r √((m-1)/(1-r²)), a Student variable of m-1 degrees of freedom.
+
+    Args:
+        game: the game.
+        noise: σ w of independent runs, shape (m, n), m ≥ 2.
+
+    Returns:
+        Three findings: noise that is too small or too large, a step that is, and steps whose noise
+        is correlated in other ways than C says (used twice, say).
+    """
+    z = noise @ game.matrix.T / game.sigma
+    runs, steps = z.shape
+    gram = z.T @ z
+    squares = np.diag(gram)
+    total = float(squares.sum())
+    ratio = np.sqrt(total / z.size)
+    found = [
+        Finding(
+            what=f"noise of {z.size} draws: {ratio:.5g} times what is accounted for",
+            p_value=float(_two_sided(total, z.size)),
+        )
+    ]
+    per_step = _two_sided(squares, runs)
+    worst = int(np.argmin(per_step))
+    found.append(
+        Finding(
+            what=f"step {worst} is the oddest: {np.sqrt(squares[worst] / runs):.5g} times",
+            p_value=min(1.0, float(per_step[worst]) * steps),
+        )
+    )
+    if steps == 1:
+        return found
+    correlations = np.abs(gram) / np.sqrt(np.multiply.outer(squares, squares))
+    np.fill_diagonal(correlations, 0.0)
+    first, second = divmod(int(np.argmax(correlations)), steps)
+    r = min(1.0, float(correlations[first, second]))
+    with np.errstate(divide="ignore"):
+        p = 2 * student.sf(r * np.sqrt((runs - 1) / (1 - r**2 + 1e-300)), runs - 1)
+    found.append(
+        Finding(
+            what=f"steps {first} and {second} are the most correlated, once whitened: {r:.4f}",
+            p_value=min(1.0, float(p) * steps * (steps - 1) / 2),
+        )
+    )
+    return found
+
+
+def _two_sided(value: Array | float, degrees: int) -> Array:
+    return np.minimum(1.0, 2 * np.minimum(chi2.cdf(value, degrees), chi2.sf(value, degrees)))
+
+
+def power_against_scaled_noise(factor: float, *, runs: int, steps: int, alpha: float) -> float:
+    """Chance that the size of all noise gives away noise of ``factor`` times σ; exact."""
+    low, high = chi2.ppf([alpha / 2, 1 - alpha / 2], runs * steps)
+    scaled = np.array([low, high]) / factor**2
+    return float(chi2.cdf(scaled[0], runs * steps) + chi2.sf(scaled[1], runs * steps))
+
+
+def check_participations(game: Game, taken: Patterns) -> list[Finding]:
+    """Whether examples take part as the scheme says: how far apart, how often, in which steps.
+
+    Args:
+        game: the game.
+        taken: participations of independent examples, shape (m, n).
+
+    Returns:
+        A finding of p-value 0 for what the scheme excludes, and one for the oddest step's number of
+        participations (binomial), where the scheme is one whose rates are known.
+    """
+    scheme = game.scheme
+    found = []
+    close = np.zeros(len(taken), dtype=bool)
+    for lag in range(1, min(scheme.min_sep, scheme.steps)):
+        close |= (taken[:, lag:] & taken[:, :-lag]).any(axis=1)
+    often = taken.sum(axis=1) > scheme.max_participations
+    wrong = int(np.count_nonzero(close | often))
+    found.append(
+        Finding(
+            what=f"{wrong} of {len(taken)} examples take part more often, or in steps nearer to "
+            f"each other, than min_sep={scheme.min_sep} and max_participations="
+            f"{scheme.max_participations} allow",
+            p_value=0.0 if wrong else 1.0,
+        )
+    )
+    if (rates := step_rates(scheme)) is None:
+        return found
+    counts = taken.sum(axis=0)
+    values = [
+        binomtest(int(k), len(taken), float(rate)).pvalue
+        for k, rate in zip(counts, rates, strict=True)
+    ]
+    worst = int(np.argmin(values))
+    found.append(
+        Finding(
+            what=f"step {worst} is the oddest: {counts[worst]} of {len(taken)} examples take part, "
+            f"expected are {len(taken) * rates[worst]:.1f}",
+            p_value=min(1.0, float(values[worst]) * len(rates)),
+        )
+    )
+    return found
+
+
+def step_rates(scheme: Scheme) -> Array | None:
+    """Chance that the example of the game takes part in each step; ``None`` if not known.
+
+    Returns:
+        Shape (n,).
+    """
+    if isinstance(scheme, CyclicPoisson):  # of the first part
+        return np.where(np.arange(scheme.steps) % scheme.cycle == 0, scheme.probability, 0.0)
+    if isinstance(scheme, MinSep) and not scheme.warm_start:
+        p, b = scheme.probability, scheme.min_sep
+        rates = np.zeros(scheme.steps)
+        for t in range(scheme.steps):
+            rates[t] = p * (1.0 - rates[max(0, t - b + 1) : t].sum())
+        return rates
+    if isinstance(scheme, Poisson | MinSep | BallsInBins | RandomAllocation):
+        return np.full(scheme.steps, scheme.rate)
+    return None

@@ -1,0 +1,78 @@
+"""Confidence bounds that hold for every number of samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta
+
+from dptrain.core import Array, checks
+
+# Shares of the capital that are bet on every sample; one of them is near the best for any spread.
+_SHARES = np.geomspace(1e-4, 0.5, 14)
+_HALVINGS = 40
+
+
+def least_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Array:
+    """Lower Clopper-Pearson bound on a probability (Clopper & Pearson 1934).
+
+    Above the probability with chance at most ``alpha``. Of any shape, that of ``successes``.
+    """
+    k = np.asarray(successes)
+    bound = beta.ppf(alpha, np.maximum(k, 1), trials - k + 1)
+    return np.asarray(np.where(k == 0, 0.0, bound))
+
+
+def most_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Array:
+    """Upper Clopper-Pearson bound; below the probability with chance at most ``alpha``."""
+    k = np.asarray(successes)
+    bound = beta.ppf(1.0 - alpha, k + 1, np.maximum(trials - k, 1))
+    return np.asarray(np.where(k == trials, 1.0, bound))
+
+
+def least_mean(terms: Array, alpha: float) -> float:
+    """Lower confidence bound on the mean of independent terms that are not negative.
+
+    A bet at fair odds: if the mean is μ, the capital of a player who stakes the share θ of it on
+    every term, Π (1 - θ + θ f_i/μ), has the expectation 1, and so has the mean over several θ; it
+    exceeds 1/α with chance at most α (Markov). The bound is the largest μ under which it does. The
+    terms need no upper bound, which importance weights do not have (Waudby-Smith & Ramdas 2024,
+    arXiv 2010.09686, bet the same way with bounded terms).
+
+    Args:
+        terms: f ≥ 0, shape (samples,).
+        alpha: chance that the bound exceeds the mean.
+
+    Raises:
+        ValueError: if a term is negative or α is not in (0, 1).
+    """
+    alpha = checks.number("alpha", alpha, above=0, below=1)
+    if terms.size and terms.min() < 0:
+        raise ValueError(f"terms has the entry {terms.min()}: the bound is for terms ≥ 0")
+    positive = terms[terms > 0]
+    zeros = terms.size - positive.size
+    if not positive.size:
+        return 0.0
+
+    def refuted(mean: float) -> bool:
+        capital = zeros * np.log1p(-_SHARES) + np.array(
+            [np.log1p(share * (positive / mean - 1.0)).sum() for share in _SHARES]
+        )
+        top = capital.max()
+        log_mean = top + math.log(float(np.mean(np.exp(capital - top))))
+        return log_mean >= -math.log(alpha)
+
+    above = float(terms.mean())
+    below = above
+    while not refuted(below):
+        below /= 2.0
+        if below < above * 1e-12:
+            return 0.0
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(below * above)
+        below, above = (middle, above) if refuted(middle) else (below, middle)
+        if above < below * (1 + 1e-6):
+            break
+    return below

@@ -1,0 +1,91 @@
+"""``dptrain audit``: the audit of the function, and an exit status that says what it found."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dptrain.accounting import account
+from dptrain.auditing import StatedCurve, audit_mechanism
+from dptrain.commands.cli import main
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import plot_audit
+from dptrain.reporting.plots_audit import reached
+from dptrain.sampling import Poisson
+from dptrain.strategies import Identity
+
+SCHEME = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=20)
+MECHANISM = MatrixMechanism(scheme=SCHEME, strategy=Identity(), noise_multiplier=0.8)
+SMALL = ["--samples", "4000", "--runs", "2000", "--seed", "5"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mechanism.json"
+    path.write_text(MECHANISM.to_json())
+    return str(path)
+
+
+def test_what_is_stated_passes(file, tmp_path, capsys):
+    out, plot = tmp_path / "audit.json", tmp_path / "audit.png"
+    words = [file, "--delta", "1e-4", *SMALL, "--json", str(out), "--plot", str(plot)]
+    assert main(["audit", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "PASSED: nothing contradicts the statement" in printed
+    assert "proves no guarantee" in printed
+    value = json.loads(out.read_text())
+    assert value["passed"] is True
+    assert value["epsilon"] == account(MECHANISM, delta=1e-4).epsilon
+    assert value["seed"] == 5
+    assert {each["direction"] for each in value["estimates"]} == {"remove", "add"}
+    assert plot.stat().st_size > 10_000
+
+
+def test_what_is_false_fails_loudly(file, capsys):
+    epsilon = 0.7 * account(MECHANISM, delta=1e-4).epsilon
+    words = [file, "--delta", "1e-4", "--epsilon", str(epsilon), *SMALL]
+    assert main(["audit", *words]) == 1
+    assert "VIOLATED: δ(" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--delta", "1e-4", "--samples", "10"], "samples=10 must be at least 1000"),
+        (["--delta", "1e-4", "--sigma", "0"], "ε = ∞"),
+        (["--delta", "1e-4", "--confidence", "1"], "confidence=1"),
+        ([], "--delta is missing"),
+    ],
+)
+def test_mistakes_are_told(file, capsys, words, said):
+    assert main(["audit", file, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_seed_that_is_not_given_is_fresh_and_kept(file, tmp_path):
+    found = []
+    for name in ("a", "b"):
+        out = tmp_path / name
+        words = ["--delta", "1e-4", *SMALL[:4], "--json", str(out)]
+        assert main(["audit", file, *words]) == 0
+        found.append(json.loads(out.read_text())["seed"])
+    assert found[0] != found[1]
+
+
+def test_the_trade_off_is_that_of_the_curve():
+    """Pure ε: min(e^ε α, 1 - e^-ε (1 - α))."""
+    zero = np.array([0.0])
+    curve = StatedCurve(epsilon=np.array([1.0]), remove=zero, add=zero)
+    rates = np.array([0.0, 0.1, 0.5, 1.0])
+    expected = np.minimum(np.e * rates, 1 - (1 - rates) / np.e)
+    np.testing.assert_allclose(reached(curve, rates), expected)
+
+
+def test_an_audit_without_a_curve_is_drawn(tmp_path):
+    audit = audit_mechanism(
+        MECHANISM, epsilon=1.0, delta=1e-3, samples=1000, runs=200, progress=False
+    )
+    plot_audit(audit, tmp_path / "plain.png")
+    assert (tmp_path / "plain.png").stat().st_size > 10_000
