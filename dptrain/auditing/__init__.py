@@ -1,5 +1,6 @@
 """Audits: attempts to tell from what a run releases whether an example was in it."""
 
+from dptrain.auditing.canaries import CanaryAudit, CanaryRun, audit_canaries, run_canaries
 from dptrain.auditing.conformity import (
     Finding,
     check_noise,
@@ -19,18 +20,24 @@ from dptrain.auditing.importance import DeltaEstimate, TiltedRuns, tilted_runs
 from dptrain.auditing.intervals import least_mean, least_probability, most_probability
 from dptrain.auditing.laws import Game, NoLikelihood, game_of
 from dptrain.auditing.mechanism_audit import MechanismAudit, audit_mechanism
+from dptrain.auditing.one_run import OneRun, audit_one_run, one_run_p_value
 from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
+    "CanaryAudit",
+    "CanaryRun",
     "Count",
     "DeltaEstimate",
     "Finding",
     "Game",
     "MechanismAudit",
     "NoLikelihood",
+    "OneRun",
     "StatedCurve",
     "TiltedRuns",
+    "audit_canaries",
     "audit_mechanism",
+    "audit_one_run",
     "check_noise",
     "check_participations",
     "count",
@@ -41,9 +48,11 @@ __all__ = [
     "most_countable",
     "most_probability",
     "noises",
+    "one_run_p_value",
     "participations",
     "power_against_scaled_noise",
     "power_of_counting",
+    "run_canaries",
     "tilted_runs",
     "whitening_matrix",
 ]

@@ -1,0 +1,232 @@
+"""One run of the real engine in which every example is a canary with a direction of its own.
+
+The model is linear, an example's gradient is a multiple of one coordinate's unit vector, and longer
+than the clipping norm. What the run releases in that coordinate is then the game of
+``mechanism_audit``, played by loader, clipping, noise, divisor and optimizer together. A coin says
+whether a canary is in; one that is out has a gradient of zero. Coordinates that are nobody's show
+the noise alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from tqdm.auto import tqdm
+
+from dptrain.auditing.conformity import Finding, check_noise
+from dptrain.auditing.counting import Count, StatedCurve, count
+from dptrain.auditing.draws import key
+from dptrain.auditing.laws import game_of
+from dptrain.auditing.one_run import OneRun, audit_one_run
+from dptrain.core import Array, checks
+from dptrain.engine import Gradients, PrivacyEngine
+from dptrain.mechanism import MatrixMechanism
+
+_STRETCH = 4.0  # norm of a canary's gradient over the clipping norm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CanaryRun:
+    """What one run released.
+
+    Attributes:
+        included: which canaries were in, shape (m,).
+        released: the noisy sums of every step over R, in each canary's coordinate; shape (m, n).
+        spare: the same in coordinates that are nobody's, shape (k, n).
+    """
+
+    included: npt.NDArray[np.bool_]
+    released: Array
+    spare: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CanaryAudit:
+    """What one run with canaries shows.
+
+    Attributes:
+        canaries: m, how many were put into the data set, in or out by a fair coin. They are all of
+            the data set: nobody else's data is in the run.
+        spare: coordinates that showed noise alone.
+        epsilon: the stated ε.
+        delta: the stated δ.
+        one_run: the bound that holds whatever the release (Steinke, Nasr & Jagielski 2023).
+        counted: the stated curve against canaries as if they were separate runs, which they are if
+            the engine is what it says: a true statement passes.
+        noise: what was found of the noise.
+        confidence: chance that a run of an engine that is right finds nothing.
+    """
+
+    canaries: int
+    spare: int
+    epsilon: float
+    delta: float
+    one_run: OneRun
+    counted: Count
+    noise: tuple[Finding, ...]
+    confidence: float
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """What contradicts the statement, in words; empty if nothing does."""
+        level = (1.0 - self.confidence) / 3
+        found = []
+        if self.one_run.epsilon_lower > self.epsilon:
+            found.append(
+                f"ε ≥ {self.one_run.epsilon_lower:.4g} by one run, stated is {self.epsilon:.4g}"
+            )
+        if self.counted.violated:
+            found.append(
+                f"δ({self.counted.epsilon:.4g}) ≥ {self.counted.delta_lower:.4g} by counting "
+                f"canaries ({self.counted.direction}), stated is {self.counted.delta:.4g}"
+            )
+        found += [
+            f"the noise is not what was accounted for: {each.what} (p = {each.p_value:.2g})"
+            for each in self.noise
+            if each.p_value < level / len(self.noise)
+        ]
+        return tuple(found)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing contradicts the statement; no proof that it is true."""
+        return not self.violations
+
+    def to_json(self) -> str:
+        """JSON text of all fields, the violations and the verdict."""
+        value: dict[str, Any] = dataclasses.asdict(self)
+        value |= {"violations": list(self.violations), "passed": self.passed}
+        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+class _Coordinates(nn.Module):
+    """Σ_j x_j w_j, the weights in several layers."""
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.sizes = [len(part) for part in np.array_split(np.arange(width), layers)]
+        self.layers = nn.ModuleList(nn.Linear(size, 1, bias=False) for size in self.sizes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(x, self.sizes, dim=1)
+        outputs = [layer(part) for layer, part in zip(self.layers, parts, strict=True)]
+        return torch.cat(outputs, dim=1).sum(dim=1)
+
+
+def run_canaries(
+    mechanism: MatrixMechanism,
+    *,
+    spare: int = 1000,
+    layers: int = 2,
+    max_grad_norm: float = 1.0,
+    gradients: Gradients = Gradients(),
+    seed: int = 0,
+    progress: bool = True,
+) -> CanaryRun:
+    """Train on canaries with the real engine, and take down what it releases.
+
+    Args:
+        mechanism: its scheme's ``dataset_size`` is the number m of canaries.
+        spare: k, coordinates without a canary.
+        layers: of the model; canaries lie in all of them.
+        max_grad_norm: R.
+        gradients: how the engine forms and clips gradients.
+        seed: of the coins and of the run.
+        progress: show a bar.
+
+    Raises:
+        ValueError: if the game is not about the mechanism, or the scheme's draws of examples depend
+            on each other, or an argument is out of range.
+    """
+    game_of(mechanism)
+    m = mechanism.scheme.dataset_size
+    spare = checks.integer("spare", spare, minimum=2)
+    layers = checks.integer("layers", layers, maximum=m + spare)
+    rng = np.random.default_rng(key(seed, 0))
+    included = rng.random(m) < 0.5
+    places = rng.permutation(m + spare)
+    rows = torch.zeros(m, m + spare)
+    rows[torch.arange(m), torch.from_numpy(places[:m])] = _STRETCH * max_grad_norm
+    rows[torch.from_numpy(~included)] = 0.0
+    model = _Coordinates(m + spare, layers)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    private = PrivacyEngine(accountant="gaussian").make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        data=TensorDataset(rows),
+        mechanism=mechanism,
+        max_grad_norm=max_grad_norm,
+        gradients=gradients,
+        seed=key(seed, 1),
+    )
+    before = _weights(model)
+    steps = []
+    divisor = mechanism.scheme.expected_batch_size / max_grad_norm
+    bar = tqdm(private.loader, total=mechanism.steps, delay=2, disable=not progress, unit="step")
+    for (x,) in bar:
+        private.optimizer.zero_grad()
+        private.module(x).mean().backward()
+        private.optimizer.step()
+        after = _weights(model)
+        steps.append((before - after) * divisor)
+        before = after
+    found = np.stack(steps, axis=1)
+    return CanaryRun(included=included, released=found[places[:m]], spare=found[places[m:]])
+
+
+def _weights(model: nn.Module) -> Array:
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).double().numpy()
+
+
+def audit_canaries(
+    mechanism: MatrixMechanism,
+    found: CanaryRun,
+    *,
+    epsilon: float,
+    delta: float,
+    curve: StatedCurve | None = None,
+    confidence: float = 0.99,
+) -> CanaryAudit:
+    """What a run with canaries shows of what is stated of its mechanism.
+
+    Scores are those of the game for hidden participations: the likelihood ratio of what was
+    released in a canary's coordinate, whitened by M.
+
+    Args:
+        mechanism: of the run.
+        found: what it released.
+        epsilon: the stated ε.
+        delta: the stated δ.
+        curve: all of δ(ε) as stated; counting is then far stronger.
+        confidence: chance that an engine that is right passes.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    confidence = checks.number("confidence", confidence, above=0, below=1)
+    game = game_of(mechanism)
+    alpha = (1.0 - confidence) / 3
+    scores = game.scores(found.released @ game.matrix.T)
+    inside, outside = scores[found.included], scores[~found.included]
+    even = min(len(inside), len(outside))
+    return CanaryAudit(
+        canaries=len(scores),
+        spare=len(found.spare),
+        epsilon=epsilon,
+        delta=delta,
+        one_run=audit_one_run(scores, found.included, delta=delta, alpha=alpha),
+        counted=count(
+            inside[:even], outside[:even], alpha=alpha, epsilon=epsilon, delta=delta, curve=curve
+        ),
+        noise=tuple(check_noise(game, found.spare)),
+        confidence=confidence,
+    )
