@@ -26,6 +26,8 @@ _FEW = 100.0  # effective samples below which a standard error means nothing
 
 _RATES = (1.0, 1.5, 2.5, 5.0)
 _SCALES = (1.0, 1.4, 2.0)
+# Where nobody takes part more often than the scheme has it, all of the tail is in what they add.
+_MORE_SCALES = (1.0, 1.5, 2.2, 3.5, 5.0, 7.5, 11.0)
 _SHIFTS = (-5.0, -4.0, -3.0, -2.0, -1.0, 1.0, 2.0, 3.0, 4.0)
 
 
@@ -176,11 +178,13 @@ def _candidates(game: Game) -> list[Proposal]:
     """P first, Q second, and what is tilted."""
     still = np.zeros(game.scheme.steps)
     schemes = [game.scheme]
+    scales: tuple[float, ...] = _MORE_SCALES
     if isinstance(game.scheme, Poisson | MinSep | CyclicPoisson):
         p = game.scheme.probability
         rates = [rate * p for rate in _RATES[1:] if rate * p < 0.9]
+        scales = _SCALES
         schemes += [dataclasses.replace(game.scheme, probability=rate) for rate in rates]
-    tilted = [Proposal(scheme=each, scale=s, shift=still) for each in schemes for s in _SCALES]
+    tilted = [Proposal(scheme=each, scale=s, shift=still) for each in schemes for s in scales]
     mean = game.matrix @ np.full(game.scheme.steps, game.scheme.rate)
     if isinstance(game.scheme, CyclicPoisson):
         mean = game.matrix @ (np.arange(game.scheme.steps) % game.scheme.cycle == 0)

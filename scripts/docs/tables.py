@@ -807,6 +807,29 @@ def _choice(tree: Any) -> Table:
     return Table(head, rows)
 
 
+def _audit(tree: Mapping[str, Any]) -> Table:
+    """A calibrated pair a row: what is stated, what was found over it, what counting shows."""
+    rows = []
+    for each in tree["rows"]:
+        stated = max(each["stated"].values())
+        lower, estimate = each["epsilon_lower"], each["epsilon_estimate"]
+        rows.append(
+            [
+                f"{each['scheme']}, {each['strategy']}",
+                f"{each['epsilon']:g}",
+                f"{each['delta']:g}",
+                each["accountant"],
+                f"{stated:.3g}",
+                f"{each['ratio']:.3f} ± {each['ratio_standard_error']:.3f}",
+                "–" if estimate is None else f"{estimate:.3f}",
+                f"{lower:.3f}",
+                f"{each['counting']['epsilon_lower']:.2f}",
+            ]
+        )
+    head = ["pair", "ε", "target δ", "accountant", "stated δ", "found / stated", "ε found"]
+    return Table([*head, "ε at least", "by counting"], rows)
+
+
 _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     function.__name__[1:]: function
     for function in (
@@ -837,6 +860,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _sharded_noise,
         _model_coverage,
         _choice,
+        _audit,
     )
 }
 _BENCHMARKS |= {
