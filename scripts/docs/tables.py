@@ -671,6 +671,23 @@ def _masked_head(tree: Mapping[str, Any]) -> Table:
     return Table(["vocabulary", "every position", "masked ones", "ratio"], rows)
 
 
+def _trainer_time(tree: Mapping[str, Any]) -> Table:
+    """CPU seconds of a step of either trainer, and their ratio."""
+    rows = []
+    for case in tree["cases"]:
+        seconds, ratio = case["seconds"], case["ratio"]
+        rows.append(
+            [
+                case["model"],
+                str(case["microbatches"]),
+                _seconds(seconds["ordinary"]),
+                _seconds(seconds["private"]),
+                f"{ratio['median']:.2f} ({ratio['q1']:.2f}–{ratio['q3']:.2f})",
+            ]
+        )
+    return Table(["model", "microbatches", "Trainer", "PrivateTrainer", "ratio"], rows)
+
+
 def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     """A line for each run."""
     rows = [
@@ -855,6 +872,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _amplified_strategies,
         _masked_head,
         _cifar10_scattering,
+        _trainer_time,
         _individual,
         _individual_step,
         _sharded_noise,
