@@ -24,7 +24,7 @@ from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.core import Adjacency
 
 REFUTED = 1
-_GRID = 13  # points of ε up to 1.5 times the stated one, of which one is that
+_GRID = 37  # points of ε up to 1.5 times the stated one, of which one is that
 
 _EXAMPLE = r"""
 dptrain audit --scheme Poisson batch_size=20 --strategy Identity --dataset-size 1000 \

@@ -39,9 +39,11 @@ def plot_audit(
         )
     for direction, color in (("remove", "tab:blue"), ("add", "tab:orange")):
         if stated is not None:
-            values = stated.direction(direction)
+            # δ is convex in e^ε, so that chords there are bounds between the points as well.
+            between = np.linspace(stated.epsilon[0], stated.epsilon[-1], 300)
+            values = np.interp(np.exp(between), np.exp(stated.epsilon), stated.direction(direction))
             shown = np.where(values > 0, values, np.nan)
-            left.plot(stated.epsilon, shown, "-", color=color, label=f"stated, {direction}")
+            left.plot(between, shown, "-", color=color, label=f"stated, {direction}")
         if found is not None:
             values = found.direction(direction)
             error = np.array(audit.profile[f"{direction}_standard_error"])
