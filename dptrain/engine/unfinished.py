@@ -51,7 +51,7 @@ class Boundary:
     """The last moment between two logical steps: the generators then, and how far the run came.
 
     A checkpoint that is taken within a step restarts the step, so it needs the generators as they
-    were before it.
+    were when its first batch was handed out: an evaluation before may have used them.
 
     Args:
         mechanism: of the run.
@@ -63,6 +63,10 @@ class Boundary:
         self._mechanism, self._noise, self._first = mechanism, noise, first
         self.rng = remember_globals()
         self.progress = self._find()
+
+    def left(self) -> None:
+        """A step begins."""
+        self.rng = remember_globals()
 
     def passed(self, steps_executed: int) -> None:
         """A step was completed; so many have been."""

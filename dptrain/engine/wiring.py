@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from dptrain.engine.shared_run import shared_ledger
 from dptrain.engine.state_watch import StateWatch
 from dptrain.engine.unfinished import Boundary
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import PrivateLoader, Scheme
+from dptrain.sampling import MicroBatch, PrivateLoader, Scheme
 from dptrain.strategies import Strategy
 
 
@@ -107,7 +108,13 @@ def wired(
         own=own_attributes(gradients.mode),
     )
     record = None if request.individual is None else request.individual.record(mechanism)
-    loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, watch=watch)
+
+    def taken(batch: MicroBatch) -> None:
+        watch.begin(last=batch.step == mechanism.steps - 1)
+        if batch.part == 0:
+            boundary.left()
+
+    loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, taken=taken)
     shards = Shards.of(ranks, request.parameters, request.optimizer, request.noise.shard)
     stream = request.open_noise(
         mechanism.strategy,
@@ -153,7 +160,12 @@ def wired(
 
 
 def _loader(
-    request: RunRequest, scheme: Scheme, seed: int, *, ranks: Ranks, watch: StateWatch
+    request: RunRequest,
+    scheme: Scheme,
+    seed: int,
+    *,
+    ranks: Ranks,
+    taken: Callable[[MicroBatch], None],
 ) -> PrivateLoader:
     """The run's loader, of its data set or in place of its data loader.
 
@@ -162,7 +174,7 @@ def _loader(
         scheme: of the run's mechanism.
         seed: of the sampling.
         ranks: the processes of the run.
-        watch: begun with every batch.
+        taken: called with every batch before it is handed out.
     """
     options: dict[str, Any] = {
         "scheme": scheme,
@@ -173,7 +185,7 @@ def _loader(
         "rank": ranks.rank,
         "world_size": ranks.world_size,
         "driven": True,
-        "taken": lambda batch: watch.begin(last=batch.step == scheme.steps - 1),
+        "taken": taken,
         "check_collate": request.gradients.probe != "off",
     }
     if isinstance(request.data, DataLoader):

@@ -48,6 +48,9 @@ def reported(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in VARIABLES:
             patch.delenv(name, raising=False)
+        import wandb
+
+        wandb.teardown()  # it reads the environment once a process, perhaps before this test
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_DIR", str(folder))
         patch.setenv("WANDB_ERROR_REPORTING", "false")
@@ -74,7 +77,6 @@ def reported(tmp_path_factory):
         private.evaluate(data)  # of the trained examples: for its caller alone
         private.predict(data)
         import mlflow
-        import wandb
 
         wandb.run.finish()
         mlflow.end_run()
@@ -171,6 +173,7 @@ def test_a_run_of_the_scripts_own_that_records_the_console_is_told_nothing_priva
 ):
     import wandb
 
+    wandb.teardown()
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     own = wandb.init(settings=wandb.Settings(console="wrap", silent=True))
