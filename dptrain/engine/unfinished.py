@@ -70,7 +70,6 @@ class Boundary:
 
     def passed(self, steps_executed: int) -> None:
         """A step was completed; so many have been."""
-        self.rng = remember_globals()
         if self._first:
             self.progress.reached(steps_executed)
 

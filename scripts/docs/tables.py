@@ -123,18 +123,19 @@ def _script(path: pathlib.Path) -> str:
     Raises:
         ValueError: if there is none.
     """
-    if path.stem in _WRITTEN_BY:
-        return _WRITTEN_BY[path.stem]
     script = path.parent.parent / f"{path.stem}.py"
-    if not script.is_file():
-        raise ValueError(f"{script.relative_to(ROOT)} is no file: name what writes {path.name}")
-    return str(script.relative_to(ROOT))
+    for stem in (path.stem, path.stem.removesuffix("_mnist")):  # the data come after the figure
+        if stem in _WRITTEN_BY:
+            return _WRITTEN_BY[stem]
+        if (found := script.with_stem(stem)).is_file():
+            return str(found.relative_to(ROOT))
+    raise ValueError(f"{script.relative_to(ROOT)} is no file: name what writes {path.name}")
 
 
 _WRITTEN_BY = {
     "strategy_table": "dptrain strategies",
     **dict.fromkeys(
-        ("individual_fig1_curve", "individual_fig1_mnist", "individual_fig1_mnist_curve"),
+        ("individual_fig1_curve", "individual_fig1_mnist_curve"),
         "scripts/paper/individual_fig1.py",
     ),
     **dict.fromkeys(
@@ -145,18 +146,6 @@ _WRITTEN_BY = {
             "individual_fig7",
             "individual_fig8",
             "individual_fig7_fig8",
-            *(
-                f"individual_{each}"
-                for each in (
-                    "fig2_mnist",
-                    "fig6_mnist",
-                    "fig6_active_mnist",
-                    "fig6_auc_mnist",
-                    "fig7_mnist",
-                    "fig8_mnist",
-                    "fig7_fig8_mnist",
-                )
-            ),
         ),
         "scripts/paper/individual_fig6.py",
     ),
