@@ -64,7 +64,7 @@ def run_contest(
             tuning = [
                 Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=True)
                 for m, e in pairs
-                for rate in contest.rates
+                for rate in contest.rates_of(m, e)
                 for seed in contest.tuning_seeds
             ]
             results.complete(tuning, options.root, options.processes)

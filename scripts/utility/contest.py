@@ -26,11 +26,13 @@ class Method:
         scheme: from the number of training examples, or what ``Contest.population`` returns in its
             place, to the scheme; ``None`` for stock Opacus.
         strategy: how its noise is correlated; unused for Opacus.
+        more_rates: learning rates beyond the contest's, where the best of those is their last.
     """
 
     title: str
     scheme: Callable[[Any], Scheme] | None = None
     strategy: Strategy | None = None
+    more_rates: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,10 @@ class Contest:
     run: Callable[[Contest, pathlib.Path, Job, Any], dict[str, Any]] | None = None
     score: Literal["accuracy", "loss"] = "accuracy"
     population: Callable[[pathlib.Path], Any] | None = None
+
+    def rates_of(self, method: str, epsilon: float) -> tuple[float, ...]:
+        """The learning rates that are tried for a method."""
+        return (*self.rates, *self.methods(epsilon)[method].more_rates)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -82,7 +82,7 @@ class Results:
                 self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
                 for seed in seeds
             ]
-            for rate in self.contest.rates
+            for rate in self.contest.rates_of(method, epsilon)
         }
         if any(found is None for runs in scores.values() for found in runs):
             return None

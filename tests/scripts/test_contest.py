@@ -138,6 +138,21 @@ def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
     assert "| 4 | " in as_text(CONTEST, table)
 
 
+def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
+    def one_bears_more(epsilon):
+        both = dict(methods(epsilon))
+        return both | {"ours": dataclasses.replace(both["ours"], more_rates=(3.0,))}
+
+    wider = Results(dataclasses.replace(CONTEST, methods=one_bears_more), tmp_path / "wider")
+    for method, rates in (("opacus", (0.1, 1.0)), ("ours", (0.1, 1.0, 3.0))):
+        for rate in rates:
+            assert wider.best_rate(method, 4.0) is None  # not all are there
+            job = Job(method=method, epsilon=4.0, rate=rate, seed=9, tuning=True)
+            path = tmp_path / "wider/finished" / f"{job.name}.json"
+            path.write_text(json.dumps({"accuracy": rate / 10, "loss": 1, "seconds": 1}))
+        assert wider.best_rate(method, 4.0) == rates[-1]
+
+
 def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
     results.complete(_jobs(tuning=True), tmp_path, 1)
     again = Results(dataclasses.replace(CONTEST, seeds=(7,)), tmp_path / "again")
