@@ -46,6 +46,7 @@ from dptrain.accounting.poisson import (
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
 from dptrain.accounting.selection import (
     ChoicePrivacy,
+    ComposedRuns,
     NegativeBinomialTrials,
     PoissonTrials,
     TrialCount,
@@ -71,6 +72,7 @@ __all__ = [
     "Availability",
     "Calibration",
     "ChoicePrivacy",
+    "ComposedRuns",
     "Cost",
     "Curve",
     "DeterministicAccountant",

@@ -13,6 +13,7 @@ import shtab
 from dptrain import __version__
 from dptrain.commands import account, audit, calibrate, plan, report, strategies, train
 from dptrain.commands.parser import CommandParser
+from dptrain.commands.several import compose
 from dptrain.core import in_words
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="import a module that registers schemes, strategies or accountants of its own",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for member in (plan, strategies, calibrate, account, audit, train, report):
+    for member in (plan, strategies, calibrate, account, audit, train, report, compose):
         member.add(commands)
     options = parser.parse_args(argv)
     for module in options.modules:

@@ -14,6 +14,7 @@ from dptrain.reporting.plots import (
     save,
 )
 from dptrain.reporting.plots_audit import plot_audit
+from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.published_profile import as_shown, rows_of
@@ -44,6 +45,7 @@ __all__ = [
     "plot_active",
     "plot_attacks",
     "plot_audit",
+    "plot_composed",
     "plot_curves",
     "plot_graph",
     "plot_groups",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from dptrain.accounting.base.trade_off import WEAKEST, TradeOff
-from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.search import least_true
-from dptrain.accounting.selection.pair import least_spacing, losses
+from dptrain.accounting.selection.composed import ComposedRuns
 from dptrain.accounting.selection.selection import SelectionCurve
 from dptrain.accounting.selection.trials import TrialCount
 from dptrain.core import Kind, checks
@@ -85,22 +81,13 @@ def compose_runs(runs: Sequence[TradeOff], *, delta: float) -> ChoicePrivacy:
         TypeError: if an argument is of another type.
         ValueError: if there are no runs, or δ is not in (0, 1).
     """
-    kept = [checks.instance("runs", run, TradeOff) for run in runs]
-    if not kept:
-        raise ValueError("runs: there are none; give at least one")
+    together = ComposedRuns(runs)
     delta = checks.number("delta", delta, above=0, below=1)
-    counts, spacing = collections.Counter(kept), least_spacing(kept)
-    epsilon = 0.0
-    for remove in (True, False):
-        parts = [
-            (losses(run, spacing=spacing, remove=remove), count) for run, count in counts.items()
-        ]
-        epsilon = max(epsilon, HeterogeneousComposition(parts).epsilon(delta))
+    kept = together.runs
     return ChoicePrivacy(
-        # Adding up is a bound as well, and holds without rounding to a grid.
-        epsilon=min(epsilon, _added_up(kept, delta)),
+        epsilon=together.epsilon(delta),
         delta=delta,
-        kind=_kind(kept),
+        kind=weakest_kind(kept),
         runs=len(kept),
         trials=None,
         accountant=", ".join(dict.fromkeys(run.accountant for run in kept)),
@@ -142,7 +129,7 @@ def select_run(run: TradeOff, trials: TrialCount, *, delta: float) -> ChoicePriv
     return ChoicePrivacy(
         epsilon=_least(reached),
         delta=delta,
-        kind=_kind([run]),
+        kind=weakest_kind([run]),
         runs=None,
         trials=trials,
         accountant=run.accountant,
@@ -165,17 +152,6 @@ def _least(reached: Callable[[float], bool]) -> float:
     return least_true(reached, low=low, high=high, tolerance=_TOLERANCE * high / 2.0)
 
 
-def _added_up(runs: Sequence[TradeOff], delta: float) -> float:
-    """Σ ε at equal shares of δ."""
-    share, total = delta / len(runs), 0.0
-    for run in runs:
-        at, remove, add = run.sides
-        good = np.flatnonzero(np.maximum(remove, add) <= share)
-        if not good.size:
-            return math.inf
-        total += float(at[good[0]])
-    return total
-
-
-def _kind(runs: Sequence[TradeOff]) -> Kind:
+def weakest_kind(runs: Sequence[TradeOff]) -> Kind:
+    """How a statement about all of these runs is shown: a bound, or as the weakest of them was."""
     return max((Kind.UPPER_BOUND, *(run.kind for run in runs)), key=WEAKEST.index)

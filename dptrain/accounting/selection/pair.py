@@ -30,6 +30,29 @@ def delta_at(run: TradeOff, epsilon: Array, *, remove: bool) -> Array:
     return np.minimum(found * (1.0 + _PAD), 1.0)
 
 
+def epsilon_at(run: TradeOff, delta: float) -> float:
+    """Least ε ≥ 0 at which δ is known to be at most this in both directions; ∞ if there is none.
+
+    On the chords in e^ε, rounded up.
+    """
+    at, remove, add = run.sides
+    return max(_reached(at, side, delta) for side in (remove, add))
+
+
+def _reached(at: Array, side: Array, delta: float) -> float:
+    below = np.flatnonzero(side <= delta)
+    if not below.size:
+        return math.inf
+    right = int(below[0])
+    if right == 0:
+        return 0.0
+    left, width = float(at[right - 1]), float(at[right] - at[right - 1])
+    share = (side[right - 1] * (1.0 + _PAD) - delta) / (side[right - 1] - side[right])
+    # log(1 + share (e^width - 1)), which does not overflow.
+    found = left + width + math.log(share + (1.0 - share) * math.exp(-width))
+    return min(max(found, left) * (1.0 + _PAD) + 1e-15, float(at[right]))
+
+
 def _below_zero(at: Array, back: Array, epsilon: Array) -> Array:
     return np.asarray(-np.expm1(epsilon) + np.exp(epsilon) * _on_chords(at, back, -epsilon))
 

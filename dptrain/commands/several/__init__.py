@@ -1,0 +1,1 @@
+"""Commands about several runs on the same people's data."""

@@ -1,0 +1,236 @@
+"""What is known of a run's privacy, from the files that dptrain writes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dptrain.accounting import Profile, TradeOff, account, trade_off
+from dptrain.accounting.base import told_once
+from dptrain.core import Adjacency, Guarantee, Kind, digest
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
+
+# Profiles are read so far below δ that what is beyond them does not add up to it.
+_BELOW, _LEAST, _POINTS = 1e-6, 1e-12, 801
+_STATEMENT = "privacy_report.json"
+_PROVEN = (Kind.EXACT, Kind.UPPER_BOUND)
+_SIZES = ("dataset_size", "nominal_size", "graph")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnownRun:
+    """A run of which a mechanism or a guarantee was given.
+
+    Attributes:
+        name: what tables call it.
+        limits: δ(ε) as far as it is known: a curve, or one (ε, δ).
+        guarantee: as it was stated, or as ``account`` states it of a bare mechanism.
+        stated: whether a file stated the guarantee.
+    """
+
+    name: str
+    limits: TradeOff
+    guarantee: Guarantee
+    stated: bool
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the scheme says of the data set: sizes, and a digest of a graph of users."""
+        scheme = self.guarantee.scheme
+        found = {name: scheme[name] for name in _SIZES if scheme.get(name) is not None}
+        if "graph" in found:
+            found["graph"] = digest(found["graph"])[:12]
+        return found
+
+    @property
+    def failure_probability(self) -> float | None:
+        """Chance over the accountant's draws that the statement is false; ``None`` if unknown."""
+        if self.guarantee.kind is not Kind.CONFIDENCE:
+            return 0.0
+        told = (self.guarantee.certificate or {}).get("failure_probability")
+        return float(told) if isinstance(told, int | float) else None
+
+
+def read_runs(
+    paths: Sequence[pathlib.Path], *, delta: float | None, adjacency: Adjacency | None
+) -> list[KnownRun]:
+    """The runs of these files, in order.
+
+    Args:
+        paths: mechanisms, statements or summaries as JSON, or folders of runs.
+        delta: at which a bare mechanism is accounted for where only a simulation answers.
+        adjacency: of bare mechanisms; by default the mechanism's.
+
+    Raises:
+        ValueError: if a file is none of these, or says nothing of a run's privacy.
+        OSError: if a file cannot be read.
+    """
+    read = [(path, each) for path in paths for each in _read(path)]
+    found = []
+    for path, each in tqdm(read, "curves of the runs", unit="run", delay=2, leave=False):
+        try:
+            found.append(_known(f"{path}", each, delta, adjacency))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+    return found
+
+
+_Read = MatrixMechanism | tuple[Guarantee, Profile | None]
+
+
+def _read(path: pathlib.Path) -> list[_Read]:
+    if path.is_dir():
+        path = path / _STATEMENT
+        if not path.is_file():
+            raise ValueError(
+                f"{path.parent}: there is no {_STATEMENT} in this folder; of a run that is not "
+                "finished, dptrain report FOLDER --json writes what it promises"
+            )
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: it is no JSON ({error})") from error
+    try:
+        return _parsed(value)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parsed(value: Any) -> list[_Read]:
+    if isinstance(value, dict):
+        if {"scheme", "strategy", "noise_multiplier", "format"} == set(value):
+            return [MatrixMechanism.from_dict(value)]
+        if value.get("simulation") is True:
+            raise ValueError("it is the summary of a simulated run, which is not private")
+        if isinstance(value.get("guarantee"), dict):
+            return [(_guarantee(value["guarantee"]), _profile(value.get("profile")))]
+        if isinstance(told := value.get("guarantees"), list) and told:
+            return [(_guarantee(told[0]), None)]  # one run may state several of itself
+        if {"epsilon", "delta", "unit", "adjacency"} <= set(value):
+            return [(_guarantee(value), None)]
+        if "request" in value and "noise_multiplier" in value:
+            raise ValueError(
+                "it is a certificate, which does not say who is protected: give the statement of "
+                "its run, or what dptrain calibrate wrote with --json or --out"
+            )
+    raise ValueError(
+        "it says nothing of a run's privacy: give a mechanism (calibrate --out), a statement "
+        "(privacy_report.json, calibrate --json, account --json) or a summary (train --json, "
+        "report --json)"
+    )
+
+
+def _guarantee(value: Any) -> Guarantee:
+    return Guarantee.from_json(json.dumps(value))
+
+
+def _profile(value: Any) -> Profile | None:
+    """The profile of a statement, or of ``account --json``."""
+    if not isinstance(value, dict):
+        return None
+    try:
+        remove = value["delta_remove"] if "delta_remove" in value else value["remove"]
+        add = value["delta_add"] if "delta_add" in value else value["add"]
+        columns = [np.asarray(each, float) for each in (value["epsilon"], remove, add)]
+        kind = Kind(value["kind"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its profile cannot be read ({error})") from error
+    if len({each.shape for each in columns}) > 1 or not all(
+        np.isfinite(each).all() and (each >= 0).all() for each in columns
+    ):
+        raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
+    at, remove, add = columns
+    return Profile(at, remove, add, kind, str(value["accountant"]))
+
+
+def _known(name: str, read: _Read, delta: float | None, adjacency: Adjacency | None) -> KnownRun:
+    if isinstance(read, MatrixMechanism):
+        if read.noise_multiplier == 0:
+            raise ValueError("noise_multiplier=0: there is no noise, and nothing to compose")
+        at = 1 / (2 * read.scheme.population) if delta is None else delta
+        with told_once():
+            guarantee = account(read, delta=at, adjacency=adjacency)
+            limits = _curve(read, guarantee)
+        return KnownRun(name=name, limits=limits, guarantee=guarantee, stated=False)
+    guarantee, profile = read
+    if not math.isfinite(guarantee.epsilon):
+        raise ValueError("ε = ∞: the run promises nothing, and nothing is left to compose")
+    mechanism = _mechanism(guarantee)
+    if mechanism is not None:
+        with told_once():
+            limits = _curve(mechanism, guarantee)
+    elif profile is not None and profile.kind in _PROVEN:
+        limits = TradeOff.of(guarantee, profile)
+    else:
+        limits = TradeOff.of(guarantee)
+    return KnownRun(name=name, limits=limits, guarantee=guarantee, stated=True)
+
+
+def _curve(mechanism: MatrixMechanism, guarantee: Guarantee) -> TradeOff:
+    floor = min(max(_LEAST, guarantee.delta * _BELOW), 0.25)
+    return trade_off(mechanism, guarantee, floor=floor, points=_POINTS)
+
+
+def _mechanism(guarantee: Guarantee) -> MatrixMechanism | None:
+    """What a guarantee is about, if it says all of it; ``None`` else, and of a filter's budget."""
+    said = (guarantee.accountant, *guarantee.notes)
+    if any(text.startswith(("individual ", "An individual filter ")) for text in said):
+        return None
+    if guarantee.unit.kind == "user":
+        return None  # its graph may not be here as it was
+    try:
+        found = MatrixMechanism(
+            scheme=Scheme.from_dict(guarantee.scheme),
+            strategy=Strategy.from_dict(guarantee.strategy),
+            noise_multiplier=guarantee.noise_multiplier,
+        )
+    except ValueError:
+        return None  # a private size is left out of it, or the scheme is another package's
+    return found if found.hash == guarantee.mechanism_hash else None
+
+
+def check_same(runs: Sequence[KnownRun], *, overlapping: bool, disjoint: bool) -> None:
+    """Refuse runs of which no one statement can be made.
+
+    Args:
+        runs: all of them.
+        overlapping: the user says that data sets of different sizes share units.
+        disjoint: the user says that they share none.
+
+    Raises:
+        ValueError: naming the runs and what to do.
+    """
+    first = runs[0]
+    for each in runs[1:]:
+        one, other = first.guarantee, each.guarantee
+        if one.unit != other.unit:
+            raise ValueError(
+                f"{first.name} protects a {one.unit.noun} and {each.name} a {other.unit.noun}: "
+                "there is no one statement about both; compose runs with the same unit"
+            )
+        if one.adjacency is not other.adjacency:
+            raise ValueError(
+                f"{first.name} is about adjacency={one.adjacency.value!r} and {each.name} about "
+                f"{other.adjacency.value!r}: account for all runs under one of them"
+            )
+        if first.data != each.data and not (overlapping or disjoint):
+            raise ValueError(
+                f"{first.name} has {_words(first.data)} and {each.name} {_words(each.data)}: if "
+                "they are different sets of the same people's data, where nobody is more than one "
+                "unit in either, say --overlapping; if nobody is in two of them, --disjoint"
+            )
+
+
+def _words(data: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in data.items()) or "no stated size"
