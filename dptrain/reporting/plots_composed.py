@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -39,13 +40,12 @@ def plot_composed(
     ax = axes[0]
     at = np.asarray(curve["epsilon"])
     fine = np.linspace(0.0, at[-1], 600)
-    shown: dict[str, int] = {}
-    for place, (run, name) in enumerate(zip(together.runs, names, strict=True)):
+    runs = dict(zip(names, together.runs, strict=True))  # a file that is named twice is drawn once
+    short = collections.Counter(pathlib.PurePath(name).name for name in runs)
+    for place, (name, run) in enumerate(runs.items()):
         label = pathlib.PurePath(name).name
-        shown[label] = shown.get(label, 0) + 1
-        if shown[label] > 1:
-            continue
-        times = sum(pathlib.PurePath(other).name == label for other in names)
+        label = label if short[label] == 1 else name
+        times = names.count(name)
         ax.plot(
             fine,
             np.maximum(delta_at(run, fine, remove=True), delta_at(run, fine, remove=False)),

@@ -13,7 +13,7 @@ from dptrain.accounting.losses import gaussian
 from dptrain.commands.cli import main
 from dptrain.core import Adjacency, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import privacy_report
+from dptrain.reporting import plots_composed, privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 
@@ -114,6 +114,18 @@ def test_a_plot_shows_all_curves(tmp_path, written):
     assert (tmp_path / "p.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_runs_whose_files_have_one_name_are_drawn_each(tmp_path, written, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots_composed, "save", lambda figure, path: figures.append(figure))
+    words = []
+    for folder, mu in (("first", 0.3), ("second", 0.6)):
+        (tmp_path / folder).mkdir()
+        words.append(written(f"{folder}/mechanism.json", full_batches(mu).to_json()))
+    assert main(["compose", *words, words[0], "--delta", "1e-5", "--plot", "p.png"]) == 0
+    told = {text.get_text() for text in figures[0].axes[0].get_legend().get_texts()}
+    assert {f"{words[0]} (each of 2)", words[1]} <= told
+
+
 def test_what_has_no_one_statement_is_refused(written, capsys):
     stated = account(full_batches(0.5), delta=DELTA)
     first = written("first.json", stated.to_json())
@@ -142,6 +154,7 @@ def test_what_has_no_one_statement_is_refused(written, capsys):
     assert "certificate" in refused(written("c.json", {"request": {}, "noise_multiplier": 1.0}))
     assert "nothing of a run's privacy" in refused(written("x.json", {"a": 1}))
     assert "no JSON" in refused(written("y.json", "{"))
+    assert "no JSON" in refused(written("deep.json", "[" * 100_000))
     assert "no file" in refused("nowhere.json")
     assert "one of --delta and --epsilon" in refused("--delta", "1e-5", "--epsilon", "1")
 
