@@ -1,4 +1,4 @@
-"""Files that a command writes: refused before the work, named after it."""
+"""Files that a command reads and writes: refused before the work, named after it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ def check_outputs(*paths: pathlib.Path | None, plot: pathlib.Path | None = None)
         raise ModuleNotFoundError(
             "--plot needs matplotlib: pip install 'dptrain[recipes]'"
         ) from error
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """The value of a JSON file.
+
+    Raises:
+        ValueError: if it is no JSON, or nested too deeply to be any that dptrain writes.
+        OSError: if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: it is no JSON ({error})") from error
 
 
 def write_json(path: pathlib.Path | None, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.outputs import check_outputs, read_json, write_json
 from dptrain.core import Guarantee, aligned
 from dptrain.engine import check_seal
 from dptrain.mechanism import MatrixMechanism
@@ -95,10 +95,7 @@ def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
     """
     statement = path / _STATEMENT if path.is_dir() else path
     if statement.is_file() and statement.suffix == ".json":
-        try:
-            value = json.loads(statement.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{statement}: it is no JSON ({error})") from error
+        value = read_json(statement)
         if not isinstance(value, dict) or "guarantee" not in value:
             raise ValueError(f"{statement}: it is no privacy statement, it has no 'guarantee'")
         found = Guarantee.from_json(json.dumps(value["guarantee"]))

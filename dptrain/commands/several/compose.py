@@ -113,8 +113,9 @@ def run(options: argparse.Namespace) -> None:
     epsilon, delta = _asked(options, runs, together)
     basic = _basic(runs, together, epsilon, delta)
     kind = weakest_kind(together.runs)
+    rows = [_row(each, delta) for each in runs]
     print(_sentence(runs, epsilon, delta, kind, disjoint=options.disjoint))
-    print(f"\n{_table(runs, delta)}\n")
+    print(f"\n{_table(runs, rows, delta)}\n")
     print(basic["sentence"])
     assumed = _assumed(runs, options)
     for title, lines in (("It assumes that", assumed), ("It does not cover", NOT_COVERED)):
@@ -136,14 +137,14 @@ def run(options: argparse.Namespace) -> None:
     write_json(
         options.json,
         {
-            "epsilon": epsilon if math.isfinite(epsilon) else "inf",
+            "epsilon": _plain(epsilon),
             "delta": delta,
             "kind": kind.value,
             "disjoint": options.disjoint,
             "unit": runs[0].guarantee.unit.noun,
             "adjacency": runs[0].guarantee.adjacency.value,
             "basic": {name: value for name, value in basic.items() if name != "sentence"},
-            "runs": [_row(each, delta) for each in runs],
+            "runs": rows,
             "profile": curve,
             "assumes": assumed,
             "does_not_cover": list(NOT_COVERED),
@@ -174,7 +175,7 @@ def _basic(
 ) -> dict[str, Any]:
     """What adding up gives: of the stated numbers, and at the δ of the statement."""
     at = together.added_up(delta) if delta < 1 else 0.0
-    found: dict[str, Any] = {"epsilon_at_delta": at if math.isfinite(at) else "inf"}
+    found: dict[str, Any] = {"epsilon_at_delta": _plain(at)}
     text = (
         f"Basic composition (Σ ε at equal shares of δ) gives ε = {at:.6g} at δ = {delta:.6g}"
         if math.isfinite(at)
@@ -218,15 +219,16 @@ def _sentence(
     )
 
 
-def _own(each: KnownRun, delta: float) -> float:
-    return epsilon_at(each.limits, delta)
+def _plain(epsilon: float) -> float | str:
+    """JSON has no ∞."""
+    return epsilon if math.isfinite(epsilon) else "inf"
 
 
 def _row(each: KnownRun, delta: float) -> dict[str, Any]:
-    guarantee, own = each.guarantee, _own(each, delta)
+    guarantee = each.guarantee
     return {
         "file": each.name,
-        "epsilon_at_delta": own if math.isfinite(own) else "inf",
+        "epsilon_at_delta": _plain(epsilon_at(each.limits, delta)),
         "stated": {"epsilon": guarantee.epsilon, "delta": guarantee.delta} if each.stated else None,
         "known": "curve" if len(each.limits.epsilon) > 1 else "one (ε, δ)",
         "kind": each.limits.kind.value,
@@ -235,20 +237,19 @@ def _row(each: KnownRun, delta: float) -> dict[str, Any]:
     }
 
 
-def _table(runs: Sequence[KnownRun], delta: float) -> str:
+def _table(runs: Sequence[KnownRun], rows: Sequence[dict[str, Any]], delta: float) -> str:
     lines = [
         f"| run | sampling | noise | σ | steps | ε at δ = {delta:.3g} | stated | known |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for each in runs:
-        guarantee, own = each.guarantee, _own(each, delta)
+    for each, row in zip(runs, rows, strict=True):
+        guarantee, own = each.guarantee, row["epsilon_at_delta"]
         stated = f"({guarantee.epsilon:.4g}, {guarantee.delta:.3g})" if each.stated else "–"
-        known = "curve" if len(each.limits.epsilon) > 1 else "one (ε, δ)"
-        shown = f"{own:.4g}" if math.isfinite(own) else "–"
+        shown = "–" if own == "inf" else f"{own:.4g}"
         lines.append(
             f"| {each.name} | {guarantee.scheme['type']} | {guarantee.strategy['type']} | "
             f"{guarantee.noise_multiplier:.4g} | {guarantee.steps_planned} | {shown} | {stated} | "
-            f"{known} |"
+            f"{row['known']} |"
         )
     return aligned("\n".join(lines), left=3)
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dptrain.accounting import Profile, TradeOff, account, trade_off
 from dptrain.accounting.base import told_once
+from dptrain.commands.outputs import read_json
 from dptrain.core import Adjacency, Guarantee, Kind, digest
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
@@ -22,7 +23,6 @@ from dptrain.strategies import Strategy
 # Profiles are read so far below δ that what is beyond them does not add up to it.
 _BELOW, _LEAST, _POINTS = 1e-6, 1e-12, 801
 _STATEMENT = "privacy_report.json"
-_PROVEN = (Kind.EXACT, Kind.UPPER_BOUND)
 _SIZES = ("dataset_size", "nominal_size", "graph")
 
 
@@ -74,7 +74,7 @@ def read_runs(
         ValueError: if a file is none of these, or says nothing of a run's privacy.
         OSError: if a file cannot be read.
     """
-    read = [(path, each) for path in paths for each in _read(path)]
+    read = [(path, _read(path)) for path in paths]
     found = []
     for path, each in tqdm(read, "curves of the runs", unit="run", delay=2, leave=False):
         try:
@@ -87,7 +87,7 @@ def read_runs(
 _Read = MatrixMechanism | tuple[Guarantee, Profile | None]
 
 
-def _read(path: pathlib.Path) -> list[_Read]:
+def _read(path: pathlib.Path) -> _Read:
     if path.is_dir():
         path = path / _STATEMENT
         if not path.is_file():
@@ -96,29 +96,27 @@ def _read(path: pathlib.Path) -> list[_Read]:
                 "finished, dptrain report FOLDER --json writes what it promises"
             )
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: it is no JSON ({error})") from error
     try:
         return _parsed(value)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _parsed(value: Any) -> list[_Read]:
+def _parsed(value: Any) -> _Read:
     if isinstance(value, dict):
         if {"scheme", "strategy", "noise_multiplier", "format"} == set(value):
-            return [MatrixMechanism.from_dict(value)]
+            return MatrixMechanism.from_dict(value)
         if value.get("simulation") is True:
             raise ValueError("it is the summary of a simulated run, which is not private")
         if isinstance(value.get("guarantee"), dict):
-            return [(_guarantee(value["guarantee"]), _profile(value.get("profile")))]
+            return _guarantee(value["guarantee"]), _profile(value.get("profile"))
         if isinstance(told := value.get("guarantees"), list) and told:
-            return [(_guarantee(told[0]), None)]  # one run may state several of itself
+            return _guarantee(told[0]), None  # one run may state several of itself
         if {"epsilon", "delta", "unit", "adjacency"} <= set(value):
-            return [(_guarantee(value), None)]
+            return _guarantee(value), None
         if "request" in value and "noise_multiplier" in value:
             raise ValueError(
                 "it is a certificate, which does not say who is protected: give the statement of "
@@ -170,10 +168,8 @@ def _known(name: str, read: _Read, delta: float | None, adjacency: Adjacency | N
     if mechanism is not None:
         with told_once():
             limits = _curve(mechanism, guarantee)
-    elif profile is not None and profile.kind in _PROVEN:
-        limits = TradeOff.of(guarantee, profile)
     else:
-        limits = TradeOff.of(guarantee)
+        limits = TradeOff.of(guarantee, profile)  # which leaves out what is not proven
     return KnownRun(name=name, limits=limits, guarantee=guarantee, stated=True)
 
 
