@@ -20,7 +20,12 @@ from dptrain.auditing.importance import DeltaEstimate, TiltedRuns, tilted_runs
 from dptrain.auditing.intervals import least_mean, least_probability, most_probability
 from dptrain.auditing.laws import Game, NoLikelihood, game_of
 from dptrain.auditing.mechanism_audit import MechanismAudit, audit_mechanism
-from dptrain.auditing.one_run import OneRun, audit_one_run, one_run_p_value
+from dptrain.auditing.one_run import (
+    OneRun,
+    audit_one_run,
+    one_run_curve_p_value,
+    one_run_p_value,
+)
 from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "most_countable",
     "most_probability",
     "noises",
+    "one_run_curve_p_value",
     "one_run_p_value",
     "participations",
     "power_against_scaled_noise",

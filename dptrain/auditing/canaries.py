@@ -30,6 +30,7 @@ from dptrain.engine import Gradients, PrivacyEngine
 from dptrain.mechanism import MatrixMechanism
 
 _STRETCH = 4.0  # norm of a canary's gradient over the clipping norm
+_VERDICTS = 4  # ε by one run, the curve by one run, the curve by counting, and the noise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +58,8 @@ class CanaryAudit:
         spare: coordinates that showed noise alone.
         epsilon: the stated ε.
         delta: the stated δ.
-        one_run: the bound that holds whatever the release (Steinke, Nasr & Jagielski 2023).
+        one_run: the bound that holds whatever the release, with the chance of what was guessed if
+            the whole stated curve is true.
         counted: the stated curve against canaries as if they were separate runs, which they are if
             the engine is what it says: a true statement passes.
         noise: what was found of the noise.
@@ -76,11 +78,17 @@ class CanaryAudit:
     @property
     def violations(self) -> tuple[str, ...]:
         """What contradicts the statement, in words; empty if nothing does."""
-        level = (1.0 - self.confidence) / 3
+        level = (1.0 - self.confidence) / _VERDICTS
         found = []
         if self.one_run.epsilon_lower > self.epsilon:
             found.append(
                 f"ε ≥ {self.one_run.epsilon_lower:.4g} by one run, stated is {self.epsilon:.4g}"
+            )
+        p_value = self.one_run.curve_p_value
+        if p_value is not None and p_value < self.one_run.alpha:
+            found.append(
+                f"{self.one_run.canaries} canaries are told apart better by one run than the "
+                f"stated curve allows (p = {p_value:.2g})"
             )
         if self.counted.violated:
             found.append(
@@ -214,7 +222,7 @@ def audit_canaries(
     """
     confidence = checks.number("confidence", confidence, above=0, below=1)
     game = game_of(mechanism)
-    alpha = (1.0 - confidence) / 3
+    alpha = (1.0 - confidence) / _VERDICTS
     scores = game.scores(found.released @ game.matrix.T)
     inside, outside = scores[found.included], scores[~found.included]
     even = min(len(inside), len(outside))
@@ -223,7 +231,7 @@ def audit_canaries(
         spare=len(found.spare),
         epsilon=epsilon,
         delta=delta,
-        one_run=audit_one_run(scores, found.included, delta=delta, alpha=alpha),
+        one_run=audit_one_run(scores, found.included, delta=delta, alpha=alpha, curve=curve),
         counted=count(
             inside[:even], outside[:even], alpha=alpha, epsilon=epsilon, delta=delta, curve=curve
         ),

@@ -1,7 +1,8 @@
 """A lower bound on ε from one run in which many canaries were in or out by coins.
 
-Steinke, Nasr & Jagielski 2023 (arXiv 2305.08846), Theorem 5.2: it holds for every mechanism that is
-(ε, δ)-DP for one canary, however canaries influence each other.
+The setting is that of Steinke, Nasr & Jagielski 2023 (arXiv 2305.08846); the bound is Theorem 19.7
+of ``docs/theory``. It holds for every mechanism that is (ε, δ)-DP for one canary, however canaries
+influence each other, and for a whole curve δ(ε) as for one point of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from scipy.special import expit
 from scipy.stats import binom
 
+from dptrain.auditing.counting import StatedCurve
 from dptrain.core import checks
 
 _LARGEST = 64.0  # ε that is looked for
@@ -24,8 +26,8 @@ def one_run_p_value(
 ) -> float:
     """Chance, under (ε, δ), of at least so many correct guesses about who was in.
 
-    With W' ~ Bin(r, e^ε/(1 + e^ε)) it is at most
-    Pr[W' ≥ v] + 2 m δ max_{i ≤ m} Pr[v > W' ≥ v - i]/i.
+    With W ~ Bin(r, e^ε/(1 + e^ε)) it is at most Pr[W ≥ v] and what a budget of m δ/(1 + e^ε) buys
+    of Pr[W = v - 1], Pr[W = v - 2], …, at the price of i for Pr[W = v - i].
 
     Args:
         canaries: m, each in with probability 1/2, independently.
@@ -45,9 +47,45 @@ def one_run_p_value(
     right = float(expit(epsilon))
     chance = float(binom.sf(v - 1, r, right))
     if v and delta:
-        below = np.cumsum(binom.pmf(np.arange(v - 1, -1, -1), r, right))
-        chance += 2 * m * delta * float(np.max(below / np.arange(1, v + 1)))
+        shares = binom.pmf(np.arange(v - 1, -1, -1), r, right)
+        prices = np.arange(1, v + 1)
+        spent = np.cumsum(prices * shares)
+        budget = m * delta * float(expit(-epsilon))
+        whole = int(np.searchsorted(spent, budget, side="right"))  # shares that are bought whole
+        chance += float(np.sum(shares[:whole]))
+        if whole < v:
+            left = budget - (float(spent[whole - 1]) if whole else 0.0)
+            chance += left / float(prices[whole])
     return min(1.0, chance)
+
+
+def one_run_curve_p_value(
+    *, canaries: int, guesses: int, correct: int, curve: StatedCurve
+) -> float:
+    """Chance, under a whole curve δ(ε), of at least so many correct guesses about who was in.
+
+    Every point of the curve bounds it, so the least of them does; the two directions of a point
+    count by half each.
+
+    Args:
+        canaries: m, each in with probability 1/2, independently.
+        guesses: r ≤ m; abstentions are free.
+        correct: v ≤ r.
+        curve: what is stated of one canary.
+
+    Raises:
+        ValueError: as of ``one_run_p_value``.
+    """
+    return min(
+        one_run_p_value(
+            canaries=canaries,
+            guesses=guesses,
+            correct=correct,
+            epsilon=float(epsilon),
+            delta=float(delta),
+        )
+        for epsilon, delta in zip(curve.epsilon, (curve.remove + curve.add) / 2, strict=True)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +100,8 @@ class OneRun:
         most: what as many guesses, all correct, would have shown.
         delta: δ.
         alpha: chance that ``epsilon_lower`` is false.
+        curve_p_value: chance of so many correct guesses, for the number of guesses that shows most
+            and times how many were tried, if the whole stated curve is true; ``None`` without one.
     """
 
     canaries: int
@@ -71,6 +111,7 @@ class OneRun:
     most: float
     delta: float
     alpha: float
+    curve_p_value: float | None = None
 
 
 def audit_one_run(
@@ -80,11 +121,12 @@ def audit_one_run(
     delta: float,
     alpha: float,
     guesses: Sequence[int] | None = None,
+    curve: StatedCurve | None = None,
 ) -> OneRun:
     """Guess "in" for the largest scores and "out" for the smallest, and bound ε.
 
-    The bound allows for 2 m δ canaries that are given away: where δ is not far below 1/m, it shows
-    nothing.
+    The bound allows for canaries that are given away, m δ/(1 + e^ε) of them on average: where δ is
+    not far below 1/m, it shows little.
 
     Args:
         scores: of the canaries, shape (m,); may depend on the release only.
@@ -93,6 +135,7 @@ def audit_one_run(
         alpha: chance of a false bound.
         guesses: even numbers of guesses to try, each at α over their number; by default m, m/2,
             m/4, … down to 16.
+        curve: all of δ(ε) as stated, which can be refuted where the bound at δ is below ε.
 
     Raises:
         ValueError: if the shapes differ, there are fewer than two canaries, or a number of guesses
@@ -107,7 +150,7 @@ def audit_one_run(
         halved = [m // 2**k // 2 * 2 for k in range(m.bit_length())]
         guesses = [r for r in halved if r >= min(16, m // 2 * 2)]
     order = np.argsort(scores, kind="stable")
-    found = []
+    found, p_values = [], []
     for r in guesses:
         if r % 2 or not 0 < r <= m:
             raise ValueError(f"guesses={r}: give even numbers from 2 to {m}, the canaries")
@@ -115,6 +158,10 @@ def audit_one_run(
         level = alpha / len(guesses)
         shown = [_epsilon(m, r, v, delta, level) for v in (correct, r)]
         found.append((shown[0], r, correct, shown[1]))
+        if curve is not None:
+            p_values.append(
+                one_run_curve_p_value(canaries=m, guesses=r, correct=correct, curve=curve)
+            )
     lower, r, correct, most = max(found)
     return OneRun(
         canaries=m,
@@ -124,19 +171,25 @@ def audit_one_run(
         most=most,
         delta=delta,
         alpha=alpha,
+        curve_p_value=min(1.0, len(p_values) * min(p_values)) if p_values else None,
     )
 
 
 def _epsilon(m: int, r: int, v: int, delta: float, alpha: float) -> float:
-    """The largest ε that is refuted; the bound on the chance grows with ε where it is small."""
+    """The largest ε that is refuted, near enough.
+
+    Who refutes (ε, δ) has refuted every smaller ε too, though the bound on the chance may be larger
+    there: what is bought with δ is dearer at a large ε.
+    """
 
     def refuted(epsilon: float) -> bool:
         p = one_run_p_value(canaries=m, guesses=r, correct=v, epsilon=epsilon, delta=delta)
         return p < alpha
 
-    low, high = 0.0, _LARGEST
-    if not refuted(low):
+    low = max((e for e in np.arange(0.0, _LARGEST) if refuted(float(e))), default=None)
+    if low is None:
         return 0.0
+    low, high = float(low), float(low) + 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

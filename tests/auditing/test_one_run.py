@@ -6,10 +6,17 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 from scipy.special import expit
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
-from dptrain.auditing import audit_one_run, one_run_p_value
+from dptrain.auditing import (
+    StatedCurve,
+    audit_one_run,
+    one_run_curve_p_value,
+    one_run_p_value,
+)
+from tests.oracles.guessing import most_correct
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 3.0])
@@ -28,16 +35,81 @@ def test_no_private_mechanism_guesses_better(epsilon, delta):
             assert bound == pytest.approx(apart, rel=1e-12)
 
 
-def test_the_largest_share_is_found():
-    """The maximum over i, term by term."""
-    m, r, v, epsilon, delta = 40, 20, 15, 0.5, 1e-3
-    right = expit(epsilon)
-    terms = [
-        (binom.cdf(v - 1, r, right) - binom.cdf(v - i - 1, r, right)) / i for i in range(1, m + 1)
-    ]
-    expected = binom.sf(v - 1, r, right) + 2 * m * delta * max(terms)
-    found = one_run_p_value(canaries=m, guesses=r, correct=v, epsilon=epsilon, delta=delta)
-    assert found == pytest.approx(expected, rel=1e-10)
+@pytest.mark.parametrize(("canaries", "guesses"), [(1, 1), (3, 1), (3, 2), (3, 3), (4, 4)])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.05), (1.0, 1e-3), (1.0, 0.05), (3.0, 0.01)])
+def test_no_mechanism_at_all_guesses_better(canaries, guesses, epsilon, delta):
+    for v in range(1, guesses + 1):
+        best = most_correct(
+            canaries=canaries, guesses=guesses, correct=v, curve=[(epsilon, delta, delta)]
+        )
+        bound = one_run_p_value(
+            canaries=canaries, guesses=guesses, correct=v, epsilon=epsilon, delta=delta
+        )
+        assert bound >= best - 1e-7
+        if guesses == 1 and bound < 1:  # nothing is given away
+            assert bound == pytest.approx(best, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [(0.0, 0.38, 0.38), (1.0, 0.13, 0.13), (2.0, 0.021, 0.021)],
+        [(0.0, 0.2, 0.2), (0.5, 0.1, 0.02), (1.0, 0.05, 0.0)],
+    ],
+)
+def test_no_mechanism_under_a_curve_guesses_better(curve):
+    stated = StatedCurve(
+        epsilon=np.array([e for e, _, _ in curve]),
+        remove=np.array([d for _, d, _ in curve]),
+        add=np.array([d for _, _, d in curve]),
+    )
+    for v in (1, 2, 3):
+        best = most_correct(canaries=3, guesses=3, correct=v, curve=curve)
+        bound = one_run_curve_p_value(canaries=3, guesses=3, correct=v, curve=stated)
+        assert bound >= best - 1e-7
+        assert bound <= min(
+            one_run_p_value(canaries=3, guesses=3, correct=v, epsilon=e, delta=max(remove, add))
+            for e, remove, add in curve
+        )
+
+
+def test_what_delta_buys_is_a_linear_program():
+    """Shares of each count of hits that are lifted to v, at a price of one a hit."""
+    for m, r, v, epsilon, delta in [(40, 20, 15, 0.5, 1e-3), (40, 40, 39, 1.0, 0.01)]:
+        right = expit(epsilon)
+        lifts = np.arange(1, v + 1)
+        shares = binom.pmf(v - lifts, r, right)
+        solved = linprog(
+            -np.ones(v),
+            A_ub=lifts[None].astype(float),
+            b_ub=[m * delta / (1 + math.exp(epsilon))],
+            bounds=list(zip(np.zeros(v), shares, strict=True)),
+        )
+        found = one_run_p_value(canaries=m, guesses=r, correct=v, epsilon=epsilon, delta=delta)
+        assert found == pytest.approx(binom.sf(v - 1, r, right) - solved.fun, rel=1e-7)
+
+
+def test_a_true_curve_is_rejected_as_rarely_as_stated():
+    """Gaussian canaries at μ = 1, 400 runs of 1,000: 6 sigma; and with a quarter of the noise."""
+    rng, alpha, times = np.random.default_rng(8), 0.05, 400
+    epsilon = np.linspace(0.0, 6.0, 25)
+    delta = norm.cdf(0.5 - epsilon) - np.exp(epsilon) * norm.cdf(-0.5 - epsilon)
+    curve = StatedCurve(epsilon=epsilon, remove=delta, add=delta)
+    rejected = {1.0: 0, 0.25: 0}
+    for sigma in rejected:
+        for _ in range(times if sigma == 1.0 else 20):
+            taken = rng.random(1000) < 0.5
+            found = audit_one_run(
+                taken + sigma * rng.standard_normal(1000),
+                taken,
+                delta=1e-5,
+                alpha=alpha,
+                guesses=[500, 200],
+                curve=curve,
+            )
+            rejected[sigma] += found.curve_p_value < alpha
+    assert rejected[1.0] <= alpha * times + 6 * math.sqrt(alpha * (1 - alpha) * times)
+    assert rejected[0.25] >= 15
 
 
 def test_bounds_exceed_the_true_epsilon_as_rarely_as_stated():
