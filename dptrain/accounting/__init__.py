@@ -45,6 +45,8 @@ from dptrain.accounting.poisson import (
 )
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
 from dptrain.accounting.selection import (
+    BudgetFilter,
+    Charge,
     ChoicePrivacy,
     ComposedRuns,
     NegativeBinomialTrials,
@@ -70,7 +72,9 @@ from dptrain.accounting.users import (
 __all__ = [
     "Accountant",
     "Availability",
+    "BudgetFilter",
     "Calibration",
+    "Charge",
     "ChoicePrivacy",
     "ComposedRuns",
     "Cost",
