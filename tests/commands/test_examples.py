@@ -16,7 +16,7 @@ from recipes import arxiv, individual, sweep, vision
 from recipes.config import load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = ("account", "audit", "calibrate", "compose", "plan", "strategies")
+COMMANDS = ("account", "audit", "calibrate", "compose", "odometer", "plan", "strategies")
 RECIPES = {"vision": vision, "individual": individual, "arxiv": arxiv}
 SCHEMAS = sweep.SCHEMAS
 
@@ -38,7 +38,7 @@ def test_the_list_of_commands_has_an_example_that_leads_on(capsys):
     assert examples(capsys, main, *line[1:-1])
     with pytest.raises(SystemExit):
         main(["--help"])
-    listed = "plan,strategies,calibrate,account,audit,train,report,compose"
+    listed = "plan,strategies,calibrate,account,audit,train,report,compose,odometer"
     assert f"{{{listed}}}" in capsys.readouterr().out
     assert set(COMMANDS) < set(listed.split(","))
 
@@ -51,11 +51,21 @@ def test_examples_of_the_command_line_run(capsys, tmp_path, monkeypatch, command
     lines = examples(capsys, main, command)
     monkeypatch.chdir(tmp_path)
     for program, *words in lines:
-        made_first = command == "compose" and words[0] == "calibrate"  # what is then composed
+        # What is then composed or charged.
+        made_first = command in ("compose", "odometer") and words[0] == "calibrate"
         assert (program, words[0]) == ("dptrain", command) or made_first
         assert main(words) == 0
         written = [words[i + 1] for i, word in enumerate(words) if word in ("--out", "--json")]
         assert all(pathlib.Path(name).stat().st_size for name in written)
+
+
+@pytest.mark.parametrize("action", ["open", "add", "show", "check"])
+def test_examples_of_a_ledger_run(capsys, tmp_path, monkeypatch, action):
+    lines = examples(capsys, main, "odometer", action)
+    monkeypatch.chdir(tmp_path)
+    assert any(words[1:3] == ["odometer", action] for words in lines)
+    for program, *words in lines:
+        assert (program, main(words)) == ("dptrain", 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -7,7 +7,7 @@ import json
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from tqdm import tqdm
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from dptrain.accounting import Profile, TradeOff, account, trade_off
 from dptrain.accounting.base import told_once
 from dptrain.commands.outputs import read_json
-from dptrain.core import Adjacency, Guarantee, Kind, digest
+from dptrain.core import Adjacency, Guarantee, Kind, Unit, digest
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -41,6 +41,16 @@ class KnownRun:
     limits: TradeOff
     guarantee: Guarantee
     stated: bool
+
+    @property
+    def unit(self) -> Unit:
+        """Who is protected."""
+        return self.guarantee.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What may differ."""
+        return self.guarantee.adjacency
 
     @property
     def data(self) -> dict[str, Any]:
@@ -196,35 +206,60 @@ def _mechanism(guarantee: Guarantee) -> MatrixMechanism | None:
     return found if found.hash == guarantee.mechanism_hash else None
 
 
-def check_same(runs: Sequence[KnownRun], *, overlapping: bool, disjoint: bool) -> None:
+class Described(Protocol):
+    """What runs have to agree on."""
+
+    @property
+    def name(self) -> str:
+        """What tables call it."""
+
+    @property
+    def unit(self) -> Unit:
+        """Who is protected."""
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What may differ."""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What is said of the data set."""
+
+
+_APART = "if nobody is in two of them, --disjoint"
+
+
+def check_same(
+    runs: Sequence[Described], *, overlapping: bool, disjoint: bool, apart: str = _APART
+) -> None:
     """Refuse runs of which no one statement can be made.
 
     Args:
         runs: all of them.
         overlapping: the user says that data sets of different sizes share units.
         disjoint: the user says that they share none.
+        apart: what to do where they share none.
 
     Raises:
         ValueError: naming the runs and what to do.
     """
     first = runs[0]
     for each in runs[1:]:
-        one, other = first.guarantee, each.guarantee
-        if one.unit != other.unit:
+        if first.unit != each.unit:
             raise ValueError(
-                f"{first.name} protects a {one.unit.noun} and {each.name} a {other.unit.noun}: "
+                f"{first.name} protects a {first.unit.noun} and {each.name} a {each.unit.noun}: "
                 "there is no one statement about both; compose runs with the same unit"
             )
-        if one.adjacency is not other.adjacency:
+        if first.adjacency is not each.adjacency:
             raise ValueError(
-                f"{first.name} is about adjacency={one.adjacency.value!r} and {each.name} about "
-                f"{other.adjacency.value!r}: account for all runs under one of them"
+                f"{first.name} is about adjacency={first.adjacency.value!r} and {each.name} about "
+                f"{each.adjacency.value!r}: account for all runs under one of them"
             )
         if first.data != each.data and not (overlapping or disjoint):
             raise ValueError(
                 f"{first.name} has {_words(first.data)} and {each.name} {_words(each.data)}: if "
                 "they are different sets of the same people's data, where nobody is more than one "
-                "unit in either, say --overlapping; if nobody is in two of them, --disjoint"
+                f"unit in either, say --overlapping; {apart}"
             )
 
 
