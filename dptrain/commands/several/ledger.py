@@ -126,7 +126,7 @@ class LedgerBudget:
         rest = self.delta - self.slack
         if float(gaussian.log_delta(self.epsilon, self.mu)) > math.log(rest) + _SAME:
             raise ValueError(
-                f"mu={self.mu}, slack={self.slack} promise less than epsilon={self.epsilon}, "
+                f"mu={self.mu} and slack={self.slack} do not keep epsilon={self.epsilon}, "
                 f"delta={self.delta}"
             )
 
@@ -207,16 +207,22 @@ class BudgetLedger:
             self.filter = BudgetFilter(mu=self.budget.mu, slack=self.budget.slack)
         else:
             checks.choice("what", value["what"], ("charged",))
-            entry = LedgerEntry.from_dict(value)
-            charge = entry.charge
-            if entry.limits.kind is Kind.ESTIMATE:
-                raise ValueError(f"the curve of {entry.name} is an estimate, which proves nothing")
-            least = least_slack(entry.limits, charge.mu)
-            if least > charge.slack * (1.0 + _SAME) + 1e-15:
-                raise ValueError(f"the curve of {entry.name} takes d = {least:.6g} at its μ")
-            self.filter.spend(charge)
-            self.entries.append(entry)
+            self.take(LedgerEntry.from_dict(value))
         self.hashes.append(line_hash(line))
+
+    def take(self, entry: LedgerEntry) -> None:
+        """Charge a release, here and not in the file.
+
+        Raises:
+            ValueError: if its charge does not fit, or does not follow from its curve.
+        """
+        if entry.limits.kind is Kind.ESTIMATE:
+            raise ValueError(f"the curve of {entry.name} is an estimate, which proves nothing")
+        least = least_slack(entry.limits, entry.charge.mu)
+        if least > entry.charge.slack * (1.0 + _SAME) + 1e-15:
+            raise ValueError(f"the curve of {entry.name} takes d = {least:.6g} at its μ")
+        self.filter.spend(entry.charge)
+        self.entries.append(entry)
 
     @property
     def adjacency(self) -> Adjacency | None:
@@ -284,14 +290,13 @@ def append(ledger: BudgetLedger, file: IO[bytes], entry: LedgerEntry) -> None:
     """Charge a release, in the ledger and on the disk.
 
     Raises:
-        ValueError: if it does not fit; nothing is written then.
+        ValueError: as ``BudgetLedger.take``; nothing is written then.
         OSError: if it cannot be written.
     """
-    ledger.filter.spend(entry.charge)
+    ledger.take(entry)
     value = {**entry.to_dict(), "previous": ledger.hashes[-1]}
     line = json.dumps(value, ensure_ascii=False, allow_nan=False)
     _write(file, line)
-    ledger.entries.append(entry)
     ledger.hashes.append(line_hash(line))
 
 
