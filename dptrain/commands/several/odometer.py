@@ -164,7 +164,8 @@ def run_add(options: argparse.Namespace) -> int:
     ledger = read_ledger(options.ledger)
     if options.slack is not None:
         checks.number("--slack", options.slack, above=0, below=1)
-    share = options.slack or ledger.filter.left.slack / 10 or None
+    # Of a mechanism that only a simulation answers for one (ε, δ) is known, and d is above that δ.
+    share = 0.999 * (options.slack or ledger.filter.left.slack / 10) or None
     (run,) = read_runs([options.release], delta=share, adjacency=ledger.adjacency)
     with locked_ledger(options.ledger) as (ledger, file):
         _check_fits_in(ledger, run, overlapping=options.overlapping)
