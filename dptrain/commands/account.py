@@ -111,6 +111,7 @@ def run(options: argparse.Namespace) -> None:
         value["profile"] = {
             "accountant": curve.accountant,
             "kind": curve.kind.value,
+            "failure_probability": curve.failure_probability,
             "epsilon": curve.epsilon.tolist(),
             "remove": curve.remove.tolist(),
             "add": curve.add.tolist(),

@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
 from dptrain.planning import StrategyTable, UserPlan, UserRow
-from dptrain.reporting.published_profile import as_shown
+from dptrain.reporting.published_profile import as_shown, chance, chords
 from dptrain.sampling import GraphPartition, PerUser
 from dptrain.sampling.users import GraphStatistics
 from dptrain.strategies import noise_autocorrelation
@@ -23,7 +23,7 @@ LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to 
 def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:
     """Draw δ(ε) of a run in both directions, with the guarantee as a point, to an image file.
 
-    The profile is shown as ``as_shown`` says.
+    The profile is shown as ``as_shown`` says, with the chords between bounds that hold at once.
 
     The axis of δ ends at 1e-16, or a tenth of the guarantee's δ if that is smaller: curves that
     fall below leave the picture there, and the axis of ε ends where the last one does.
@@ -34,7 +34,7 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     """
     figure, axes = figure_of(1)
     ax = axes[0]
-    profile = as_shown(profile, guarantee)
+    profile = chords(as_shown(profile, guarantee))
     least = LEAST_DELTA
     if math.isfinite(guarantee.epsilon) and guarantee.delta > 0:
         least = min(least, guarantee.delta / 10)
@@ -71,10 +71,13 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     curve = {Kind.CONFIDENCE: "upper confidence bounds", Kind.ESTIMATE: "estimates"}.get(
         profile.kind, profile.kind.value
     )
+    likely = ""
+    if profile.failure_probability is not None:
+        likely = f",\nchance that a curve is too low somewhere: ≤ {chance(profile)}"
     ax.set_title(
         f"Privacy of the run: {guarantee.scheme['type']} batches, {guarantee.strategy['type']} "
         f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps "
-        f"(curves: {curve}; point: {guarantee.kind.value})",
+        f"(curves: {curve}; point: {guarantee.kind.value}){likely}",
         fontsize=10,
     )
     save(figure, path)

@@ -17,7 +17,7 @@ from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
-from dptrain.reporting.published_profile import as_shown, rows_of
+from dptrain.reporting.published_profile import as_shown, chance, rows_of
 
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
@@ -145,6 +145,7 @@ def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str,
             "delta_add": profile.add.tolist(),
             "kind": profile.kind.value,
             "accountant": profile.accountant,
+            "failure_probability": profile.failure_probability,
         }
     return value
 
@@ -238,7 +239,7 @@ def _markdown(
     if profile is not None:
         parts += [
             "## δ at other ε",
-            f"{_profile_caption(profile.kind)} (accountant: {profile.accountant}).",
+            f"{_profile_caption(profile)} (accountant: {profile.accountant}).",
             _table(("ε", "δ, contribution removed", "δ, contribution added"), rows_of(profile, 9)),
         ]
     parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in software.items()) + ".")
@@ -268,11 +269,15 @@ def _inline(value: Any) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def _profile_caption(kind: Kind) -> str:
+def _profile_caption(profile: Profile) -> str:
+    kind = profile.kind
     if kind is Kind.CONFIDENCE:
+        together = ""
+        if profile.failure_probability is not None:
+            together = f" (the chance that not all of them hold is at most {chance(profile)})"
         return (
-            "Upper confidence bounds by simulation, for orientation; the guarantee is the "
-            "statement above"
+            f"Upper confidence bounds by simulation{together}, for orientation; the guarantee is "
+            "the statement above"
         )
     if kind is Kind.ESTIMATE:
         return "Estimates, for orientation; the guarantee is the statement above"

@@ -1,6 +1,6 @@
 """What every accountant is: its interface, its curves, and how it states a guarantee."""
 
-from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.curve import Curve, DeterministicAccountant, convex_envelope
 from dptrain.accounting.base.statement import (
     SMALLEST_DELTA,
     check_delta,
@@ -18,6 +18,7 @@ __all__ = [
     "check_delta",
     "check_epsilon",
     "checked_sigma",
+    "convex_envelope",
     "of_participants",
     "told_once",
 ]

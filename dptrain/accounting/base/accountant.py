@@ -25,6 +25,9 @@ class Profile:
         add: δ of (Q, P) at each ε.
         kind: how the values were shown.
         accountant: name of the accountant that computed them.
+        failure_probability: of kind CONFIDENCE the chance, over the draws of all simulations that
+            it rests on, that not all of its values are upper bounds; ``None`` where each value was
+            shown by itself only, and of other kinds.
     """
 
     epsilon: npt.NDArray[np.float64]
@@ -32,6 +35,18 @@ class Profile:
     add: npt.NDArray[np.float64]
     kind: Kind
     accountant: str
+    failure_probability: float | None = None
+
+    @property
+    def holds_at_once(self) -> bool:
+        """Whether all values are upper bounds, for certain or together with a stated chance.
+
+        Then the chords between them in e^ε are upper bounds as well
+        (docs/theory/certification.md#thm-confidence-curve).
+        """
+        if self.kind is Kind.CONFIDENCE:
+            return self.failure_probability is not None
+        return self.kind in (Kind.EXACT, Kind.UPPER_BOUND)
 
     @property
     def delta(self) -> npt.NDArray[np.float64]:

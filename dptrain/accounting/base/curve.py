@@ -37,7 +37,7 @@ def convex_envelope(epsilon: Array, delta: Array) -> Array:
 
     Args:
         epsilon: ascending, shape (n,).
-        delta: upper bounds on δ at these, shape (n,).
+        delta: upper bounds on δ at these, ``inf`` where none is known, shape (n,).
 
     Returns:
         Upper bounds that are no greater, fall, and are convex in e^ε up to rounding, shape (n,).

@@ -6,10 +6,10 @@ import dataclasses
 import os
 from typing import Any, ClassVar
 
-from dptrain.accounting.base.accountant import Accountant
+from dptrain.accounting.base.accountant import Accountant, Profile
 from dptrain.accounting.base.statement import statement
 from dptrain.accounting.simulation.simulation import default_threads
-from dptrain.core import Guarantee, Kind, checks
+from dptrain.core import Array, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
 
 
@@ -88,6 +88,10 @@ class SimulatedAccountant(Accountant):
             kind=Kind.VERIFIED,
             certificate=certificate,
         )
+
+    def together(self, epsilon: Array, remove: Array, add: Array) -> Profile:
+        """The profile of upper bounds that hold at once except with ``failure_probability``."""
+        return Profile(epsilon, remove, add, self.kind, self.name, self.failure_probability)
 
     def confident(
         self,

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.base.accountant import Cost, Profile
+from dptrain.accounting.base.curve import convex_envelope
 from dptrain.accounting.base.statement import (
     check_delta,
     check_epsilon,
@@ -158,7 +159,8 @@ class MonteCarloAccountant(SimulatedAccountant):
 
         Each is the Bernoulli-KL upper bound at q over the number of points and directions, or the
         unamplified Gaussian's δ where that is smaller, or what follows from the chance of never
-        taking part; a value at a smaller ε bounds all later ones. The plain means are those of
+        taking part, or a chord in e^ε between such bounds
+        (docs/theory/certification.md#thm-confidence-curve). The plain means are those of
         ``estimate``.
 
         Raises:
@@ -166,7 +168,7 @@ class MonteCarloAccountant(SimulatedAccountant):
         """
         simulation, sigma, grid = self._grid(mechanism, epsilon)
         if sigma == 0.0:
-            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+            return self.together(grid, np.ones_like(grid), np.ones_like(grid))
         samples, share = self._profile_size(simulation), self.failure_probability / (2 * grid.size)
         means = self._means(simulation, sigma, grid - simulation.slack, samples, PROFILE)[1][:, 0]
         remove = np.minimum(
@@ -174,12 +176,13 @@ class MonteCarloAccountant(SimulatedAccountant):
         )
         add = np.where(grid < simulation.add_limit, remove, 0.0)
         upper = [
-            np.minimum.accumulate(
-                np.minimum([upper_confidence(m, samples, share) for m in row.tolist()], certain)
+            convex_envelope(
+                grid,
+                np.minimum([upper_confidence(m, samples, share) for m in row.tolist()], certain),
             )
             for row, certain in zip(means, (remove, add), strict=True)
         ]
-        return Profile(grid, upper[0], upper[1], self.kind, self.name)
+        return self.together(grid, upper[0], upper[1])
 
     def estimate(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Estimate:
         """Plain means and standard errors of δ(ε) in both directions; no guarantee.

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tqdm.auto import tqdm
 
 from dptrain.accounting.base.accountant import Profile
-from dptrain.accounting.base.curve import LARGEST_SIGMA, Curve
+from dptrain.accounting.base.curve import LARGEST_SIGMA, Curve, convex_envelope
 from dptrain.accounting.base.statement import (
     SMALLEST_SIGMA,
     check_delta,
@@ -62,7 +62,8 @@ _FORMER_NAMES = {
 _OFFSETS = (2, 0)
 # 1 % a step: a factor of 20,000 in all.
 _DEEPEST = 1000
-_PROFILE_POINTS, _PROFILE_SAMPLES = 24, 20_000
+# Of a profile: samples a direction in all, and the most that one point of the grid gets.
+_PROFILE_POINTS, _PROFILE_TOTAL, _PROFILE_SAMPLES = 96, 480_000, 20_000
 _DEEP = 1e-290
 
 _Both = dict[str, WeightedTerms]
@@ -336,8 +337,9 @@ class WeightedAccountant(SimulatedAccountant):
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """Upper confidence values of δ(ε): all of them hold at once except with probability q.
 
-        Sampled at 24 points of the grid at most; between them a value at a smaller ε and the
-        deterministic bounds count.
+        Sampled at 96 points of the grid at most, the fewer the more samples at each; the
+        deterministic bounds and the chords in e^ε between all of these count as well
+        (docs/theory/certification.md#thm-confidence-curve).
 
         Raises:
             ValueError: if the mechanism is refused or the grid is not ascending and ≥ 0.
@@ -345,10 +347,11 @@ class WeightedAccountant(SimulatedAccountant):
         grid = checked_grid(epsilon)
         bounds, sigma = self._checked(mechanism), checked_sigma(mechanism)
         if sigma == 0.0:
-            return Profile(grid, np.ones_like(grid), np.ones_like(grid), self.kind, self.name)
+            return self.together(grid, np.ones_like(grid), np.ones_like(grid))
         values = np.stack(bounds.curve.delta(sigma, grid))
         chosen = np.unique(np.linspace(0, grid.size - 1, _PROFILE_POINTS).round().astype(int))
         share = self.failure_probability / (2 * chosen.size)
+        samples = min(_PROFILE_SAMPLES, _PROFILE_TOTAL // chosen.size)
         tilted, seed = bounds.tilted(sigma), fresh_seed(self.seed)
         shown = tqdm(chosen.tolist(), "profile", disable=not self.progress, delay=2.0, leave=False)
         for index in shown:
@@ -358,12 +361,9 @@ class WeightedAccountant(SimulatedAccountant):
                 if terms.ceiling < _DEEP:
                     continue  # the deterministic value is as good
                 stream = [seed, PROFILE, index, side]
-                mean = (
-                    mean_of(terms, _PROFILE_SAMPLES, seed=stream, threads=self.cores)
-                    / terms.ceiling
-                )
+                mean = mean_of(terms, samples, seed=stream, threads=self.cores) / terms.ceiling
                 mean = min(mean * (1.0 + 1e-12), 1.0)
-                upper = terms.ceiling * upper_confidence(mean, _PROFILE_SAMPLES, share)
+                upper = terms.ceiling * upper_confidence(mean, samples, share)
                 values[side, index] = min(values[side, index], upper)
-        values = np.minimum.accumulate(values, axis=1)
-        return Profile(grid, values[0], values[1], self.kind, self.name)
+        remove, add = (convex_envelope(grid, side) for side in values)
+        return self.together(grid, remove, add)
