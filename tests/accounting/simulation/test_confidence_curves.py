@@ -113,5 +113,3 @@ def test_weighted_samples_are_spread_over_the_grid(monkeypatch) -> None:
     assert (ratio < 1.0).all()
     MEMBERS["importance"].profile(mechanism(), [1.0])
     assert asked[-1] == 20_000  # of add nothing is left there
-
-
