@@ -23,7 +23,8 @@ LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to 
 def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Path) -> None:
     """Draw δ(ε) of a run in both directions, with the guarantee as a point, to an image file.
 
-    The profile is shown as ``as_shown`` says, with the chords between bounds that hold at once.
+    The profile is shown as ``as_shown`` says, with the chords between confidence bounds that hold
+    at once.
 
     The axis of δ ends at 1e-16, or a tenth of the guarantee's δ if that is smaller: curves that
     fall below leave the picture there, and the axis of ε ends where the last one does.
@@ -71,13 +72,13 @@ def plot_privacy(profile: Profile, guarantee: Guarantee, path: str | pathlib.Pat
     curve = {Kind.CONFIDENCE: "upper confidence bounds", Kind.ESTIMATE: "estimates"}.get(
         profile.kind, profile.kind.value
     )
-    likely = ""
+    curves = f" curves: {curve}"
     if profile.failure_probability is not None:
-        likely = f",\nchance that a curve is too low somewhere: ≤ {chance(profile)}"
+        curves = f"\ncurves: {curve}, too low somewhere with probability ≤ {chance(profile)}"
     ax.set_title(
         f"Privacy of the run: {guarantee.scheme['type']} batches, {guarantee.strategy['type']} "
-        f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps "
-        f"(curves: {curve}; point: {guarantee.kind.value}){likely}",
+        f"noise,\nσ = {guarantee.noise_multiplier:.4g}, {guarantee.steps_planned} steps; "
+        f"point: {guarantee.kind.value};{curves}",
         fontsize=10,
     )
     save(figure, path)

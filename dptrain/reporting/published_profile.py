@@ -117,10 +117,11 @@ def _envelope(epsilon: Array, delta: Array) -> Array:
 def chords(profile: Profile) -> Profile:
     """The curve through the points of a profile, on a grid that is fine enough to be drawn.
 
-    Between points that are bounds at once these are the chords in e^ε, which are bounds too. Other
-    profiles are drawn by the points that they have.
+    Between confidence bounds that hold at once these are the chords in e^ε, which are all that is
+    known there. Other profiles are drawn by the points that they have, as what was computed at
+    these can be computed between them.
     """
-    if profile.kind is Kind.EXACT or not profile.holds_at_once:
+    if profile.kind is not Kind.CONFIDENCE or not profile.holds_at_once:
         return profile
     first, last = profile.epsilon[[0, -1]]
     grid = np.union1d(profile.epsilon, np.linspace(first, last, _DRAWN))

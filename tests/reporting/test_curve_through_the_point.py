@@ -139,12 +139,12 @@ def test_a_point_above_the_curve_changes_nothing(stated, kind) -> None:
     np.testing.assert_array_equal(shown.epsilon, epsilon)
     np.testing.assert_allclose(shown.remove, values, rtol=1e-15)
     assert shown.kind is kind
+    assert (chords(shown) is shown) == (kind is not Kind.CONFIDENCE)
     assert shown.failure_probability == bounds.failure_probability
     if kind is Kind.EXACT:
         np.testing.assert_array_equal(shown.remove, values)
         # A value between two points of an exact curve would be a bound only.
         assert len(as_shown(bounds, point(stated, 1.234, 0.5)).epsilon) == 41
-        assert chords(shown) is shown
 
 
 def test_showing_twice_charges_once(stated) -> None:

@@ -62,8 +62,9 @@ _FORMER_NAMES = {
 _OFFSETS = (2, 0)
 # 1 % a step: a factor of 20,000 in all.
 _DEEPEST = 1000
-# Of a profile: samples a direction in all, and the most that one point of the grid gets.
-_PROFILE_POINTS, _PROFILE_TOTAL, _PROFILE_SAMPLES = 96, 480_000, 20_000
+# Of a profile: points that are sampled, as many as ``default_grid`` has; samples a direction in
+# all; and the most that one point gets.
+_PROFILE_POINTS, _PROFILE_TOTAL, _PROFILE_SAMPLES = 101, 480_000, 20_000
 _DEEP = 1e-290
 
 _Both = dict[str, WeightedTerms]
@@ -337,7 +338,7 @@ class WeightedAccountant(SimulatedAccountant):
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """Upper confidence values of δ(ε): all of them hold at once except with probability q.
 
-        Sampled at 96 points of the grid at most, the fewer the more samples at each; the
+        Sampled at 101 points of the grid at most, the fewer the more samples at each; the
         deterministic bounds and the chords in e^ε between all of these count as well
         (docs/theory/certification.md#thm-confidence-curve).
 
