@@ -9,10 +9,10 @@ import numpy as np
 
 from dptrain.accounting import Profile
 from dptrain.accounting.base import SMALLEST_DELTA, convex_envelope
-from dptrain.core import Array, Guarantee, Kind
+from dptrain.core import Guarantee, Kind
 
 _BY_TRUST = (Kind.EXACT, Kind.UPPER_BOUND, Kind.VERIFIED, Kind.CONFIDENCE, Kind.ESTIMATE)
-_DRAWN = 1000  # points of a curve: two or three to a pixel's column at most
+_DRAWN = 1000  # points of a curve: about one to a pixel's column
 
 
 def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
@@ -23,25 +23,31 @@ def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
     (docs/theory/certification.md#thm-confidence-curve). Of a curve that needed a guarantee which a
     simulation showed, the kind is CONFIDENCE and the chance of failure the sum of both.
 
-    An exact curve, an estimate, and bounds that hold one by one keep their values: beyond the
-    guarantee's ε they are at most its δ. What was computed less tightly is replaced by that; it is
-    then shown as the weaker of the two was. If the guarantee is an estimate, so is the profile: it
-    is about the same noise. A bound that vanished in double precision is ``SMALLEST_DELTA``.
+    Exact curves, estimates, bounds that hold one by one, and bounds above a guarantee whose chance
+    of failure is not told keep their values up to its ε; beyond it they are at most its δ. What was
+    computed less tightly is replaced by that; it is then shown as the weaker of the two was. If the
+    guarantee is an estimate, so is the profile: it is about the same noise. A bound that vanished
+    in double precision is ``SMALLEST_DELTA``.
     """
-    beyond = profile.epsilon >= guarantee.epsilon
-    lowered = any(
-        (values[beyond] > guarantee.delta).any() for values in (profile.remove, profile.add)
-    )
-    exact = profile.kind is Kind.EXACT and (not lowered or guarantee.kind is Kind.EXACT)
-    chance = _failure_probability(guarantee)
-    if exact or not profile.holds_at_once or chance is None:
-        shown = _capped(profile, guarantee, lowered=lowered)
+    if profile.kind in (Kind.UPPER_BOUND, Kind.CONFIDENCE) and guarantee.kind is not Kind.ESTIMATE:
+        profile = _including(profile, guarantee.epsilon)
+        if profile.holds_at_once:
+            profile = _enveloped(profile)
+    needed, chance = _above(profile, guarantee), _failure_probability(guarantee)
+    exact = profile.kind is guarantee.kind is Kind.EXACT
+    if needed and profile.holds_at_once and chance is not None and not exact:
+        shown = _through(profile, guarantee, chance)
     else:
-        shown = _with_point(profile, guarantee, chance)
+        shown = _capped(profile, guarantee, needed=needed)
     if shown.kind is Kind.ESTIMATE:
         return shown
     remove, add = (np.maximum(values, SMALLEST_DELTA) for values in (shown.remove, shown.add))
     return dataclasses.replace(shown, remove=remove, add=add)
+
+
+def _above(profile: Profile, guarantee: Guarantee) -> bool:
+    """Whether a δ beyond the guarantee's ε is above the guarantee's."""
+    return bool((profile.delta[profile.epsilon >= guarantee.epsilon] > guarantee.delta).any())
 
 
 def _failure_probability(guarantee: Guarantee) -> float | None:
@@ -54,44 +60,38 @@ def _failure_probability(guarantee: Guarantee) -> float | None:
     return float(told)
 
 
-def _capped(profile: Profile, guarantee: Guarantee, *, lowered: bool) -> Profile:
+def _capped(profile: Profile, guarantee: Guarantee, *, needed: bool) -> Profile:
     """The values of the points, beyond the guarantee's ε at most its δ."""
-    together = profile.kind is not Kind.CONFIDENCE or profile.holds_at_once
-    if profile.kind is Kind.CONFIDENCE:
-        profile = _including(profile, guarantee.epsilon)
     beyond = profile.epsilon >= guarantee.epsilon
     found = [
         np.where(beyond, np.minimum(values, guarantee.delta), values)
         for values in (profile.remove, profile.add)
     ]
-    if together:
+    if profile.kind is not Kind.CONFIDENCE:
         found = [np.minimum.accumulate(values) for values in found]
     kind, chance = profile.kind, profile.failure_probability
-    if lowered or guarantee.kind is Kind.ESTIMATE:
+    if needed or guarantee.kind is Kind.ESTIMATE:
         kind, chance = max(kind, guarantee.kind, key=_BY_TRUST.index), None
     return dataclasses.replace(
         profile, remove=found[0], add=found[1], kind=kind, failure_probability=chance
     )
 
 
-def _with_point(profile: Profile, guarantee: Guarantee, chance: float) -> Profile:
-    """The envelope of bounds that hold at once, and of the guarantee where it is below that."""
+def _through(profile: Profile, guarantee: Guarantee, chance: float) -> Profile:
+    """The envelope of bounds that hold at once, and of the guarantee below them."""
     profile = _including(profile, guarantee.epsilon)
-    grid, sides = profile.epsilon, (profile.remove, profile.add)
-    remove, add = (_envelope(grid, values) for values in sides)
-    here = grid == guarantee.epsilon
-    if not (np.maximum(remove, add)[here] > guarantee.delta).any():
-        return dataclasses.replace(profile, remove=remove, add=add)
+    here = profile.epsilon == guarantee.epsilon
     remove, add = (
-        _envelope(grid, np.where(here, np.minimum(values, guarantee.delta), values))
-        for values in sides
+        np.where(here, np.minimum(values, guarantee.delta), values)
+        for values in (profile.remove, profile.add)
     )
     kind, total = Kind.UPPER_BOUND, None
     if {profile.kind, guarantee.kind} & {Kind.CONFIDENCE, Kind.VERIFIED}:
         kind, total = Kind.CONFIDENCE, min((profile.failure_probability or 0.0) + chance, 1.0)
-    return dataclasses.replace(
+    bounds = dataclasses.replace(
         profile, remove=remove, add=add, kind=kind, failure_probability=total
     )
+    return _enveloped(bounds)
 
 
 def _including(profile: Profile, epsilon: float) -> Profile:
@@ -109,9 +109,13 @@ def _including(profile: Profile, epsilon: float) -> Profile:
     )
 
 
-def _envelope(epsilon: Array, delta: Array) -> Array:
-    """``convex_envelope``, where nothing else is known from δ(0) ≤ 1 on."""
-    return convex_envelope(np.append(0.0, epsilon), np.append(1.0, delta))[1:]
+def _enveloped(profile: Profile) -> Profile:
+    """``convex_envelope`` of each direction, where nothing else is known from δ(0) ≤ 1 on."""
+    at = np.append(0.0, profile.epsilon)
+    remove, add = (
+        convex_envelope(at, np.append(1.0, values))[1:] for values in (profile.remove, profile.add)
+    )
+    return dataclasses.replace(profile, remove=remove, add=add)
 
 
 def chords(profile: Profile) -> Profile:

@@ -147,6 +147,18 @@ def test_a_point_above_the_curve_changes_nothing(stated, kind) -> None:
         assert len(as_shown(bounds, point(stated, 1.234, 0.5)).epsilon) == 41
 
 
+def test_a_point_whose_chance_is_untold_leaves_the_chance_untold(stated) -> None:
+    """Also where it is needed at its own ε only, between two points of the grid."""
+    epsilon = [0.0, 1.0, 2.0]
+    bounds = curve(epsilon, [0.5, 0.1, 0.001])
+    middle = hull(epsilon, bounds.remove, 1.5)
+    for delta, told in ((0.9 * middle, None), (1.1 * middle, CHANCE)):
+        shown = as_shown(bounds, point(stated, 1.5, delta, Kind.CONFIDENCE, None))
+        assert shown.failure_probability == told
+        assert shown.kind is Kind.CONFIDENCE
+        assert shown.remove[2] == pytest.approx(min(delta, middle), rel=1e-12)
+
+
 def test_showing_twice_charges_once(stated) -> None:
     bounds = curve([0.0, 1.0, 2.0, 3.0], [0.5, 0.1, 0.05, 0.04])
     once = as_shown(bounds, point(stated, 1.5, 1e-3))
