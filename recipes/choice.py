@@ -24,12 +24,12 @@ from dptrain.accounting import (
 )
 from dptrain.accounting.base import told_once
 from dptrain.core import Guarantee, Kind
+from dptrain.reporting import STATEMENT
 from dptrain.sampling import UserScheme
 from recipes.filter_settings import FilterSettings
 from recipes.runfolder import CHECKPOINT, load_checkpoint
 from recipes.settings import RunSettings
 
-REPORT = "privacy_report.json"
 CHOICE = "privacy_of_choice"  # .json and .txt, in the sweep's folder
 NOT_ACCOUNTED = "PRIVACY OF THE CHOICE: NOT ACCOUNTED"
 
@@ -148,7 +148,7 @@ def _guarantee(
     folder: pathlib.Path, state: Mapping[str, Any], mechanism: MatrixMechanism
 ) -> Guarantee:
     """As it was published, or, of a run that was stopped, as it was planned."""
-    report = folder / REPORT
+    report = folder / STATEMENT
     if report.exists():
         value = json.loads(report.read_text(encoding="utf-8"))["guarantee"]
         return Guarantee.from_json(json.dumps(value))

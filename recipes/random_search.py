@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 
 from dptrain.accounting import NegativeBinomialTrials, PoissonTrials, TrialCount
+from dptrain.reporting import STATEMENT, STATEMENT_TEXT
 from recipes.runfolder import CONFIG, MODEL, SUMMARY, WEIGHTS
 
 DRAWN = "SECRET_trials.json"
@@ -17,7 +18,7 @@ CHOSEN = "chosen"  # what may be released
 RUNS = "SECRET_runs"
 README = "SECRET.txt"
 LAWS = ("geometric", "logarithmic", "poisson")
-_PUBLISHED = (CONFIG, SUMMARY, WEIGHTS, MODEL, "privacy_report.json", "privacy_report.md")
+_PUBLISHED = (CONFIG, SUMMARY, WEIGHTS, MODEL, STATEMENT, STATEMENT_TEXT)
 _WARNING = (
     f"Nothing in this folder is for release but the folder {CHOSEN}: neither other runs and their "
     "scores, nor how many there were, nor when they ran. The statement about the choice does not "

@@ -15,7 +15,7 @@ import torch
 
 from dptrain.engine import check_seal, seal
 from dptrain.integrations.loggers import TOOLS, RunLoggers
-from dptrain.reporting import read_metrics
+from dptrain.reporting import STATEMENT, STATEMENT_TEXT, read_metrics
 
 CONFIG, METRICS, CHECKPOINT, LEDGER = (
     "config.yaml",
@@ -38,8 +38,8 @@ OURS = (
     CHECKPOINT,
     LEDGER,
     *TOOLS,
-    "privacy_report.json",
-    "privacy_report.md",
+    STATEMENT,
+    STATEMENT_TEXT,
     "curves.png",
     "privacy.png",
     GRAPH_TABLE,

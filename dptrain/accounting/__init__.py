@@ -44,6 +44,7 @@ from dptrain.accounting.poisson import (
     TruncatedPoissonPLD,
 )
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
+from dptrain.accounting.restatement import mechanism_of, restate, stated_accountant
 from dptrain.accounting.selection import (
     BudgetFilter,
     Charge,
@@ -96,12 +97,15 @@ __all__ = [
     "find_accountants",
     "group_curve",
     "last_iterate_curve",
+    "mechanism_of",
     "one_of_runs",
     "priced_steps",
     "profile",
     "register_accountant",
     "registered_accountants",
+    "restate",
     "select_run",
+    "stated_accountant",
     "to_dp_event",
     "trade_off",
 ]

@@ -11,7 +11,7 @@ from typing import TextIO
 import shtab
 
 from dptrain import __version__
-from dptrain.commands import account, audit, calibrate, plan, report, strategies, train
+from dptrain.commands import account, audit, calibrate, plan, report, strategies, train, verify
 from dptrain.commands.parser import CommandParser
 from dptrain.commands.several import compose, odometer
 from dptrain.core import in_words
@@ -21,15 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit status: 0 if all went well, 1 if an audit refutes a statement or a ledger refuses a
-        release, 2 for a mistake in the arguments, 130 if interrupted.
+        The exit status: 0 if all went well, 1 if a statement is refuted or not reproduced or a
+        ledger refuses a release, 2 for a mistake in the arguments, 130 if interrupted.
     """
     parser = CommandParser(
         prog="dptrain",
         description="Differentially private training.",
         example="dptrain plan --help",
-        epilog="exit status: 0 if all went well, 1 if an audit refutes a statement or a "
-        "ledger refuses a release, 2 for a mistake in the arguments, 130 if interrupted",
+        epilog="exit status: 0 if all went well, 1 if a statement is refuted or not reproduced or "
+        "a ledger refuses a release, 2 for a mistake in the arguments, 130 if interrupted",
     )
     parser.add_argument("--version", action="version", version=f"dptrain {__version__}")
     shtab.add_argument_to(
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="import a module that registers schemes, strategies or accountants of its own",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for member in (plan, strategies, calibrate, account, audit, train, report, compose, odometer):
+    several = (compose, odometer)
+    for member in (plan, strategies, calibrate, account, audit, train, report, verify, *several):
         member.add(commands)
     options = parser.parse_args(argv)
     for module in options.modules:

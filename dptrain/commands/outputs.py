@@ -45,13 +45,23 @@ def read_json(path: pathlib.Path) -> Any:
     """The value of a JSON file.
 
     Raises:
-        ValueError: if it is no JSON, or nested too deeply to be any that dptrain writes.
+        ValueError: if it is no JSON, names a field twice (readers would differ on which counts), or
+            is nested too deeply to be any that dptrain writes.
         OSError: if it cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_fields)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: it is no JSON ({error})") from error
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the field {twice!r} stands there twice")
+    return found
 
 
 def write_json(path: pathlib.Path | None, value: Any) -> None:

@@ -13,9 +13,9 @@ from dptrain.commands.outputs import check_outputs, read_json, write_json
 from dptrain.core import Guarantee, aligned
 from dptrain.engine import check_seal
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import plot_curves, read_metrics
+from dptrain.reporting import STATEMENT, plot_curves, read_metrics
 
-_STATEMENT, _CHECKPOINT, _METRICS = "privacy_report.json", "checkpoint.pt", "metrics.jsonl"
+_CHECKPOINT, _METRICS = "checkpoint.pt", "metrics.jsonl"
 _MARKS = ("step", "split", "not_for_release")
 _PRIVATE = {
     _CHECKPOINT: "seeds and states: who has them can take the noise off",
@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
         "path",
         type=pathlib.Path,
         metavar="RUN",
-        help="a run's folder, finished or not, or a privacy_report.json",
+        help=f"a run's folder, finished or not, or a {STATEMENT}",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write what is known to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the metrics' curves to a PNG")
@@ -93,7 +93,7 @@ def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
     Raises:
         ValueError: if there is neither, or it cannot be read.
     """
-    statement = path / _STATEMENT if path.is_dir() else path
+    statement = path / STATEMENT if path.is_dir() else path
     if statement.is_file() and statement.suffix == ".json":
         value = read_json(statement)
         if not isinstance(value, dict) or "guarantee" not in value:
@@ -103,7 +103,7 @@ def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:
     checkpoint = path / _CHECKPOINT
     if not checkpoint.is_file():
         raise ValueError(
-            f"{path}: there is neither {_STATEMENT} nor {_CHECKPOINT}; name the folder of a run, "
+            f"{path}: there is neither {STATEMENT} nor {_CHECKPOINT}; name the folder of a run, "
             "or a statement"
         )
     try:

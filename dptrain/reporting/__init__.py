@@ -17,9 +17,16 @@ from dptrain.reporting.plots_audit import plot_audit
 from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
-from dptrain.reporting.published_profile import as_shown, rows_of
-from dptrain.reporting.report import plot_curves, plot_privacy, privacy_report
+from dptrain.reporting.published_profile import as_shown, read_profile, rows_of
+from dptrain.reporting.report import (
+    STATEMENT,
+    STATEMENT_TEXT,
+    plot_curves,
+    plot_privacy,
+    privacy_report,
+)
 from dptrain.reporting.support_table import as_markdown
+from dptrain.reporting.verification import Verification, verify_statement
 from dptrain.reporting.weights import (
     KEY,
     facts_of_weights,
@@ -31,10 +38,13 @@ from dptrain.reporting.weights import (
 __all__ = [
     "KEY",
     "MARK",
+    "STATEMENT",
+    "STATEMENT_TEXT",
     "WARNING",
     "GroupRow",
     "GroupTable",
     "IndividualReport",
+    "Verification",
     "as_markdown",
     "as_shown",
     "bounding_note",
@@ -56,8 +66,10 @@ __all__ = [
     "plot_user_plan",
     "privacy_report",
     "read_metrics",
+    "read_profile",
     "rows_of",
     "save",
     "save_released",
+    "verify_statement",
     "write_weights",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,26 @@ def chance(profile: Profile) -> str:
     value = profile.failure_probability
     unit = 10.0 ** (math.floor(math.log10(value)) - 1) if value > 0.0 else 1.0
     return f"{math.ceil(value / unit * (1.0 - 1e-12)) * unit:.2g}"
+
+
+def read_profile(value: Any) -> Profile:
+    """The profile that a statement or ``dptrain account --json`` holds.
+
+    Raises:
+        ValueError: if a column or a name is missing, or the columns are no such numbers.
+    """
+    try:
+        remove = value["delta_remove"] if "delta_remove" in value else value["remove"]
+        add = value["delta_add"] if "delta_add" in value else value["add"]
+        columns = [np.asarray(each, float) for each in (value["epsilon"], remove, add)]
+        kind, accountant = Kind(value["kind"]), str(value["accountant"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its profile cannot be read ({error})") from error
+    if len({each.shape for each in columns}) > 1 or not all(
+        np.isfinite(each).all() and (each >= 0).all() for each in columns
+    ):
+        raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
+    return Profile(*columns, kind, accountant)
 
 
 def rows_of(profile: Profile, count: int) -> list[tuple[str, str, str]]:

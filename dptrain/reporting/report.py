@@ -22,6 +22,7 @@ from dptrain.reporting.published_profile import as_shown, chance, rows_of
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
 FORMAT = 1
+STATEMENT, STATEMENT_TEXT = "privacy_report.json", "privacy_report.md"  # in the folder of a run
 
 _LONGEST_CELL = 1000  # characters of a text in a table
 
@@ -157,7 +158,8 @@ def privacy_report(
 
     Args:
         guarantee: what is promised.
-        path: a folder (the files are called ``privacy_report``), or a path without suffix.
+        path: a folder (the files are called ``STATEMENT`` and ``STATEMENT_TEXT``), or a path
+            without suffix.
         profile: δ(ε) of the same mechanism, if it is to be part of the statement.
 
     Returns:
@@ -166,7 +168,7 @@ def privacy_report(
     limits = TradeOff.of(guarantee, profile)
     stem = pathlib.Path(path)
     if stem.is_dir():
-        stem = stem / "privacy_report"
+        stem = stem / pathlib.Path(STATEMENT).stem
     stem.parent.mkdir(parents=True, exist_ok=True)
     value = statement(guarantee, profile)
     if profile is not None:

@@ -78,6 +78,12 @@ class AccountantContract(ABC):
     def test_guarantee_survives_json(self, shown: Guarantee) -> None:
         assert Guarantee.from_json(shown.to_json()) == shown
 
+    def test_what_it_stated_it_states_again(self, shown: Guarantee) -> None:
+        again = self.accountant().restate(self.mechanism(), shown)
+        assert again.epsilon <= shown.epsilon * (1.0 + 1e-9)
+        for field in ("delta", "kind", "accountant", "unit", "adjacency", "mechanism_hash"):
+            assert getattr(again, field) == getattr(shown, field), field
+
     def test_profile_falls_and_stays_in_range(self, shown: Guarantee) -> None:
         grid = np.concatenate(([0.0], shown.epsilon * np.linspace(0.05, 1.5, 12)))
         found = self.accountant().profile(self.mechanism(), grid)
@@ -123,6 +129,8 @@ class AccountantContract(ABC):
         assert found.noise_multiplier > self.mechanism().noise_multiplier
         if self.simulated:
             assert found.kind is Kind.VERIFIED
+            certified = self.mechanism().with_noise(found.noise_multiplier)
+            assert self.accountant().restate(certified, found) == found
             return
         again = self.accountant().guarantee(
             self.mechanism().with_noise(found.noise_multiplier), delta=self.delta

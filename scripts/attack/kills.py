@@ -14,6 +14,7 @@ import tempfile
 import time
 from typing import Any
 
+from dptrain.reporting import STATEMENT
 from recipes.runfolder import CHECKPOINT, LEDGER, METRICS, load_checkpoint
 from scripts.attack.harness import Finding, Part
 from tests.helpers.tiny_vision import PLAIN
@@ -65,7 +66,7 @@ def outcome(output: pathlib.Path) -> dict[str, Any]:
         raise Finding(f"ended after {state['steps_executed']} of {STEPS} steps")
     parts = {part: state[part] for part in ("module", "optimizer", "schedulers", "ledger")}
     parts |= {part: state["private"][part] for part in ("noise", "loader")}
-    for name in (METRICS, "privacy_report.json"):
+    for name in (METRICS, STATEMENT):
         parts[name] = (output / name).read_text()
     parts["releases"] = (output / LEDGER).read_text().splitlines()[1:]
     return parts

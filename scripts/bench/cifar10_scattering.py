@@ -13,7 +13,7 @@ import json
 import pathlib
 from typing import Any
 
-from dptrain.reporting import read_metrics
+from dptrain.reporting import STATEMENT, read_metrics
 from recipes.runfolder import METRICS
 from recipes.task import TEST
 
@@ -26,7 +26,7 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     Raises:
         ValueError: if the run is not finished, or was not evaluated on the test set.
     """
-    statement = json.loads((folder / "privacy_report.json").read_text(encoding="utf-8"))
+    statement = json.loads((folder / STATEMENT).read_text(encoding="utf-8"))
     promised = statement["guarantee"]
     steps = promised["steps_planned"]
     last = [row for row in read_metrics(folder / METRICS) if row["step"] == steps]

@@ -16,7 +16,7 @@ from recipes import arxiv, individual, sweep, vision
 from recipes.config import load_config
 
 ROOT = pathlib.Path(__file__).parents[2]
-COMMANDS = ("account", "audit", "calibrate", "compose", "odometer", "plan", "strategies")
+COMMANDS = ("account", "audit", "calibrate", "compose", "odometer", "plan", "strategies", "verify")
 RECIPES = {"vision": vision, "individual": individual, "arxiv": arxiv}
 SCHEMAS = sweep.SCHEMAS
 
@@ -38,7 +38,7 @@ def test_the_list_of_commands_has_an_example_that_leads_on(capsys):
     assert examples(capsys, main, *line[1:-1])
     with pytest.raises(SystemExit):
         main(["--help"])
-    listed = "plan,strategies,calibrate,account,audit,train,report,compose,odometer"
+    listed = "plan,strategies,calibrate,account,audit,train,report,verify,compose,odometer"
     assert f"{{{listed}}}" in capsys.readouterr().out
     assert set(COMMANDS) < set(listed.split(","))
 
@@ -51,8 +51,9 @@ def test_examples_of_the_command_line_run(capsys, tmp_path, monkeypatch, command
     lines = examples(capsys, main, command)
     monkeypatch.chdir(tmp_path)
     for program, *words in lines:
-        # What is then composed or charged.
-        made_first = command in ("compose", "odometer") and words[0] == "calibrate"
+        # What is then composed, charged or verified.
+        later = ("compose", "odometer", "verify")
+        made_first = command in later and words[0] == "calibrate"
         assert (program, words[0]) == ("dptrain", command) or made_first
         assert main(words) == 0
         written = [words[i + 1] for i, word in enumerate(words) if word in ("--out", "--json")]

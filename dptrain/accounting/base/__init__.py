@@ -2,6 +2,8 @@
 
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant, convex_envelope
 from dptrain.accounting.base.statement import (
+    AVERAGED,
+    PUBLIC_GRAPH,
     SMALLEST_DELTA,
     check_delta,
     check_epsilon,
@@ -11,6 +13,8 @@ from dptrain.accounting.base.statement import (
 from dptrain.accounting.base.units import bare, of_participants
 
 __all__ = [
+    "AVERAGED",
+    "PUBLIC_GRAPH",
     "SMALLEST_DELTA",
     "Curve",
     "DeterministicAccountant",

@@ -193,6 +193,22 @@ class Accountant(ABC):
             ValueError: if the mechanism is refused or δ is not in (0, 1).
         """
 
+    def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
+        """What it says of the mechanism now, to be compared with what was stated.
+
+        The least ε at the stated δ, or the least δ at the stated ε where that was what was asked:
+        the two agree but for the rounding of searches. An accountant that simulates draws what it
+        drew then.
+
+        Args:
+            mechanism: what was accounted for.
+            stated: what this accountant is said to have stated of it.
+
+        Raises:
+            ValueError: if the mechanism is refused, or what was stated cannot be shown again.
+        """
+        return self.guarantee(mechanism, delta=stated.delta)
+
     @abstractmethod
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """δ(ε) in both directions on a grid of ε ≥ 0."""

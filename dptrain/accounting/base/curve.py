@@ -5,6 +5,7 @@ And what upper bounds on a privacy profile say together, as the truth is convex 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 from dptrain.accounting.base.accountant import Accountant, Profile
 from dptrain.accounting.base.statement import (
+    SMALLEST_DELTA,
     SMALLEST_SIGMA,
     check_delta,
     check_epsilon,
@@ -123,6 +125,15 @@ class DeterministicAccountant(Accountant):
         value = curve.epsilon(sigma, delta)
         notes = curve.notes(sigma, delta)
         return statement(mechanism, self, epsilon=value, delta=delta, notes=notes)
+
+    def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
+        """The least ε at the stated δ; the least δ at the stated ε if that ε is the larger one."""
+        found = self.guarantee(mechanism, delta=stated.delta)
+        if found.epsilon <= stated.epsilon:
+            return found
+        least = self.profile(mechanism, [stated.epsilon]).delta[0]
+        delta = max(float(least), SMALLEST_DELTA)
+        return dataclasses.replace(found, epsilon=stated.epsilon, delta=delta)
 
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """δ(ε) in both directions on a grid of ε ≥ 0: falling, and convex in e^ε as the truth is.

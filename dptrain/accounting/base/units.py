@@ -129,6 +129,12 @@ class AboutUnits(Accountant):
         )
         return self._stated(mechanism.with_noise(found.noise_multiplier), found)
 
+    def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
+        """The member's, of the units."""
+        self.check_covers(mechanism)
+        found = self.member.restate(of_participants(mechanism), stated)
+        return self._stated(mechanism.with_noise(found.noise_multiplier), found)
+
     def _stated(self, mechanism: MatrixMechanism, found: Guarantee) -> Guarantee:
         return statement(
             mechanism,
@@ -148,6 +154,7 @@ class ProvenAboutUnits(AboutUnits, DeterministicAccountant):
     member: DeterministicAccountant
 
     guarantee = DeterministicAccountant.guarantee
+    restate = DeterministicAccountant.restate
     profile = DeterministicAccountant.profile
     calibrate = DeterministicAccountant.calibrate  # type: ignore[assignment]  # no options
 

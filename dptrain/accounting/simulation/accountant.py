@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from dptrain.accounting.base.accountant import Accountant, Profile
 from dptrain.accounting.base.statement import statement
+from dptrain.accounting.simulation import certificate_cache
 from dptrain.accounting.simulation.simulation import default_threads
 from dptrain.core import Array, Guarantee, Kind, checks
 from dptrain.mechanism import MatrixMechanism
@@ -64,6 +65,47 @@ class SimulatedAccountant(Accountant):
     def cores(self) -> int:
         """Threads to use."""
         return self.threads or default_threads()
+
+    def restate(self, mechanism: MatrixMechanism, stated: Guarantee) -> Guarantee:
+        """The statement from the samples that its certificate's seed gives once more.
+
+        At the cost of the first time. That no other seed was tried before is not shown by this.
+
+        Raises:
+            ValueError: if the mechanism is refused, there is no certificate, it lacks a field, or
+                the seed gives something else than it says.
+        """
+        self.check_covers(mechanism)
+        certificate = stated.certificate
+        if certificate is None:
+            raise ValueError("a statement by simulation needs its certificate, and there is none")
+        try:
+            if "request" in certificate:
+                return self._certified_again(mechanism, certificate)
+            return self._drawn_again(certificate).guarantee(mechanism, delta=stated.delta)
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(
+                f"its certificate cannot be read ({type(error).__name__}: {error})"
+            ) from error
+
+    def _drawn_again(self, certificate: dict[str, Any]) -> Self:
+        """This accountant with the options that a certificate of ``guarantee`` records."""
+        return dataclasses.replace(
+            self,
+            seed=certificate_cache.whole_number(certificate["seed"]),
+            failure_probability=certificate["failure_probability"],
+            cache=None,
+        )
+
+    def _certified_again(
+        self, mechanism: MatrixMechanism, certificate: dict[str, Any]
+    ) -> Guarantee:
+        """The statement of a certificate of ``calibrate``, once its samples were drawn again.
+
+        Raises:
+            ValueError: if it answers another request, or its seed gives something else.
+        """
+        raise ValueError(f"the {self.display} accountant cannot check a certificate of calibrate")
 
     def verified(
         self,

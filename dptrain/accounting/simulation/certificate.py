@@ -212,6 +212,34 @@ def load_certificate(
     return certificate_cache.load(directory, request, supported, redetermined)
 
 
+def check_certificate(
+    certificate: dict[str, Any],
+    simulation: Simulation,
+    request: dict[str, Any],
+    *,
+    threads: int,
+    progress: bool,
+) -> None:
+    """See that a certificate says what its request determines and what its seed gives again.
+
+    Args:
+        certificate: as ``certify_noise`` returned it.
+        simulation: the pair of distributions.
+        request: what it should answer.
+        threads: number of threads.
+        progress: whether to show a progress bar (after two seconds).
+
+    Raises:
+        ValueError: if it says something else.
+    """
+    certificate_cache.check_request(certificate, request)
+    wrong = certificate_cache.unsupported_noise(certificate)
+    wrong = wrong or _undeclared(certificate, simulation, request)
+    wrong = wrong or _redrawn(certificate, simulation, threads, progress)
+    if wrong:
+        raise ValueError(f"its certificate is wrong: {wrong}")
+
+
 def _declared(
     certificate: dict[str, Any], simulation: Simulation, request: dict[str, Any]
 ) -> Declaration:

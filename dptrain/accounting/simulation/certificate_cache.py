@@ -163,6 +163,24 @@ def read_certificate(path: Path, *problems: Problem) -> dict[str, Any]:
     return certificate
 
 
+def check_request(certificate: dict[str, Any], *requests: dict[str, Any]) -> None:
+    """Refuse a certificate that answers none of these requests.
+
+    Raises:
+        ValueError: saying whether only the version of the package is another.
+    """
+    answered = certificate["request"]
+    if answered in requests:
+        return
+    for each in requests:
+        if answered == {**each, "package": answered["package"]}:
+            raise ValueError(
+                f"its certificate was made with dptrain {answered['package']}, and here is "
+                f"{each['package']}, which may draw otherwise; use that version"
+            )
+    raise ValueError("its certificate answers another question: its request is not that of ε and δ")
+
+
 def unsupported_noise(certificate: dict[str, Any]) -> str | None:
     """Why verdicts on a grid of σ do not support the σ that was chosen of it, or ``None``."""
     rows, request = certificate["grid"], certificate["request"]

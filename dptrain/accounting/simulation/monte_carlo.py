@@ -6,7 +6,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,18 @@ from dptrain.accounting.base.statement import (
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.hockey_stick_terms import declare_epsilons
 from dptrain.accounting.simulation.accountant import SimulatedAccountant
-from dptrain.accounting.simulation.certificate import certify_noise, fresh_seed
+from dptrain.accounting.simulation.certificate import (
+    certify_noise,
+    check_certificate,
+    fresh_seed,
+)
 from dptrain.accounting.simulation.confidence import (
     check_resolution,
     largest_threshold,
     samples_needed,
     upper_confidence,
 )
+from dptrain.accounting.simulation.declaration import request_of
 from dptrain.accounting.simulation.moments import KeptMoments, loss_moments
 from dptrain.accounting.simulation.simulation import Simulation
 from dptrain.core import Array, Guarantee
@@ -153,6 +158,22 @@ class MonteCarloAccountant(SimulatedAccountant):
         }
         epsilon = float(grid[least]) if least < len(grid) else top
         return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _drawn_again(self, certificate: dict[str, Any]) -> Self:
+        again = super()._drawn_again(certificate)
+        return dataclasses.replace(again, samples=certificate["samples"])
+
+    def _certified_again(
+        self, mechanism: MatrixMechanism, certificate: dict[str, Any]
+    ) -> Guarantee:
+        simulation = self.checked(mechanism)
+        epsilon, delta = (certificate["request"][name] for name in ("epsilon", "delta"))
+        request = request_of(simulation, epsilon, delta)
+        self._check_job(request["samples"], delta)
+        check_certificate(
+            certificate, simulation, request, threads=self.cores, progress=self.progress
+        )
+        return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
 
     def profile(self, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
         """Upper confidence values of δ(ε): all of them hold at once except with probability q.

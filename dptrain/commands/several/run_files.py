@@ -9,7 +9,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 from tqdm import tqdm
 
 from dptrain.accounting import Profile, TradeOff, account, trade_off
@@ -17,12 +16,12 @@ from dptrain.accounting.base import told_once
 from dptrain.commands.outputs import read_json
 from dptrain.core import Adjacency, Guarantee, Kind, Unit, digest
 from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import STATEMENT, read_profile
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 
 # Profiles are read so far below δ that what is beyond them does not add up to it.
 _BELOW, _LEAST, _POINTS = 1e-6, 1e-12, 801
-_STATEMENT = "privacy_report.json"
 _SIZES = ("dataset_size", "nominal_size", "graph")
 
 
@@ -99,10 +98,10 @@ _Read = MatrixMechanism | tuple[Guarantee, Profile | None]
 
 def _read(path: pathlib.Path) -> _Read:
     if path.is_dir():
-        path = path / _STATEMENT
+        path = path / STATEMENT
         if not path.is_file():
             raise ValueError(
-                f"{path.parent}: there is no {_STATEMENT} in this folder; of a run that is not "
+                f"{path.parent}: there is no {STATEMENT} in this folder; of a run that is not "
                 "finished, dptrain report FOLDER --json writes what it promises"
             )
     try:
@@ -122,7 +121,7 @@ def _parsed(value: Any) -> _Read:
         if value.get("simulation") is True:
             raise ValueError("it is the summary of a simulated run, which is not private")
         if isinstance(value.get("guarantee"), dict):
-            return _guarantee(value["guarantee"]), _profile(value.get("profile"))
+            return _guarantee(value["guarantee"]), _profile(value)
         if isinstance(told := value.get("guarantees"), list) and told:
             return _guarantee(told[0]), None  # one run may state several of itself
         if {"epsilon", "delta", "unit", "adjacency"} <= set(value):
@@ -134,7 +133,7 @@ def _parsed(value: Any) -> _Read:
             )
     raise ValueError(
         "it says nothing of a run's privacy: give a mechanism (calibrate --out), a statement "
-        "(privacy_report.json, calibrate --json, account --json) or a summary (train --json, "
+        f"({STATEMENT}, calibrate --json, account --json) or a summary (train --json, "
         "report --json)"
     )
 
@@ -143,23 +142,9 @@ def _guarantee(value: Any) -> Guarantee:
     return Guarantee.from_json(json.dumps(value))
 
 
-def _profile(value: Any) -> Profile | None:
-    """The profile of a statement, or of ``account --json``."""
-    if not isinstance(value, dict):
-        return None
-    try:
-        remove = value["delta_remove"] if "delta_remove" in value else value["remove"]
-        add = value["delta_add"] if "delta_add" in value else value["add"]
-        columns = [np.asarray(each, float) for each in (value["epsilon"], remove, add)]
-        kind = Kind(value["kind"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"its profile cannot be read ({error})") from error
-    if len({each.shape for each in columns}) > 1 or not all(
-        np.isfinite(each).all() and (each >= 0).all() for each in columns
-    ):
-        raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
-    at, remove, add = columns
-    return Profile(at, remove, add, kind, str(value["accountant"]))
+def _profile(value: dict[str, Any]) -> Profile | None:
+    """The profile beside the guarantee, if there is one."""
+    return read_profile(value["profile"]) if isinstance(value.get("profile"), dict) else None
 
 
 def _known(name: str, read: _Read, delta: float | None, adjacency: Adjacency | None) -> KnownRun:

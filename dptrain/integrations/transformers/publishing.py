@@ -9,11 +9,10 @@ from typing import Any
 import yaml
 
 from dptrain.core import Guarantee
-from dptrain.reporting import KEY, key_facts, privacy_report
+from dptrain.reporting import KEY, STATEMENT, STATEMENT_TEXT, key_facts, privacy_report
 
 CARD = "README.md"
 _TAGS = ("differential-privacy", "dptrain")
-_REPORTS = ("privacy_report.json", "privacy_report.md")
 
 
 def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None:
@@ -36,8 +35,8 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
         metadata[KEY] = key_facts(guarantee)
         text = (
             f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
-            "[privacy_report.md](privacy_report.md) and, for programs, in "
-            "[privacy_report.json](privacy_report.json)."
+            f"[{STATEMENT_TEXT}]({STATEMENT_TEXT}) and, for programs, in "
+            f"[{STATEMENT}]({STATEMENT})."
         )
     else:
         text = "The training added no noise that protects anybody: there is no guarantee."
@@ -52,7 +51,7 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
 
 def retract(folder: str) -> None:
     """Take away what an earlier run stated here, of other weights than those that lie here now."""
-    for name in _REPORTS:
+    for name in (STATEMENT, STATEMENT_TEXT):
         pathlib.Path(folder, name).unlink(missing_ok=True)
     card = pathlib.Path(folder) / CARD
     metadata = _metadata_of(card)

@@ -178,16 +178,9 @@ class WeightedAccountant(SimulatedAccountant):
         check_epsilon(epsilon)
         check_delta(delta, mechanism.scheme)
         bounds = self._checked(mechanism)
-        request = {
-            "method": {"name": self.name, "version": METHOD},
-            "law": bounds.to_dict(),
-            "epsilon": epsilon,
-            "delta": delta,
-            "package": package_version(),
-        }
-        failure = delta / 1000.0
-        violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
-        rule = self._rule(bounds, violated, failure)
+        request = self._request(bounds, epsilon, delta)
+        rule = self._calibration_rule(bounds, delta)
+        failure, violated = rule.failure, rule.violated
         if self.cache is not None:
             declared = self._declared(bounds, rule, epsilon)
             for asked in (request, *self._formerly(request)):
@@ -271,6 +264,35 @@ class WeightedAccountant(SimulatedAccountant):
         }
         epsilon = top if depth_shown is None else epsilon_at(depth_shown)
         return self.confident(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _certified_again(
+        self, mechanism: MatrixMechanism, certificate: dict[str, Any]
+    ) -> Guarantee:
+        bounds = self._checked(mechanism)
+        epsilon, delta = (certificate["request"][name] for name in ("epsilon", "delta"))
+        request = self._request(bounds, check_epsilon(epsilon), delta)
+        requests = (request, *self._formerly(request))
+        certificate_cache.check_request(certificate, *requests)
+        declared = self._declared(bounds, self._calibration_rule(bounds, delta), epsilon)
+        wrong = problem_of(certificate, certificate["request"], declared)
+        if wrong := wrong or redrawn(certificate, declared):
+            raise ValueError(f"its certificate is wrong: {wrong}")
+        return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _request(self, bounds: Bounds, epsilon: float, delta: float) -> dict[str, Any]:
+        return {
+            "method": {"name": self.name, "version": METHOD},
+            "law": bounds.to_dict(),
+            "epsilon": epsilon,
+            "delta": delta,
+            "package": package_version(),
+        }
+
+    def _calibration_rule(self, bounds: Bounds, delta: float) -> Rule:
+        """The split of δ: δ_v + q(1-δ_v) = δ with q = δ/1000."""
+        failure = delta / 1000.0
+        violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
+        return self._rule(bounds, violated, failure)
 
     def _formerly(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """The same request under the method's former name: another attempt would cost as much δ."""

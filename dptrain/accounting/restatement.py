@@ -1,0 +1,100 @@
+"""A guarantee once more: the mechanism that it tells, asked of the accountant that it names."""
+
+from __future__ import annotations
+
+from dptrain.accounting.base.accountant import Accountant
+from dptrain.accounting.base.curve import DeterministicAccountant
+from dptrain.accounting.base.registry import accountant_named
+from dptrain.accounting.base.statement import told_once
+from dptrain.accounting.base.units import about_units
+from dptrain.accounting.best_of import BestOf
+from dptrain.core import Adjacency, Guarantee, checks
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Scheme
+from dptrain.strategies import Strategy
+
+_BEST_OF = "best of "
+
+
+def mechanism_of(guarantee: Guarantee) -> MatrixMechanism:
+    """The mechanism that a guarantee is about, from the scheme, strategy and σ that it tells.
+
+    Where the number of examples is private, the nominal size stands for it here too: no
+    statement depends on the number itself (``AnySizeScheme``).
+
+    Raises:
+        TypeError: if it is no guarantee.
+        ValueError: if scheme or strategy cannot be read, or their hash is not the guarantee's.
+    """
+    checks.instance("guarantee", guarantee, Guarantee)
+    scheme = dict(guarantee.scheme)
+    if "dataset_size" not in scheme and scheme.get("nominal_size") is not None:
+        scheme["dataset_size"] = scheme["nominal_size"]
+    try:
+        found = MatrixMechanism(
+            scheme=Scheme.from_dict(scheme),
+            strategy=Strategy.from_dict(guarantee.strategy),
+            noise_multiplier=guarantee.noise_multiplier,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"its mechanism cannot be built again: {error}") from error
+    if found.hash != guarantee.mechanism_hash:
+        raise ValueError(
+            f"its mechanism_hash {guarantee.mechanism_hash} is not that of its scheme, strategy "
+            f"and noise_multiplier={guarantee.noise_multiplier:g}, {found.hash}: one of them was "
+            "changed"
+        )
+    return found
+
+
+def stated_accountant(name: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> Accountant:
+    """The accountant of the name that a statement or profile of the mechanism gives.
+
+    Raises:
+        ValueError: if there is none, or it has no theorems for the adjacency.
+    """
+    names = name.removeprefix(_BEST_OF).split(", ") if name.startswith(_BEST_OF) else [name]
+    members = [about_units(accountant_named(each, adjacency), mechanism) for each in names]
+    if len(members) == 1:
+        return members[0]
+    proven = [each for each in members if isinstance(each, DeterministicAccountant)]
+    if len(proven) < len(members):
+        raise ValueError(f"accountant={name!r}: of those that simulate there is no best")
+    return BestOf.of(proven)
+
+
+def restate(guarantee: Guarantee) -> Guarantee:
+    """What the accountant that a guarantee names says now of the mechanism that it tells.
+
+    Nothing of the answer is taken from the guarantee but the mechanism, δ (or ε), the relation,
+    and the seed of a simulation: whoever holds the guarantee need not trust who wrote it, only
+    this package. That the mechanism is the one that ran it cannot show.
+
+    Args:
+        guarantee: of a mechanism. One that a filter of individual budgets bounds during
+            training is none: it does not follow from the mechanism.
+
+    Returns:
+        The accountant's own statement, to be compared: whether the guarantee claims more is the
+        caller's question.
+
+    Raises:
+        TypeError: if it is no guarantee.
+        ValueError: if the mechanism cannot be built again, or the accountant is unknown or
+            refuses it, or a certificate does not hold.
+
+    Example:
+        >>> from dptrain.accounting import account, restate
+        >>> from dptrain.mechanism import MatrixMechanism
+        >>> from dptrain.sampling import Poisson
+        >>> from dptrain.strategies import Identity
+        >>> scheme = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=50)
+        >>> run = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
+        >>> stated = account(run, delta=1e-5)
+        >>> restate(stated) == stated
+        True
+    """
+    mechanism = mechanism_of(guarantee)
+    member = stated_accountant(guarantee.accountant, mechanism, guarantee.adjacency)
+    with told_once():
+        return member.restate(mechanism, guarantee)

@@ -1,0 +1,305 @@
+"""What of a privacy statement follows from the mechanism inside, worked out again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dptrain.accounting import (
+    DeterministicAccountant,
+    Profile,
+    TradeOff,
+    mechanism_of,
+    restate,
+    stated_accountant,
+)
+from dptrain.accounting.base import AVERAGED, PUBLIC_GRAPH
+from dptrain.core import Guarantee, Kind
+from dptrain.reporting.published_profile import as_shown, read_profile
+from dptrain.reporting.report import FORMAT, conditions
+
+TOLERANCE = 1e-6
+"""By how much of itself an ε or δ worked out again may be the larger one.
+
+Sentences give six digits. Sums of n terms, each rounded, are off by n units of 1.1e-16, and the
+searches for ε end within 1e-12 of it, so that for any n up to a billion another processor's
+numbers agree to this.
+"""
+
+_PROVEN = (Kind.EXACT, Kind.UPPER_BOUND)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+_UNSHOWN = (
+    "that this mechanism ran: its batches drawn, its gradients clipped and its noise added as they "
+    "are told here, on data in which the unit is what it is called, with nothing else released"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found of each field of a statement.
+
+    Attributes:
+        guarantee: as it was stated.
+        verified: fields that follow from the mechanism inside, and how.
+        declared: fields that do not follow from it: the word of whoever wrote the statement.
+        refuted: what does not match, in whole sentences; empty if the guarantee is reproduced.
+    """
+
+    guarantee: Guarantee
+    verified: tuple[str, ...]
+    declared: tuple[str, ...]
+    refuted: tuple[str, ...]
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether the guarantee was reproduced, and nothing beside it says otherwise."""
+        return not self.refuted
+
+    def __str__(self) -> str:
+        lines = [
+            *(f"verified: {each}" for each in self.verified),
+            *(f"declared, not verified: {each}" for each in self.declared),
+            *(f"DOES NOT MATCH: {each}" for each in self.refuted),
+        ]
+        return "\n".join(lines)
+
+
+def verify_statement(value: Mapping[str, Any]) -> Verification:
+    """Work out again what a statement says, as far as that follows from the mechanism inside.
+
+    The mechanism is built from scheme, strategy and σ, and the accountant that is named is asked
+    anew (``restate``); a simulation is drawn again from its seed, at the cost of the first time.
+    What is stated may be weaker than what is found, never stronger, but for ``TOLERANCE``.
+
+    Args:
+        value: of a ``privacy_report.json``, of another file that holds a ``guarantee``, or of a
+            bare guarantee.
+
+    Raises:
+        ValueError: if it is no statement, or of a format that is not known here.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("it is no privacy statement: a JSON object is expected")
+    bare = {"epsilon", "delta", "unit", "adjacency"} <= set(value)
+    known = value.get("format", FORMAT)
+    if type(known) is not int or known != FORMAT:
+        raise ValueError(
+            f"its format is {known!r} and known here is {FORMAT}: use the version of dptrain that "
+            "wrote it, or a later one"
+        )
+    if not bare and not isinstance(value.get("guarantee"), Mapping):
+        raise ValueError("it is no privacy statement, it has no 'guarantee'")
+    told = value if bare else value["guarantee"]
+    guarantee = Guarantee.from_json(json.dumps(told))
+    found = _Findings(guarantee)
+    found.check_guarantee()
+    if not bare:
+        found.check_rest(value)
+    found.declared.append(_UNSHOWN)
+    return Verification(
+        guarantee=guarantee,
+        verified=tuple(found.verified),
+        declared=tuple(found.declared),
+        refuted=tuple(found.refuted),
+    )
+
+
+class _Findings:
+    """The lines so far."""
+
+    def __init__(self, guarantee: Guarantee) -> None:
+        self.stated = guarantee
+        self.verified: list[str] = []
+        self.declared: list[str] = []
+        self.refuted: list[str] = []
+
+    def same(self, what: str, stated: Any, found: Any, *, shown: str = "") -> None:
+        """Verified if they are equal, refuted otherwise."""
+        if stated == found:
+            self.verified.append(shown or f"{what} = {stated}")
+        else:
+            self.refuted.append(f"{what} is stated as {stated}, and found is {found}")
+
+    def check_guarantee(self) -> None:
+        stated = self.stated
+        if stated.kind is Kind.ESTIMATE:
+            self.refuted.append("it is an estimate, which proves nothing: there is no guarantee")
+        if not math.isfinite(stated.epsilon) or stated.delta >= 1:
+            self.refuted.append(
+                f"ε = {stated.epsilon:g} at δ = {stated.delta:g} promises nothing: there is no "
+                "guarantee"
+            )
+        if self.refuted:
+            return
+        if stated.accountant.startswith("individual "):
+            self.refuted.append(
+                f"ε was kept by the {stated.accountant} from the gradients of each example, during "
+                "training: it does not follow from the mechanism, and no file can show it"
+            )
+            return
+        try:
+            mechanism = mechanism_of(stated)
+            self.verified.append(
+                f"noise multiplier σ = {stated.noise_multiplier:.6g}, with scheme and strategy of "
+                f"the mechanism {stated.mechanism_hash}"
+            )
+            again = restate(stated)
+        except ValueError as error:
+            self.refuted.append(f"the guarantee is not reproduced: {error}")
+            return
+        coefficients = mechanism.strategy.coefficient_hash
+        self.same("strategy hash", stated.strategy_hash, coefficients)
+        self._numbers(again)
+        self.same("how it was shown", stated.kind.value, again.kind.value)
+        self.same("accountant", stated.accountant, again.accountant)
+        self.same("protected unit", stated.unit.noun, again.unit.noun)
+        self.same("adjacency", stated.adjacency.value, again.adjacency.value)
+        self.same("steps planned", stated.steps_planned, again.steps_planned)
+        self._certificate(again)
+        self._notes(again)
+        executed = stated.steps_executed
+        if executed is not None and executed > stated.steps_planned:
+            self.refuted.append(
+                f"steps executed are {executed}, and the guarantee is of {stated.steps_planned}"
+            )
+        elif executed is not None:
+            self.declared.append(f"steps executed = {executed}")
+        if stated.noise_generator is not None:
+            self.declared.append(f"noise generator: {stated.noise_generator}")
+        if "graph" in stated.scheme:
+            self.declared.append("the sizes that the scheme tells of the graph of users")
+
+    def _numbers(self, again: Guarantee) -> None:
+        stated, most = self.stated, 1.0 + TOLERANCE
+        if again.epsilon <= stated.epsilon * most and again.delta <= stated.delta * most:
+            self.verified.append(
+                f"ε = {stated.epsilon:.6g} at δ = {stated.delta:.6g}: {again.accountant} finds "
+                f"ε = {again.epsilon:.6g} at δ = {again.delta:.6g}"
+            )
+        else:
+            self.refuted.append(
+                f"(ε = {stated.epsilon:.6g}, δ = {stated.delta:.6g}) is stated, and "
+                f"{again.accountant} finds no less than (ε = {again.epsilon:.6g}, δ = "
+                f"{again.delta:.6g}) for this mechanism"
+            )
+
+    def _certificate(self, again: Guarantee) -> None:
+        stated, found = self.stated.certificate, again.certificate
+        if stated is None and found is None:
+            return
+        if _alike(stated, found):
+            self.verified.append("certificate: its seed gives the same samples and verdicts again")
+            self.declared.append("that no other seed was tried before that of the certificate")
+        else:
+            self.refuted.append("the certificate is not what its seed gives here")
+
+    def _notes(self, again: Guarantee) -> None:
+        left = list(self.stated.notes)
+        for note in again.notes:
+            match = next((each for each in left if _same_text(each, note)), None)
+            if match is None and (again.certificate is not None or _is_condition(note)):
+                self.refuted.append(f"a note of the accountant's is missing or changed: {note}")
+            elif match is None:
+                self.verified.append(f"the accountant remarks, and the statement does not: {note}")
+            else:
+                left.remove(match)
+                self.verified.append(f"note: {match}")
+        self.declared += [f"note: {each}" for each in left]
+
+    def check_rest(self, value: Mapping[str, Any]) -> None:
+        """What stands beside the guarantee."""
+        stated = self.stated
+        if "sentence" in value:
+            self.same(
+                "the sentence", value["sentence"], str(stated), shown="the sentence, by its words"
+            )
+        if "conditions" in value:
+            if value["conditions"] == conditions(stated):
+                self.verified.append("the conditions are those of such a guarantee")
+            else:
+                self.refuted.append("the conditions are not those of such a guarantee")
+        profile = None
+        if value.get("profile") is not None:
+            profile = self._profile(value["profile"])
+        if "attacks" in value:
+            self._attacks(value["attacks"], profile)
+        checked = {"format", "sentence", "guarantee", "conditions", "profile", "attacks"}
+        for name in value:
+            if name not in checked:
+                text = json.dumps(value[name], ensure_ascii=False)
+                shown = text if len(text) <= 200 else f"{text[:200]}…"
+                self.declared.append(f"{name}: {shown}")
+
+    def _profile(self, value: Any) -> Profile | None:
+        try:
+            profile = read_profile(value)
+            if profile.kind not in _PROVEN:
+                self.declared.append(f"the curve δ(ε), {profile.kind.sentence}")
+                return profile
+            found = self._curve(profile)
+        except ValueError as error:
+            self.refuted.append(f"the curve δ(ε) is not reproduced: {error}")
+            return None
+        for side in ("remove", "add"):
+            told, least = getattr(profile, side), getattr(found, side)
+            lower = np.flatnonzero(told < least * (1.0 - TOLERANCE))
+            if lower.size:
+                at = int(lower[0])
+                self.refuted.append(
+                    f"the curve states δ = {told[at]:.6g} ({side}) at ε = "
+                    f"{profile.epsilon[at]:.6g}, and found is {least[at]:.6g}"
+                )
+                return profile
+        self.same(
+            "how the curve was shown",
+            profile.kind.value,
+            found.kind.value,
+            shown=f"the curve δ(ε) at {profile.epsilon.size} points, {profile.kind.sentence}",
+        )
+        return profile
+
+    def _curve(self, profile: Profile) -> Profile:
+        mechanism = mechanism_of(self.stated)
+        member = stated_accountant(profile.accountant, mechanism, self.stated.adjacency)
+        if not isinstance(member, DeterministicAccountant):
+            raise ValueError(f"{member.name} simulates, and its curve is none that is proven")
+        return as_shown(member.profile(mechanism, profile.epsilon), self.stated)
+
+    def _attacks(self, value: Any, profile: Profile | None) -> None:
+        limits = TradeOff.of(self.stated, profile)
+        if _alike(value, {"sentence": str(limits), **limits.summary()}):
+            self.verified.append("what an attack can reach follows from ε, δ and the curve")
+        else:
+            self.refuted.append("what an attack can reach does not follow from ε, δ and the curve")
+
+
+def _is_condition(note: str) -> bool:
+    """Whether a note belongs to every statement about users, and is no remark on a method."""
+    return note == PUBLIC_GRAPH or note.startswith(AVERAGED.partition("{")[0])
+
+
+def _alike(stated: Any, found: Any) -> bool:
+    """Equal, but for the last digits of numbers."""
+    if isinstance(stated, Mapping) and isinstance(found, Mapping):
+        return stated.keys() == found.keys() and all(_alike(stated[k], found[k]) for k in found)
+    if isinstance(stated, list | tuple) and isinstance(found, list | tuple):
+        pairs = zip(stated, found, strict=False)
+        return len(stated) == len(found) and all(_alike(*pair) for pair in pairs)
+    if isinstance(stated, float) or isinstance(found, float):
+        numbers = all(type(each) in (int, float) for each in (stated, found))
+        return numbers and math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=1e-300)
+    return type(stated) is type(found) and bool(stated == found)
+
+
+def _same_text(one: str, other: str) -> bool:
+    """The same words, and numbers that differ by no more than their last of six digits."""
+    if _NUMBER.split(one) != _NUMBER.split(other):
+        return False
+    pairs = zip(_NUMBER.findall(one), _NUMBER.findall(other), strict=True)
+    return all(math.isclose(float(a), float(b), rel_tol=2e-5) for a, b in pairs)
