@@ -5,6 +5,8 @@ import os
 import pathlib
 import random
 import tempfile
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
 from dptrain.engine import unfinished  # noqa: E402
+from dptrain.reporting import report  # noqa: E402
 from tests.helpers.engine import MODES  # noqa: E402
+from tests.helpers.json_schema import errors  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +52,21 @@ def _sample(items: list[pytest.Item]) -> None:
 def pytest_sessionfinish() -> None:
     """Tests leave many runs unfinished on purpose."""
     unfinished.forget()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def every_statement_fulfils_its_schema() -> Iterator[None]:
+    """Whichever test writes one."""
+    written, schema = report.statement, report.schema()
+
+    def checked(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        value = written(*args, **kwargs)
+        assert list(errors(value, schema)) == []
+        return value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "statement", checked)
+        yield
 
 
 @pytest.fixture(params=MODES)

@@ -24,6 +24,7 @@ from dptrain.reporting.report import (
     plot_curves,
     plot_privacy,
     privacy_report,
+    schema,
 )
 from dptrain.reporting.support_table import as_markdown
 from dptrain.reporting.verification import Verification, verify_statement
@@ -70,6 +71,7 @@ __all__ = [
     "rows_of",
     "save",
     "save_released",
+    "schema",
     "verify_statement",
     "write_weights",
 ]

@@ -156,15 +156,15 @@ def read_profile(value: Any) -> Profile:
     try:
         remove = value["delta_remove"] if "delta_remove" in value else value["remove"]
         add = value["delta_add"] if "delta_add" in value else value["add"]
-        columns = [np.asarray(each, float) for each in (value["epsilon"], remove, add)]
+        at, remove, add = (np.asarray(each, float) for each in (value["epsilon"], remove, add))
         kind, accountant = Kind(value["kind"]), str(value["accountant"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its profile cannot be read ({error})") from error
-    if len({each.shape for each in columns}) > 1 or not all(
-        np.isfinite(each).all() and (each >= 0).all() for each in columns
+    if len({each.shape for each in (at, remove, add)}) > 1 or not all(
+        np.isfinite(each).all() and (each >= 0).all() for each in (at, remove, add)
     ):
         raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
-    return Profile(*columns, kind, accountant)
+    return Profile(at, remove, add, kind, accountant)
 
 
 def rows_of(profile: Profile, count: int) -> list[tuple[str, str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -22,7 +23,11 @@ from dptrain.reporting.published_profile import as_shown, chance, rows_of
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
 FORMAT = 1
-STATEMENT, STATEMENT_TEXT = "privacy_report.json", "privacy_report.md"  # in the folder of a run
+STATEMENT = "privacy_report.json"
+"""The privacy statement for programs, in the folder of a run."""
+STATEMENT_TEXT = "privacy_report.md"
+"""The privacy statement for people, in the folder of a run."""
+_SCHEMA = "privacy_report.schema.json"
 
 _LONGEST_CELL = 1000  # characters of a text in a table
 
@@ -149,6 +154,13 @@ def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str,
             "failure_probability": profile.failure_probability,
         }
     return value
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a statement: every field of ``statement``, and what it is."""
+    text = resources.files("dptrain.reporting").joinpath(_SCHEMA).read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def privacy_report(

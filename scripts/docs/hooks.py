@@ -11,7 +11,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
 
-from scripts.docs import api, commands, configuration, formulas, pages, tables
+from scripts.docs import api, commands, configuration, formulas, pages, statement, tables
 
 _log = logging.getLogger("mkdocs.dptrain")
 _PLOTS = "assets/plots"
@@ -23,6 +23,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **api.pages(),
         commands.PAGE: commands.page(),
         configuration.PAGE: configuration.page(),
+        statement.PAGE: statement.page(),
+        statement.SCHEMA: statement.text(),
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))

@@ -24,17 +24,17 @@ SMALLEST_DELTA = 1e-300
 With Gaussian noise δ is positive at every ε; what is lost to underflow is far less than this.
 """
 
-# Belongs to every statement about users: fixed-graph adjacency (docs/theory/users.md).
 PUBLIC_GRAPH = (
     "Which examples belong to which users is taken to be public; protected is what those examples "
     "contain"
 )
+"""Belongs to every statement about users: fixed-graph adjacency (docs/theory/users.md)."""
 
-# Belongs to those where a user counts once.
 AVERAGED = (
     "Users take part as examples do under {}, and in every step the mean of a user's gradients is "
     "clipped, once: a user counts once, with one example or with many"
 )
+"""Belongs to those where a user counts once; the scheme by which users take part is put in."""
 
 
 def statement(
