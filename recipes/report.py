@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -10,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dptrain.accounting import Profile, profile
-from dptrain.core import Guarantee
-from dptrain.reporting import bounding_note, plot_curves, plot_graph, plot_privacy, privacy_report
+from dptrain.core import Guarantee, digest
+from dptrain.reporting import (
+    RunFacts,
+    bounding_note,
+    plot_curves,
+    plot_graph,
+    plot_privacy,
+    privacy_report,
+)
 from dptrain.sampling import BoundedGraph, Scheme, UserMinSep
+from recipes.config import flatten
 from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
 from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, MARKS, remove
@@ -38,6 +47,34 @@ def stated(current: Run) -> Guarantee:
     return guarantee if bounded is None else guarantee.with_notes(bounding_note(bounded))
 
 
+def run_facts(current: Run) -> RunFacts:
+    """What the run's settings say beside its guarantee."""
+    settings, views = current.settings, current.task.views
+    stated = flatten(dataclasses.asdict(settings))
+    told = {
+        name: value
+        for name, value in settings.public_facts.items()
+        if name not in settings.free_on_resume
+    }
+    augmented = stated.get("data.augment")
+    augmentation = None if augmented is None else "random crops and flips" if augmented else "none"
+    if augmented and stated.get("data.flips") is False:
+        augmentation = "random crops"
+    if augmented and views > 1:
+        augmentation = f"{augmentation}; {views} views of an example, their gradients averaged"
+    return RunFacts(
+        max_grad_norm=settings.privacy.max_grad_norm,
+        clipping=_words(settings.clipping),
+        optimizer=_words(dataclasses.asdict(settings.optimizer)),
+        augmentation=augmentation,
+        configuration=digest(told),
+    )
+
+
+def _words(value: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={each}" for name, each in value.items())
+
+
 def write_report(current: Run) -> None:
     """Model, statement and plots of a run that is complete; of a simulation, the curves only.
 
@@ -51,7 +88,8 @@ def write_report(current: Run) -> None:
         export.write(current.task.model, path / export.name, None)  # whatever becomes of the rest
         guarantee = stated(current)
         export.write(current.task.model, path / export.name, guarantee)
-        privacy_report(guarantee, path)
+        facts = run_facts(current)
+        privacy_report(guarantee, path, facts=facts)
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")
     if current.simulation is not None:
@@ -59,7 +97,7 @@ def write_report(current: Run) -> None:
     if current.settings.plots:
         curve = _profile(current, guarantee)
         plot_privacy(curve, guarantee, path / "privacy.png")
-        privacy_report(guarantee, path, profile=curve)
+        privacy_report(guarantee, path, profile=curve, facts=facts)
     if current.history is not None:
         write_individual(
             current.history,

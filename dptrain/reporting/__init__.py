@@ -17,6 +17,7 @@ from dptrain.reporting.plots_audit import plot_audit
 from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
+from dptrain.reporting.publication.run_facts import RunFacts
 from dptrain.reporting.published_profile import as_shown, read_profile, rows_of
 from dptrain.reporting.report import (
     STATEMENT,
@@ -45,6 +46,7 @@ __all__ = [
     "GroupRow",
     "GroupTable",
     "IndividualReport",
+    "RunFacts",
     "Verification",
     "as_markdown",
     "as_shown",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +19,8 @@ from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
+from dptrain.reporting.publication.plain_words import plain_words
+from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
 from dptrain.reporting.published_profile import as_shown, chance, rows_of
 
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
@@ -126,7 +129,9 @@ def _randomness(generator: str | None) -> str:
     )
 
 
-def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str, Any]:
+def statement(
+    guarantee: Guarantee, profile: Profile | None = None, facts: RunFacts | None = None
+) -> dict[str, Any]:
     """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``.
 
     Raises:
@@ -139,8 +144,14 @@ def statement(guarantee: Guarantee, profile: Profile | None = None) -> dict[str,
         "sentence": str(guarantee),
         "guarantee": json.loads(guarantee.to_json()),
         "conditions": conditions(guarantee),
-        "software": {"dptrain": _version("dptrain"), "torch": _version("torch")},
+        "software": {
+            "dptrain": _version("dptrain"),
+            "torch": _version("torch"),
+            "python": platform.python_version(),
+        },
     }
+    if facts is not None:
+        value["run"] = facts.to_dict()
     limits = TradeOff.of(guarantee, profile)
     value["attacks"] = {"sentence": str(limits), **limits.summary()}
     if profile is not None:
@@ -164,7 +175,11 @@ def schema() -> dict[str, Any]:
 
 
 def privacy_report(
-    guarantee: Guarantee, path: str | pathlib.Path, *, profile: Profile | None = None
+    guarantee: Guarantee,
+    path: str | pathlib.Path,
+    *,
+    profile: Profile | None = None,
+    facts: RunFacts | None = None,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Write the privacy statement as ``.json`` and ``.md``.
 
@@ -173,6 +188,7 @@ def privacy_report(
         path: a folder (the files are called ``STATEMENT`` and ``STATEMENT_TEXT``), or a path
             without suffix.
         profile: δ(ε) of the same mechanism, if it is to be part of the statement.
+        facts: what else is known of the run.
 
     Returns:
         The paths of the two files.
@@ -182,13 +198,13 @@ def privacy_report(
     if stem.is_dir():
         stem = stem / pathlib.Path(STATEMENT).stem
     stem.parent.mkdir(parents=True, exist_ok=True)
-    value = statement(guarantee, profile)
+    value = statement(guarantee, profile, facts)
     if profile is not None:
         profile = as_shown(profile, guarantee)
     as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     as_json.write_text(text + "\n", encoding="utf-8")
-    as_text.write_text(_markdown(guarantee, profile, limits, value["software"]), encoding="utf-8")
+    as_text.write_text(_markdown(guarantee, profile, limits, value), encoding="utf-8")
     return as_json, as_text
 
 
@@ -211,7 +227,7 @@ def _version(package: str) -> str:
 
 
 def _markdown(
-    guarantee: Guarantee, profile: Profile | None, limits: TradeOff, software: Mapping[str, str]
+    guarantee: Guarantee, profile: Profile | None, limits: TradeOff, value: Mapping[str, Any]
 ) -> str:
     generator = guarantee.noise_generator
     fields = {
@@ -235,10 +251,24 @@ def _markdown(
     }
     parts = [
         "# Privacy statement",
+        *(
+            f"**{question}.** {answer}"
+            for question, answer in plain_words(guarantee, limits, value.get("run"))
+        ),
+        "## The guarantee",
         str(guarantee),
         "## What ran",
         _table(("field", "value"), fields.items()),
     ]
+    if "run" in value:
+        parts += [
+            "## What was declared",
+            "By whoever trained; none of it follows from the numbers above.",
+            _table(
+                ("field", "value"),
+                [(name, _inline(told)) for name, told in rows_of_facts(value["run"])],
+            ),
+        ]
     if guarantee.certificate is not None:
         parts += [
             "## Certificate",
@@ -256,7 +286,7 @@ def _markdown(
             f"{_profile_caption(profile)} (accountant: {profile.accountant}).",
             _table(("ε", "δ, contribution removed", "δ, contribution added"), rows_of(profile, 9)),
         ]
-    parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in software.items()) + ".")
+    parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in value["software"].items()) + ".")
     return "\n\n".join(parts) + "\n"
 
 

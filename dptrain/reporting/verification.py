@@ -230,11 +230,14 @@ class _Findings:
         if "attacks" in value:
             self._attacks(value["attacks"], profile)
         checked = {"format", "sentence", "guarantee", "conditions", "profile", "attacks"}
-        for name in value:
-            if name not in checked:
-                text = json.dumps(value[name], ensure_ascii=False)
-                shown = text if len(text) <= 200 else f"{text[:200]}…"
-                self.declared.append(f"{name}: {shown}")
+        for name, told in value.items():
+            if name == "run" and isinstance(told, Mapping):
+                stated_facts = {key: each for key, each in told.items() if each is not None}
+                self.declared += [
+                    f"run.{key}: {_short(each)}" for key, each in stated_facts.items()
+                ]
+            elif name not in checked:
+                self.declared.append(f"{name}: {_short(told)}")
 
     def _profile(self, value: Any) -> Profile | None:
         try:
@@ -277,6 +280,11 @@ class _Findings:
             self.verified.append("what an attack can reach follows from ε, δ and the curve")
         else:
             self.refuted.append("what an attack can reach does not follow from ε, δ and the curve")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _is_condition(note: str) -> bool:

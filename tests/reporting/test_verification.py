@@ -34,7 +34,10 @@ PAIRS = {
     "private size": (Poisson.for_batch_size(**SIZES, steps=20, nominal_size=1100), Identity()),
     "cyclic": (CyclicPoisson.for_batch_size(**SIZES, cycle=4, steps=16), BSR(bands=4)),
     "min-sep": (MinSep.for_batch_size(**SIZES, min_sep=4, steps=12), BandMF(bands=4)),
-    "balls in bins": (BallsInBins.for_batch_size(**SIZES, epochs=1), BSR(bands=4)),
+    "balls in bins": (
+        BallsInBins.for_batch_size(batch_size=100, dataset_size=1000, epochs=1),
+        BSR(bands=4),
+    ),
     "users": (
         UserMinSep.for_batch_size(graph=GRAPH, batch_size=20, min_sep=1, steps=8),
         Identity(),

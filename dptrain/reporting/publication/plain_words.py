@@ -1,0 +1,121 @@
+"""A statement's first page: plain sentences, for somebody who decides and does no mathematics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dptrain.accounting import TradeOff
+from dptrain.core import Guarantee, Kind
+
+_RATE = 0.01
+
+
+def plain_words(
+    guarantee: Guarantee, limits: TradeOff, facts: Mapping[str, Any] | None
+) -> list[tuple[str, str]]:
+    """Questions and answers, in order.
+
+    Args:
+        guarantee: what is promised.
+        limits: what an attack can reach.
+        facts: ``RunFacts.to_dict``, or ``None`` if nothing was said.
+    """
+    found = [
+        ("What is promised", _promise(guarantee)),
+        ("Who is protected", _capital(guarantee.unit.protected(guarantee.adjacency)) + "."),
+        ("How strong that is", _strength(guarantee, limits)),
+        ("How sure that is", _sure(guarantee)),
+    ]
+    if facts is not None:
+        found += [
+            ("Who has to be trusted", _capital(str(facts["trusted"])) + "."),
+            ("What may be published", _capital("; ".join(facts["released"])) + "."),
+            ("What must not be published", _capital("; ".join(facts["withheld"])) + "."),
+            ("Whether this run was chosen among several", _choice(facts)),
+            ("What else went into the model", _public(facts)),
+        ]
+    found.append(
+        (
+            "How to check this",
+            "`dptrain verify` with the JSON file beside this text works the numbers out again and "
+            "says which fields follow from them. That the training was as described no file shows.",
+        )
+    )
+    return found
+
+
+def _promise(guarantee: Guarantee) -> str:
+    if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
+        return "Nothing."
+    return (
+        "A model was trained on data, with random noise added so that nobody who studies what is "
+        f"published can tell with confidence what one {guarantee.unit.noun} contributed. What the "
+        "model learned of all of them together, it may tell, and conclusions from that about "
+        "anybody are no breach of this promise."
+    )
+
+
+def _strength(guarantee: Guarantee, limits: TradeOff) -> str:
+    if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
+        return "There is no bound on what an attacker learns."
+    numbers = f"In the usual numbers: ε = {guarantee.epsilon:.6g} at δ = {guarantee.delta:.6g}."
+    rate = max(_RATE, limits.floor)
+    most = float(limits.true_positive_rate(rate))
+    sure = "at most" if guarantee.kind is not Kind.ESTIMATE else "by an unproven estimate"
+    return (
+        "Suppose somebody has all the rest of the data and what is published, and tests whether "
+        f"one contribution was there. If {100 * rate:.3g} % of those that were not there are "
+        f"accused wrongly, then {sure} {_up(most)} of those that were are found; without a model "
+        f"it would be {100 * rate:.3g} %. {numbers}"
+    )
+
+
+def _up(rate: float) -> str:
+    """In percent, two digits after the point, rounded up."""
+    return f"{min(100.0, math.ceil(rate * 1e4) / 100):.4g} %"
+
+
+def _sure(guarantee: Guarantee) -> str:
+    if guarantee.kind is Kind.ESTIMATE:
+        return "This is an estimate without proof. It must not be published as a guarantee."
+    return (
+        f"The numbers are {guarantee.kind.sentence}, if training was as it is described here and "
+        "under the conditions below."
+    )
+
+
+def _choice(facts: Mapping[str, Any]) -> str:
+    runs, choice = facts["runs"], facts["choice"]
+    if choice is not None:
+        return f"{choice['sentence']} The numbers above are of this run alone."
+    if runs is None:
+        return (
+            "It was not stated how many runs on these data were looked at. If there were others, "
+            "the promise above does not cover the choice among them."
+        )
+    if runs == 1:
+        return "It was stated that no other run on these data was looked at."
+    return (
+        f"It was stated that {runs} runs on these data were looked at. The promise above covers "
+        "this one and not the choice among them; `dptrain compose` states all of them together."
+    )
+
+
+def _public(facts: Mapping[str, Any]) -> str:
+    data, weights = facts["public_data"], facts["public_weights"]
+    told = [
+        "It was not stated whether data that count as public were used"
+        if data is None
+        else f"Data that count as public: {data}",
+        "It was not stated what weights training began with"
+        if weights is None
+        else f"Weights that training began with: {weights}",
+        "Whatever is in these about anybody is not protected by this promise",
+    ]
+    return ". ".join(each.rstrip(".") for each in told) + "."
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,130 @@
+"""What a trainer declares, and the first page of the statement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from dptrain.accounting import TradeOff, account, compose_runs, profile
+from dptrain.core import Kind
+from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import RunFacts, privacy_report, schema, verify_statement
+from dptrain.sampling import Poisson
+from dptrain.strategies import Identity
+from tests.helpers.json_schema import errors
+
+RUN = MatrixMechanism(
+    scheme=Poisson(probability=1.0, dataset_size=1000, steps=4),
+    strategy=Identity(),
+    noise_multiplier=4.0,
+)
+STATED = account(RUN, delta=1e-5)
+ALL = RunFacts(
+    trusted="the hospital | its staff",
+    released=("the weights",),
+    withheld=("the logs",),
+    max_grad_norm=1.5,
+    clipping="Flat",
+    optimizer="sgd, lr=0.5",
+    augmentation="none",
+    runs=2,
+    choice=compose_runs([TradeOff.of(STATED)] * 2, delta=1e-4),
+    public_data="ImageNet-1k",
+    public_weights="a ResNet",
+    commit="3e9c812a",
+    configuration="0" * 64,
+    data="CIFAR-10, as of 2009",
+    data_commitment="f" * 64,
+)
+
+
+def written(folder, facts, **changes):
+    guarantee = dataclasses.replace(STATED, **changes)
+    curve = None if changes else profile(RUN, np.linspace(0, 5, 201))
+    as_json, as_text = privacy_report(guarantee, folder, profile=curve, facts=facts)
+    return json.loads(as_json.read_text(encoding="utf-8")), as_text.read_text(encoding="utf-8")
+
+
+def test_every_fact_is_in_both_files_and_none_is_called_verified(tmp_path):
+    value, text = written(tmp_path, ALL)
+    assert list(errors(value, schema())) == []
+    found = verify_statement(value)
+    assert found.reproduced
+    for field in dataclasses.fields(RunFacts):
+        assert any(line.startswith(f"run.{field.name}: ") for line in found.declared), field.name
+        assert not any(line.startswith(f"run.{field.name}") for line in found.verified)
+    assert set(value["run"]) == {field.name for field in dataclasses.fields(RunFacts)}
+    declared = text.partition("## What was declared")[2].partition("\n## ")[0]
+    for told in ("1.5", "Flat", "sgd, lr=0.5", "ImageNet-1k", "a ResNet", "3e9c812a", "f" * 64):
+        assert f"| {told} |" in declared
+    first = text.partition("## The guarantee")[0]
+    assert "The hospital | its staff." in first
+    assert str(ALL.choice) in first
+    assert "|---|" not in first  # no tables on the first page
+
+
+def test_what_was_not_said_is_called_not_stated(tmp_path):
+    value, text = written(tmp_path, RunFacts())
+    assert list(errors(value, schema())) == []
+    declared = text.partition("## What was declared")[2].partition("\n## ")[0]
+    assert declared.count("| not stated |") == 11
+    assert "It was not stated how many runs" in text
+    assert value["run"]["withheld"]
+    bare, plain = written(tmp_path, None)
+    assert "run" not in bare
+    assert "What was declared" not in plain
+
+
+def test_the_first_page_says_what_a_gaussian_test_reaches(tmp_path):
+    """The run is 1/2-GDP: of 1 % false positives Φ(Φ⁻¹(.01) + .5) true ones."""
+    _, text = written(tmp_path, None)
+    truth = 100 * norm.cdf(norm.ppf(0.01) + 0.5)
+    (told,) = re.findall(r"then at most ([\d.]+) % of those", text)
+    assert truth <= float(told) <= truth + 0.05
+    assert "If 1 % of those" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "absent"),
+    [
+        ({"kind": Kind.ESTIMATE}, "must not be published as a guarantee", "then at most"),
+        ({"epsilon": math.inf}, "**What is promised.** Nothing.", "nobody who studies"),
+    ],
+)
+def test_the_first_page_promises_nothing_that_is_not_shown(tmp_path, changes, words, absent):
+    first = written(tmp_path, None, **changes)[1].partition("## The guarantee")[0]
+    assert words in first
+    assert absent not in first
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"), [(1, "no other run"), (7, "7 runs on these data were looked at")]
+)
+def test_the_first_page_says_how_many_runs_were_looked_at(tmp_path, runs, words):
+    assert words in written(tmp_path, RunFacts(runs=runs))[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error"),
+    [
+        ("runs", 0, ValueError),
+        ("runs", 1.5, TypeError),
+        ("max_grad_norm", 0.0, ValueError),
+        ("clipping", "", ValueError),
+        ("clipping", 3, TypeError),
+        ("released", ["model"], TypeError),
+        ("configuration", "abc", ValueError),
+        ("data_commitment", "F" * 64, ValueError),
+        ("choice", {"epsilon": 1}, TypeError),
+        ("trusted", None, TypeError),
+    ],
+)
+def test_other_facts_are_refused(field, value, error):
+    with pytest.raises(error, match=field):
+        RunFacts(**{field: value})
