@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ from dptrain.commands.outputs import check_outputs, read_json, write_json
 from dptrain.core import Guarantee, aligned
 from dptrain.engine import check_seal
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import STATEMENT, plot_curves, read_metrics
+from dptrain.reporting import (
+    STATEMENT,
+    html_page,
+    model_card,
+    plot_curves,
+    read_metrics,
+    registry_record,
+)
 
 _CHECKPOINT, _METRICS = "checkpoint.pt", "metrics.jsonl"
 _MARKS = ("step", "split", "not_for_release")
@@ -42,6 +50,19 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--json", type=pathlib.Path, help="write what is known to this file")
     parser.add_argument("--plot", type=pathlib.Path, help="draw the metrics' curves to a PNG")
+    parser.add_argument(
+        "--html", type=pathlib.Path, help="write the statement to one page of HTML, plots in it"
+    )
+    parser.add_argument(
+        "--model-card",
+        type=pathlib.Path,
+        help="write what a model card on the Hugging Face hub should say: metadata and a section",
+    )
+    parser.add_argument(
+        "--registry",
+        type=pathlib.Path,
+        help="write a draft for the public registry of DP deployments (YAML)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -49,7 +70,13 @@ def run(options: argparse.Namespace) -> None:
     """Tell how far a run has come, what it promises, and which of its files may be published."""
     path: pathlib.Path = options.path
     folder = path if path.is_dir() else path.parent
-    check_outputs(options.json, plot=options.plot)
+    pages: dict[Callable[[Any], str], pathlib.Path | None] = {
+        html_page: options.html,
+        model_card: options.model_card,
+        registry_record: options.registry,
+    }
+    check_outputs(options.json, *pages.values(), plot=options.plot)
+    written = _pages(path, pages)
     guarantees, done, planned = _stated(path)
     metrics = folder / _METRICS
     records = read_metrics(metrics) if path.is_dir() and metrics.is_file() else []
@@ -77,6 +104,9 @@ def run(options: argparse.Namespace) -> None:
     if options.plot is not None:
         plot_curves(records, options.plot)
         print(f"plot: {options.plot}")
+    for file, text in written.items():
+        file.write_text(text, encoding="utf-8")
+        print(f"written: {file}")
     value = {
         "steps_executed": done,
         "steps_planned": planned,
@@ -85,6 +115,27 @@ def run(options: argparse.Namespace) -> None:
         "not_for_release": kept,
     }
     write_json(options.json, value)
+
+
+def _pages(
+    path: pathlib.Path, pages: Mapping[Callable[[Any], str], pathlib.Path | None]
+) -> dict[pathlib.Path, str]:
+    """Texts of the pages that are asked for, by their files.
+
+    Raises:
+        ValueError: if there is no statement, or nothing in it to be published.
+    """
+    asked = [(make, file) for make, file in pages.items() if file is not None]
+    if not asked:
+        return {}
+    statement = path / STATEMENT if path.is_dir() else path
+    if not statement.is_file():
+        raise ValueError(f"{asked[0][1]}: it is made of {statement}, which is not there")
+    value = read_json(statement)
+    try:
+        return {file: make(value) for make, file in asked}
+    except ValueError as error:
+        raise ValueError(f"{statement}: {error}") from error
 
 
 def _stated(path: pathlib.Path) -> tuple[list[Guarantee], int | None, int]:

@@ -17,6 +17,7 @@ from dptrain.reporting.plots_audit import plot_audit
 from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
+from dptrain.reporting.publication.pages import html_page, model_card, registry_record
 from dptrain.reporting.publication.run_facts import RunFacts
 from dptrain.reporting.published_profile import as_shown, read_profile, rows_of
 from dptrain.reporting.report import (
@@ -53,8 +54,10 @@ __all__ = [
     "bounding_note",
     "facts_of_weights",
     "figure_of",
+    "html_page",
     "in_place",
     "key_facts",
+    "model_card",
     "plot_active",
     "plot_attacks",
     "plot_audit",
@@ -70,6 +73,7 @@ __all__ = [
     "privacy_report",
     "read_metrics",
     "read_profile",
+    "registry_record",
     "rows_of",
     "save",
     "save_released",
