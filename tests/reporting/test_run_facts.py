@@ -93,8 +93,8 @@ def test_the_first_page_says_what_a_gaussian_test_reaches(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words", "absent"),
     [
-        ({"kind": Kind.ESTIMATE}, "must not be published as a guarantee", "then at most"),
-        ({"epsilon": math.inf}, "**What is promised.** Nothing.", "nobody who studies"),
+        ({"kind": Kind.ESTIMATE}, "must not be published as a guarantee", "which limits"),
+        ({"epsilon": math.inf}, "**What is promised.** Nothing.", "which limits"),
     ],
 )
 def test_the_first_page_promises_nothing_that_is_not_shown(tmp_path, changes, words, absent):

@@ -49,11 +49,12 @@ def plain_words(
 def _promise(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         return "Nothing."
+    does = "is meant to limit" if guarantee.kind is Kind.ESTIMATE else "limits"
     return (
-        "A model was trained on data, with random noise added so that nobody who studies what is "
-        f"published can tell with confidence what one {guarantee.unit.noun} contributed. What the "
-        "model learned of all of them together, it may tell, and conclusions from that about "
-        "anybody are no breach of this promise."
+        f"A model was trained on data, with random noise added, which {does} how well anybody who "
+        f"studies what is published can tell what one {guarantee.unit.noun} contributed; how far, "
+        "is said below. What the model learned of all of them together it may tell, and "
+        "conclusions from that about anybody are no breach of this promise."
     )
 
 
