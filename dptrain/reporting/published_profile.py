@@ -158,13 +158,15 @@ def read_profile(value: Any) -> Profile:
         add = value["delta_add"] if "delta_add" in value else value["add"]
         at, remove, add = (np.asarray(each, float) for each in (value["epsilon"], remove, add))
         kind, accountant = Kind(value["kind"]), str(value["accountant"])
-    except (KeyError, TypeError, ValueError) as error:
+        chance = value.get("failure_probability")
+        chance = None if chance is None else float(chance)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its profile cannot be read ({error})") from error
     if len({each.shape for each in (at, remove, add)}) > 1 or not all(
         np.isfinite(each).all() and (each >= 0).all() for each in (at, remove, add)
     ):
         raise ValueError("its profile cannot be read: not as many δ as ε, or not all are numbers")
-    return Profile(at, remove, add, kind, accountant)
+    return Profile(at, remove, add, kind, accountant, chance)
 
 
 def rows_of(profile: Profile, count: int) -> list[tuple[str, str, str]]:
