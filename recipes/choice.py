@@ -24,7 +24,7 @@ from dptrain.accounting import (
 )
 from dptrain.accounting.base import told_once
 from dptrain.core import Guarantee, Kind
-from dptrain.reporting import STATEMENT
+from dptrain.reporting import STATEMENT, RunFacts, privacy_report, read_profile
 from dptrain.sampling import UserScheme
 from recipes.filter_settings import FilterSettings
 from recipes.runfolder import CHECKPOINT, load_checkpoint
@@ -268,6 +268,31 @@ def write(folder: pathlib.Path, privacy: ChoicePrivacy, *remarks: str) -> str:
     shown = json.dumps(value, indent=2, ensure_ascii=False)
     (folder / f"{CHOICE}.json").write_text(shown + "\n", encoding="utf-8")
     return text
+
+
+def tell(folders: Sequence[pathlib.Path], privacy: ChoicePrivacy) -> None:
+    """Write the choice into the statements of its finished runs, where their readers look."""
+    for folder in folders:
+        path = folder / STATEMENT
+        if not path.exists():
+            continue
+        value = json.loads(path.read_text(encoding="utf-8"))
+        facts = RunFacts(
+            **{
+                **value["run"],
+                "released": tuple(value["run"]["released"]),
+                "withheld": tuple(value["run"]["withheld"]),
+                "runs": privacy.runs,
+                "choice": privacy,
+            }
+        )
+        curve = value.get("profile")
+        privacy_report(
+            Guarantee.from_json(json.dumps(value["guarantee"])),
+            folder,
+            profile=None if curve is None else read_profile(curve),
+            facts=facts,
+        )
 
 
 def begun(folder: pathlib.Path) -> bool:

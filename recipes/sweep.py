@@ -165,6 +165,7 @@ def state_choice(
         )
     if privacy is None:
         return "Privacy of the choice: no run has begun"
+    choice.tell(looked_at, privacy)
     left = len(found) - len(looked_at)
     remarks = [f"{left} more runs have not begun and are not part of it."] if left else []
     remarks.append(choice.who_is_not_covered(held_out=_held_out(settings), public=public))
@@ -295,6 +296,7 @@ def search(
     best = max(drawn, key=lambda m: ranked(m.result()[arguments.score], arguments.score))
     chosen = random_search.publish(best.folder, output)
     privacy = choice.reached_at_random(settings, [m.folder for m in drawn], trials)
+    choice.tell([chosen], privacy)
     about = choice.who_is_not_covered(held_out=_held_out(settings), public=arguments.public_score)
     better = "least" if minimised(arguments.score) else "greatest"
     print(f"the best of {len(drawn)} runs (a secret) is {best.folder}")

@@ -17,6 +17,7 @@ import yaml
 
 from dptrain import MatrixMechanism
 from dptrain.accounting import NegativeBinomialTrials, compose_runs, select_run, trade_off
+from dptrain.commands import main as command
 from dptrain.core import Guarantee
 from recipes import random_search, study, sweep
 from recipes.runfolder import load_checkpoint
@@ -183,6 +184,12 @@ def test_all_runs_of_a_grid_are_composed(tmp_path, capsys):
     assert value["epsilon"] == pytest.approx(truth.epsilon, rel=1e-6)
     assert 2.0 < value["epsilon"] < 6.0
     assert (value["delta"], value["runs"]) == (1e-4, 3)
+    # The statement of each says it, and is otherwise what it was.
+    for run in (tmp_path / "out").glob("tiny_*"):
+        told = json.loads((run / "privacy_report.json").read_text())["run"]
+        assert (told["runs"], told["choice"]["epsilon"]) == (3, value["epsilon"])
+        assert value["sentence"] in (run / "privacy_report.md").read_text()
+        assert command(["verify", str(run)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -253,6 +260,9 @@ def test_a_random_search_releases_the_best_and_nothing_else(tmp_path, capsys, mo
     one = trade_off(mechanism, of_report(best), floor=1e-10, points=801)
     truth = select_run(one, NegativeBinomialTrials(0.5), delta=1e-4)
     assert value["epsilon"] == pytest.approx(truth.epsilon, rel=1e-4)
+    told = json.loads((chosen / "privacy_report.json").read_text())["run"]
+    assert (told["runs"], told["choice"]["epsilon"]) == (None, value["epsilon"])
+    assert value["sentence"] in (chosen / "privacy_report.md").read_text()
     # What is released tells neither how many there were nor which one it was.
     for path in chosen.rglob("*"):
         text = path.read_bytes() if path.is_file() else b""
