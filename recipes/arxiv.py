@@ -34,7 +34,7 @@ from recipes.models.bert_heads import (
 from recipes.run import seeded
 from recipes.runfolder import MODEL
 from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
-from recipes.task import Export, Task
+from recipes.task import AT_RANDOM, Export, Task
 
 
 @dataclasses.dataclass
@@ -204,7 +204,17 @@ def build_task(settings: ArxivSettings) -> Task:
             f"the loss is the cross entropy of {'the archive' if classify else 'masked tokens'}",
             *found.notes,
         ),
+        data="arXiv: papers with authors, abstracts and categories",
+        public_data="whatever text the tokenizer was made from",
+        public_weights=_public_weights(settings),
     )
+
+
+def _public_weights(settings: ArxivSettings) -> str:
+    source = settings.model.source
+    if source is None or not settings.model.pretrained:
+        return AT_RANDOM
+    return "those of a folder" if "model.source" in settings.local_names() else source
 
 
 def _export(

@@ -193,7 +193,8 @@ def build_task(settings: IndividualSettings) -> Task:
             groups=settings.model.groups,
         ),
     )
-    return multilabel_task(data, model, evaluate_examples=settings.evaluate_examples)
+    task = multilabel_task(data, model, evaluate_examples=settings.evaluate_examples)
+    return dataclasses.replace(task, data=settings.data.name)
 
 
 def multilabel_task(

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
 from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, MARKS, remove
 from recipes.simulation import Simulation
-from recipes.task import TEST, evaluate
+from recipes.task import TEST, Task, evaluate
 
 if TYPE_CHECKING:
     from recipes.run import Run
@@ -67,8 +68,42 @@ def run_facts(current: Run) -> RunFacts:
         clipping=_words(settings.clipping),
         optimizer=_words(dataclasses.asdict(settings.optimizer)),
         augmentation=augmentation,
+        public_data=_public_data(current.task),
+        public_weights=current.task.public_weights,
+        commit=commit_of(pathlib.Path(__file__).parents[1]),
+        data=current.task.data,
         configuration=digest(told),
     )
+
+
+def _public_data(task: Task) -> str:
+    if task.evaluated_on != TEST:
+        return task.public_data
+    return f"{task.public_data}; the test {task.examples} were scored without noise"
+
+
+def commit_of(root: pathlib.Path) -> str | None:
+    """The commit of the checkout at ``root``, and whether files differ from it.
+
+    ``None`` where it is no checkout: installed packages are told by their versions.
+    """
+    found, changed = _git(root, "rev-parse", "--show-toplevel", "HEAD"), _git(root, "diff", "HEAD")
+    if found is None or changed is None:
+        return None
+    top, commit = found.splitlines()
+    if pathlib.Path(top).resolve() != root.resolve():
+        return None  # somebody else's, of which this is a part
+    return f"{commit}, with changes that are in no commit" if changed else commit
+
+
+def _git(root: pathlib.Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
 
 
 def _words(value: dict[str, Any]) -> str:

@@ -22,6 +22,9 @@ TEST, HELD_OUT = "test", "held-out"  # what a task is evaluated on
 _SEED = 0  # of whatever an evaluation draws (masked tokens): every evaluation sees the same
 
 
+AT_RANDOM = "none, they began at random"  # of public weights
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
     """How the trained model leaves the run.
@@ -74,6 +77,9 @@ class Task:
         train_groups, test_groups: groups of training and test examples to compare, by the same
             names; empty if there are none. Who is in a training group is private.
         notes: remarks about the data, for the trainer.
+        data: what the data set is called, for the statement; ``None`` if nobody says.
+        public_data: what else was learned from, and counts as public, for the statement.
+        public_weights: what weights training begins with, for the statement.
     """
 
     train: Any
@@ -93,6 +99,9 @@ class Task:
     train_groups: Groups = dataclasses.field(default_factory=dict)
     test_groups: Groups = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    data: str | None = None
+    public_data: str = "nothing was learned from any"
+    public_weights: str = AT_RANDOM
 
     def __post_init__(self) -> None:
         if self.summaries is not None and self.target is None:

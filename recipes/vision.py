@@ -35,6 +35,7 @@ from recipes.settings import FREE_ON_RESUME, PATHS, RunSettings
 from recipes.task import HELD_OUT, TEST, Task
 
 DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
+_UNNAMED = ("folder", "datasets")  # which images they hold is not known here
 SIZES = {"cifar10": 32, "cinic10": 32, "mnist": 28}  # of images that have one by definition
 FEATURES = ("scattering",)
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -232,12 +233,14 @@ def build_task(settings: VisionSettings) -> Task:
             hidden=settings.model.hidden,
         ),
     )
-    return classification_task(
+    task = classification_task(
         split,
         model,
         views=settings.data.views,
         evaluated_on=TEST if settings.data.holdout is None else HELD_OUT,
     )
+    name = settings.data.name
+    return dataclasses.replace(task, data=None if name in _UNNAMED else name)
 
 
 def classification_task(
