@@ -12,30 +12,12 @@ from dptrain.accounting import account, calibrate, trade_off
 from dptrain.accounting.losses import gaussian
 from dptrain.commands.cli import main
 from dptrain.core import Adjacency, Kind, Unit
-from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import plots_composed, privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
+from tests.helpers.gaussian_runs import full_batches
 
 DELTA = 1e-5
-
-
-def full_batches(mu, steps=4, size=1000):
-    """Gaussians: μ = √steps/σ."""
-    scheme = Poisson(probability=1, dataset_size=size, steps=steps)
-    return MatrixMechanism(
-        scheme=scheme, strategy=Identity(), noise_multiplier=math.sqrt(steps) / mu
-    )
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(name, value):
-        path = tmp_path / name
-        path.write_text(value if isinstance(value, str) else json.dumps(value))
-        return str(path)
-
-    return write
 
 
 def composed(tmp_path, *words):

@@ -19,26 +19,9 @@ from dptrain.core import Adjacency, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
+from tests.helpers.gaussian_runs import full_batches
 
 EPSILON, DELTA = 3.0, 1e-5
-
-
-def full_batches(mu, steps=4, size=1000):
-    """Gaussians: μ = √steps/σ."""
-    scheme = Poisson(probability=1, dataset_size=size, steps=steps)
-    return MatrixMechanism(
-        scheme=scheme, strategy=Identity(), noise_multiplier=math.sqrt(steps) / mu
-    )
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(name, value):
-        path = tmp_path / name
-        path.write_text(value if isinstance(value, str) else json.dumps(value))
-        return str(path)
-
-    return write
 
 
 @pytest.fixture
