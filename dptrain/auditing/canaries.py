@@ -107,6 +107,34 @@ class CanaryAudit:
         """Whether nothing contradicts the statement; no proof that it is true."""
         return not self.violations
 
+    def __str__(self) -> str:
+        run, count = self.one_run, self.counted
+        lines = [
+            f"stated:       ε = {self.epsilon:.6g} at δ = {self.delta:.4g}",
+            f"one training: {self.canaries} canaries, in or out by coins, were all of its data; "
+            f"{self.spare} coordinates were nobody's",
+            f"by one run:   ε at least {run.epsilon_lower:.4g} ({run.correct} of {run.guesses} "
+            f"guesses right; all right would show {run.most:.4g})",
+        ]
+        if run.curve_p_value is not None:
+            lines.append(
+                f"  under the whole stated curve so many are right with p ≤ {run.curve_p_value:.2g}"
+            )
+        lines += [
+            f"by counting:  strictest at ε = {count.epsilon:.4g}: δ at least "
+            f"{count.delta_lower:.4g}, stated {count.delta:.4g} ({count.direction}: {count.hits} "
+            f"hits, {count.false} false of {count.runs})",
+            "noise:",
+            *(f"  {each.what} (p = {each.p_value:.2g})" for each in self.noise),
+        ]
+        if self.passed:
+            lines.append(
+                f"PASSED: nothing contradicts the statement (confidence {self.confidence:g}); this "
+                "proves no guarantee"
+            )
+        lines += [f"VIOLATED: {each}" for each in self.violations]
+        return "\n".join(lines)
+
     def to_json(self) -> str:
         """JSON text of all fields, the violations and the verdict."""
         value: dict[str, Any] = dataclasses.asdict(self)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting import account, profile
-from dptrain.auditing import StatedCurve, audit_mechanism
+from dptrain.auditing import StatedCurve, audit_canaries, audit_mechanism, run_canaries
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
@@ -22,8 +22,10 @@ from dptrain.commands.arguments import (
 )
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.core import Adjacency
+from dptrain.mechanism import MatrixMechanism
 
 REFUTED = 1
+_MOST_CANARIES = 5000  # each has a coordinate of the model and a row of so many numbers
 _GRID = 37  # points of ε up to 1.5 times the stated one, of which one is that
 
 _EXAMPLE = r"""
@@ -55,6 +57,12 @@ def add(commands: Any) -> None:
         "--runs", type=int, default=40_000, help="with and without the example, for counting"
     )
     parser.add_argument(
+        "--canaries",
+        action="store_true",
+        help="train once by the real engine on nothing but canaries (clipping, divisor and "
+        "optimizer included), in place of --samples and --runs",
+    )
+    parser.add_argument(
         "--confidence",
         type=float,
         default=0.99,
@@ -72,7 +80,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Try to refute the guarantee of a mechanism by its own samplers and noise, without a model."""
+    """Try to refute the guarantee of a mechanism by its own samplers and noise, or by canaries."""
     check_outputs(options.json, plot=options.plot)
     privacy = read_privacy(options)
     sigma = options.noise_multiplier
@@ -81,6 +89,8 @@ def run(options: argparse.Namespace) -> int:
     mechanism = read_mechanism(options, sigma)
     delta = stated_delta(options, mechanism.scheme)
     adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
+    if options.canaries:
+        _check_canaries(options, mechanism, adjacency or mechanism.adjacency)
     who: dict[str, Any] = {
         "accountant": options.accountant or privacy.get("accountant"),
         "adjacency": adjacency,
@@ -95,16 +105,18 @@ def run(options: argparse.Namespace) -> int:
     if not options.no_curve and options.epsilon is None:
         stated = profile(mechanism, np.linspace(0.0, 1.5 * max(epsilon, 0.1), _GRID), **who)
         curve = StatedCurve(epsilon=stated.epsilon, remove=stated.remove, add=stated.add)
+    seed = secrets.randbits(64) if options.seed is None else options.seed
+    stated_of = {"epsilon": epsilon, "delta": delta, "curve": curve}
+    if options.canaries:
+        return _by_canaries(options, mechanism, seed, stated_of)
     found = audit_mechanism(
         mechanism,
-        epsilon=epsilon,
-        delta=delta,
+        **stated_of,
         adjacency=adjacency or mechanism.adjacency,
-        curve=curve,
         samples=options.samples,
         runs=options.runs,
         confidence=options.confidence,
-        seed=secrets.randbits(64) if options.seed is None else options.seed,
+        seed=seed,
     )
     print(found)
     write_json(options.json, json.loads(found.to_json()))
@@ -114,3 +126,44 @@ def run(options: argparse.Namespace) -> int:
         plot_audit(found, options.plot, stated=curve)
         print(f"plot: {options.plot}")
     return 0 if found.passed else REFUTED
+
+
+def _by_canaries(
+    options: argparse.Namespace,
+    mechanism: MatrixMechanism,
+    seed: int,
+    stated: dict[str, Any],
+) -> int:
+    found = audit_canaries(
+        mechanism, run_canaries(mechanism, seed=seed), confidence=options.confidence, **stated
+    )
+    print(found)
+    write_json(options.json, {"seed": seed, **json.loads(found.to_json())})
+    return 0 if found.passed else REFUTED
+
+
+def _check_canaries(
+    options: argparse.Namespace, mechanism: MatrixMechanism, adjacency: Adjacency
+) -> None:
+    """Refuse what canaries cannot be about, before ε is worked out.
+
+    Raises:
+        ValueError: saying what to do instead.
+    """
+    size = mechanism.scheme.dataset_size
+    if size > _MOST_CANARIES:
+        raise ValueError(
+            f"--canaries with a data set of {size}: all of it would be canaries, and at most "
+            f"{_MOST_CANARIES} fit; audit a scheme of the same rate with --dataset-size "
+            f"{_MOST_CANARIES} or less"
+        )
+    if adjacency is not Adjacency.ZERO_OUT:
+        raise ValueError(
+            f"--canaries with adjacency={adjacency.value!r}: canaries that are out have gradients "
+            "of zero, which is 'zero_out'; leave --canaries out"
+        )
+    if options.plot is not None:
+        raise ValueError(
+            f"--plot {options.plot} draws δ(ε) of the audit without a model; leave out --plot or "
+            "--canaries"
+        )

@@ -22,7 +22,7 @@ from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity
 
-ALPHA = 0.01 / 3
+ALPHA = 0.01 / 4
 # Everybody takes part in every step: the game is that of a Gaussian of μ = 1.
 KNOWN = MatrixMechanism(
     scheme=Poisson(probability=1.0, dataset_size=2000, steps=4),

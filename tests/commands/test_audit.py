@@ -89,3 +89,41 @@ def test_an_audit_without_a_curve_is_drawn(tmp_path):
     )
     plot_audit(audit, tmp_path / "plain.png")
     assert (tmp_path / "plain.png").stat().st_size > 10_000
+
+
+GAUSSIAN = MatrixMechanism(
+    scheme=Poisson(probability=1, dataset_size=1000, steps=4),
+    strategy=Identity(),
+    noise_multiplier=1.0,
+)  # μ = 2, ε = 9.3 at δ = 1e-6
+
+
+def test_canaries_go_through_the_engine(tmp_path, capsys):
+    path, out = tmp_path / "gaussian.json", tmp_path / "canaries.json"
+    path.write_text(GAUSSIAN.to_json())
+    words = ["audit", str(path), "--delta", "1e-6", "--canaries", "--seed", "3"]
+    assert main([*words, "--json", str(out)]) == 0
+    assert "1000 canaries, in or out by coins, were all of its data" in capsys.readouterr().out
+    value = json.loads(out.read_text())
+    assert (value["seed"], value["canaries"]) == (3, 1000)
+    assert 1 < value["one_run"]["epsilon_lower"] < value["epsilon"]
+    assert value["one_run"]["curve_p_value"] is not None
+    assert main([*words, "--epsilon", "1"]) == 1
+    assert "VIOLATED: ε ≥ " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dataset-size", "5001"], "--canaries with a data set of 5001"),
+        (["--dataset-size", "100", "--plot", "x.png"], "leave out --plot or --canaries"),
+        (
+            ["--dataset-size", "100", "--adjacency", "add-remove"],
+            "--canaries with adjacency='add_remove'",
+        ),
+    ],
+)
+def test_what_canaries_cannot_show_is_refused(capsys, words, said):
+    scheme = ["--scheme", "Poisson", "batch_size=20", "--strategy", "Identity", "--steps", "5"]
+    assert main(["audit", *scheme, *words, "--sigma", "1", "--delta", "1e-5", "--canaries"]) == 2
+    assert said in capsys.readouterr().err
