@@ -87,7 +87,8 @@ def commit_of(root: pathlib.Path) -> str | None:
 
     ``None`` where it is no checkout: installed packages are told by their versions.
     """
-    found, changed = _git(root, "rev-parse", "--show-toplevel", "HEAD"), _git(root, "diff", "HEAD")
+    found = _git(root, "rev-parse", "--show-toplevel", "HEAD")
+    changed = _git(root, "diff", "--name-only", "HEAD")
     if found is None or changed is None:
         return None
     top, commit = found.splitlines()

@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from tqdm.auto import tqdm
 
-from dptrain.auditing.conformity import Finding, check_noise
+from dptrain.auditing.conformity import Finding, check_noise, verdict
 from dptrain.auditing.counting import Count, StatedCurve, count
 from dptrain.auditing.draws import key
 from dptrain.auditing.laws import game_of
@@ -127,12 +127,7 @@ class CanaryAudit:
             "noise:",
             *(f"  {each.what} (p = {each.p_value:.2g})" for each in self.noise),
         ]
-        if self.passed:
-            lines.append(
-                f"PASSED: nothing contradicts the statement (confidence {self.confidence:g}); this "
-                "proves no guarantee"
-            )
-        lines += [f"VIOLATED: {each}" for each in self.violations]
+        lines += verdict(self.violations, self.confidence)
         return "\n".join(lines)
 
     def to_json(self) -> str:

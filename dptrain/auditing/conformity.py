@@ -8,6 +8,7 @@ of things that are looked at (Bonferroni).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import binomtest, chi2
@@ -99,6 +100,16 @@ def power_against_scaled_noise(factor: float, *, runs: int, steps: int, alpha: f
     low, high = chi2.ppf([alpha / 2, 1 - alpha / 2], runs * steps)
     scaled = np.array([low, high]) / factor**2
     return float(chi2.cdf(scaled[0], runs * steps) + chi2.sf(scaled[1], runs * steps))
+
+
+def verdict(violations: Sequence[str], confidence: float) -> list[str]:
+    """The last lines of an audit: what contradicts the statement, or that nothing does."""
+    if violations:
+        return [f"VIOLATED: {each}" for each in violations]
+    return [
+        f"PASSED: nothing contradicts the statement (confidence {confidence:g}); this proves no "
+        "guarantee"
+    ]
 
 
 def check_participations(game: Game, taken: Patterns) -> list[Finding]:

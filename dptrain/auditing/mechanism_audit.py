@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.auditing.conformity import Finding, check_noise, check_participations
+from dptrain.auditing.conformity import Finding, check_noise, check_participations, verdict
 from dptrain.auditing.counting import Count, StatedCurve, count, count_epsilon
 from dptrain.auditing.draws import key, noises, participations
 from dptrain.auditing.importance import DIRECTIONS, DeltaEstimate, TiltedRuns, tilted_runs
@@ -144,13 +144,7 @@ class MechanismAudit:
         )
         lines.append("draws:")
         lines += [f"  {each.what} (p = {each.p_value:.2g})" for each in self.draws]
-        if self.passed:
-            lines.append(
-                f"PASSED: nothing contradicts the statement (confidence {self.confidence:g}); this "
-                "proves no guarantee"
-            )
-        else:
-            lines += [f"VIOLATED: {each}" for each in self.violations]
+        lines += verdict(self.violations, self.confidence)
         return "\n".join(lines)
 
 

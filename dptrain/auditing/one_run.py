@@ -18,7 +18,7 @@ from scipy.stats import binom
 from dptrain.auditing.counting import StatedCurve
 from dptrain.core import checks
 
-_LARGEST = 64.0  # ε that is looked for
+_LARGEST = 64  # ε that is looked for
 
 
 def one_run_p_value(
@@ -186,10 +186,10 @@ def _epsilon(m: int, r: int, v: int, delta: float, alpha: float) -> float:
         p = one_run_p_value(canaries=m, guesses=r, correct=v, epsilon=epsilon, delta=delta)
         return p < alpha
 
-    low = max((e for e in np.arange(0.0, _LARGEST) if refuted(float(e))), default=None)
-    if low is None:
+    whole = next((e for e in range(_LARGEST - 1, -1, -1) if refuted(e)), None)
+    if whole is None:
         return 0.0
-    low, high = float(low), float(low) + 1.0
+    low, high = float(whole), whole + 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

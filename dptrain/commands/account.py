@@ -15,6 +15,7 @@ from dptrain.accounting import (
     trade_off,
 )
 from dptrain.commands.arguments import (
+    add_adjacency,
     add_mechanism_arguments,
     number,
     read_mechanism,
@@ -61,11 +62,8 @@ def add(commands: Any) -> None:
 def add_accountant_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare ``--accountant`` and ``--adjacency``."""
     parser.add_argument("--accountant", help="by name (see account --list); default: the tightest")
-    parser.add_argument(
-        "--adjacency",
-        type=lambda text: text.replace("-", "_"),
-        choices=[each.value for each in Adjacency],
-        help="the neighbouring relation (default: zero_out, or add_remove with a nominal_size)",
+    add_adjacency(
+        parser, "the neighbouring relation (default: zero_out, or add_remove with a nominal_size)"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain.configuration import build_scheme, build_strategy, expected_batch_size, stated_size
-from dptrain.core import did_you_mean
+from dptrain.core import Adjacency, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
@@ -22,6 +22,16 @@ _PRIVACY = (
     *("epsilon", "delta", "noise_multiplier", "max_grad_norm", "accountant", "certificates"),
     *("secure", "noise_dtype", "regenerate_noise"),
 )
+
+
+def add_adjacency(parser: argparse.ArgumentParser, text: str) -> None:
+    """Declare ``--adjacency``, with dashes or underscores, and ``text`` as its help."""
+    parser.add_argument(
+        "--adjacency",
+        type=lambda name: name.replace("-", "_"),
+        choices=[each.value for each in Adjacency],
+        help=text,
+    )
 
 
 def add_mechanism_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -62,6 +63,11 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"the field {twice!r} stands there twice")
     return found
+
+
+def plain_epsilon(epsilon: float) -> float | str:
+    """An ε for JSON, which has no ∞."""
+    return epsilon if math.isfinite(epsilon) else "inf"
 
 
 def write_json(path: pathlib.Path | None, value: Any) -> None:

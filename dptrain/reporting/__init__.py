@@ -32,6 +32,7 @@ from dptrain.reporting.support_table import as_markdown
 from dptrain.reporting.verification import Verification, verify_statement
 from dptrain.reporting.weights import (
     KEY,
+    TAGS,
     facts_of_weights,
     key_facts,
     save_released,
@@ -43,6 +44,7 @@ __all__ = [
     "MARK",
     "STATEMENT",
     "STATEMENT_TEXT",
+    "TAGS",
     "WARNING",
     "GroupRow",
     "GroupTable",

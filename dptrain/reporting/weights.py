@@ -14,6 +14,8 @@ from dptrain.engine import PrivateTraining
 
 KEY = "differential_privacy"
 """Of the metadata of a file of weights, and of a model card: JSON of ``key_facts``."""
+TAGS = ("differential-privacy", "dptrain")
+"""Of a model card."""
 
 
 def key_facts(guarantee: Guarantee) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def page() -> str:
         "# Command line",
         "",
         "Every command has `--help`. The exit status is 0 for success, 1 if a statement is refuted "
-        "or not reproduced, 2 for a mistake in the arguments, and 130 if it was interrupted.",
+        "or not reproduced or a ledger refuses a release, 2 for a mistake in the arguments, and "
+        "130 if it was interrupted.",
     ]
     for module in modules():
         name = module if module == "dptrain" else f"python -m {module}"

@@ -13,7 +13,8 @@ import numpy as np
 from dptrain.accounting import ComposedRuns
 from dptrain.accounting.base import SMALLEST_DELTA
 from dptrain.accounting.selection import epsilon_at, weakest_kind
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.arguments import add_adjacency
+from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
 from dptrain.commands.several.run_files import KnownRun, check_same, read_runs
 from dptrain.core import Adjacency, Kind, aligned, checks
 
@@ -82,11 +83,8 @@ def add(commands: Any) -> None:
         action="store_true",
         help="no unit is in two of the data sets: δ is the largest",
     )
-    parser.add_argument(
-        "--adjacency",
-        type=lambda text: text.replace("-", "_"),
-        choices=[each.value for each in Adjacency],
-        help="the neighbouring relation of bare mechanisms (default: the mechanism's own)",
+    add_adjacency(
+        parser, "the neighbouring relation of bare mechanisms (default: the mechanism's own)"
     )
     parser.add_argument("--plot", type=pathlib.Path, help="draw the curves to a PNG")
     parser.add_argument("--json", type=pathlib.Path, help="write figures and curves to this file")
@@ -137,7 +135,7 @@ def run(options: argparse.Namespace) -> None:
     write_json(
         options.json,
         {
-            "epsilon": _plain(epsilon),
+            "epsilon": plain_epsilon(epsilon),
             "delta": delta,
             "kind": kind.value,
             "disjoint": options.disjoint,
@@ -175,7 +173,7 @@ def _basic(
 ) -> dict[str, Any]:
     """What adding up gives: of the stated numbers, and at the δ of the statement."""
     at = together.added_up(delta) if delta < 1 else 0.0
-    found: dict[str, Any] = {"epsilon_at_delta": _plain(at)}
+    found: dict[str, Any] = {"epsilon_at_delta": plain_epsilon(at)}
     text = (
         f"Basic composition (Σ ε at equal shares of δ) gives ε = {at:.6g} at δ = {delta:.6g}"
         if math.isfinite(at)
@@ -219,16 +217,11 @@ def _sentence(
     )
 
 
-def _plain(epsilon: float) -> float | str:
-    """JSON has no ∞."""
-    return epsilon if math.isfinite(epsilon) else "inf"
-
-
 def _row(each: KnownRun, delta: float) -> dict[str, Any]:
     guarantee = each.guarantee
     return {
         "file": each.name,
-        "epsilon_at_delta": _plain(epsilon_at(each.limits, delta)),
+        "epsilon_at_delta": plain_epsilon(epsilon_at(each.limits, delta)),
         "stated": {"epsilon": guarantee.epsilon, "delta": guarantee.delta} if each.stated else None,
         "known": "curve" if len(each.limits.epsilon) > 1 else "one (ε, δ)",
         "kind": each.limits.kind.value,

@@ -11,7 +11,8 @@ from typing import Any
 
 from dptrain.accounting import BudgetFilter, Charge, ComposedRuns
 from dptrain.accounting.selection import epsilon_of, weakest_kind
-from dptrain.commands.outputs import check_outputs, write_json
+from dptrain.commands.arguments import add_adjacency
+from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
 from dptrain.commands.several.ledger import (
     BudgetLedger,
     LedgerBudget,
@@ -84,12 +85,7 @@ def _add_open(actions: Any) -> None:
         choices=("example", "user"),
         help="take releases that protect this only (default: as the first does)",
     )
-    parser.add_argument(
-        "--adjacency",
-        type=lambda text: text.replace("-", "_"),
-        choices=[each.value for each in Adjacency],
-        help="the neighbouring relation of all releases (default: as the first has)",
-    )
+    add_adjacency(parser, "the neighbouring relation of all releases (default: as the first has)")
     parser.set_defaults(run=run_open)
 
 
@@ -270,7 +266,7 @@ def run_show(options: argparse.Namespace) -> None:
     rows = _rows(ledger)
     figures: dict[str, Any] = {
         "data_set": budget.data_set,
-        "epsilon": _plain(total),
+        "epsilon": plain_epsilon(total),
         "delta": delta,
         "kind": kind.value,
         "mu": budget.mu,
@@ -285,9 +281,9 @@ def run_show(options: argparse.Namespace) -> None:
         print(f"\n{_table(rows)}\n")
         together = ComposedRuns([each.limits for each in entries])
         figures["if_planned"] = planned = {
-            "charges": _plain(epsilon_of(ledger.filter.spent, delta)),
-            "composed": _plain(together.epsilon(delta)),
-            "basic": _plain(together.added_up(delta)),
+            "charges": plain_epsilon(epsilon_of(ledger.filter.spent, delta)),
+            "composed": plain_epsilon(together.epsilon(delta)),
+            "basic": plain_epsilon(together.added_up(delta)),
         }
         charged, composed, basic = (_number(value) for value in planned.values())
         print(
@@ -327,11 +323,6 @@ def _limit(epsilon: float, delta: float) -> str:
     if not math.isfinite(epsilon):
         return f"At δ = {delta:.6g} nothing is promised: ask for a larger --delta."
     return f"The total is (ε = {epsilon:.6g}, δ = {delta:.6g})."
-
-
-def _plain(epsilon: float) -> float | str:
-    """JSON has no ∞."""
-    return epsilon if math.isfinite(epsilon) else "inf"
 
 
 def _number(value: float | str) -> str:

@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 
 from dptrain.core import Guarantee
-from dptrain.reporting import KEY, STATEMENT, STATEMENT_TEXT, key_facts, privacy_report
+from dptrain.reporting import KEY, STATEMENT, STATEMENT_TEXT, TAGS, key_facts, privacy_report
 
 CARD = "README.md"
-_TAGS = ("differential-privacy", "dptrain")
 
 
 def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None:
@@ -29,7 +28,7 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
     retract(folder)
     metadata = {k: v for k, v in {**about, **_metadata_of(there)}.items() if v}
     tags = metadata.get("tags") or []
-    metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *_TAGS]))
+    metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *TAGS]))
     if math.isfinite(guarantee.epsilon):
         privacy_report(guarantee, folder)
         metadata[KEY] = key_facts(guarantee)
@@ -58,7 +57,7 @@ def retract(folder: str) -> None:
     if metadata.pop(KEY, None) is None:
         return
     tags = metadata.get("tags") or []
-    metadata["tags"] = [tag for tag in tags if tag not in _TAGS] if isinstance(tags, list) else tags
+    metadata["tags"] = [tag for tag in tags if tag not in TAGS] if isinstance(tags, list) else tags
     head = yaml.safe_dump({k: v for k, v in metadata.items() if v}, sort_keys=False)
     card.write_text(f"---\n{head}---\n", encoding="utf-8")
 

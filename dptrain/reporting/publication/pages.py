@@ -21,9 +21,8 @@ from dptrain.reporting.publication.plain_words import plain_words
 from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
 from dptrain.reporting.published_profile import read_profile
 from dptrain.reporting.report import conditions
-from dptrain.reporting.weights import KEY, key_facts
+from dptrain.reporting.weights import KEY, TAGS, key_facts
 
-_TAGS = ("differential-privacy", "dptrain")
 _FILL_IN = "FILL IN: "
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}"
@@ -115,7 +114,7 @@ def model_card(value: Mapping[str, Any]) -> str:
     """
     read = _read(value)
     _check_publishable(read.guarantee)
-    metadata = {"tags": list(_TAGS), KEY: key_facts(read.guarantee)}
+    metadata = {"tags": list(TAGS), KEY: key_facts(read.guarantee)}
     head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
     words = [f"**{q}.** {a}" for q, a in plain_words(read.guarantee, read.limits, read.facts)]
     text = "\n\n".join(["## Privacy", *words, str(read.guarantee)])
