@@ -106,6 +106,40 @@ def test_shards_without_a_network_merge_to_the_same(
     assert "not a usable partial certificate" in merged(str(only_file(done)))
 
 
+def test_what_shares_are_lost_or_corrupt_is_said_and_what_is_left_goes_on(
+    file: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = []
+    for index in (1, 2, 3, 4):
+        out = tmp_path / f"part{index}"
+        assert main(arguments(file, out, "--seed", "3", "--shard", f"{index}/4")) == 0
+        parts.append(only_file(out))
+    capsys.readouterr()
+    done = tmp_path / "done"
+
+    def refused(*files: pathlib.Path) -> str:
+        assert main(["--merge", *map(str, files), "--out", str(done)]) == 2
+        assert not done.exists()
+        return capsys.readouterr().err
+
+    assert "of shards 3/4" in refused(parts[0], parts[1], parts[3])
+    sound = parts[2].read_text()
+    place = sound.index('"done"')
+    digit = next(i for i in range(place, len(sound)) if sound[i] in "12345678")
+    parts[2].write_text(sound[:digit] + str(int(sound[digit]) + 1) + sound[digit + 1 :])
+    said = refused(*parts)
+    assert str(parts[2]) in said
+    assert "its digest does not match its contents" in said
+    parts[2].write_text(sound[: len(sound) // 2])
+    assert str(parts[2]) in refused(*parts)
+    # Processes with a network draw what a lost share held, and nothing else, again.
+    done.mkdir()
+    for part in (parts[0], parts[1], parts[3]):
+        (done / part.name).write_bytes(part.read_bytes())
+    assert main(arguments(file, done)) == 0
+    assert single(done) == single(tmp_path / "single")
+
+
 def test_an_interruption_before_any_verdict_promises_nothing(
     file: pathlib.Path,
     tmp_path: pathlib.Path,
@@ -197,13 +231,14 @@ def command(*words: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_two_processes_on_a_network_make_the_certificate_of_one(
-    tmp_path: pathlib.Path, file: pathlib.Path
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_on_a_network_make_the_certificate_of_one(
+    tmp_path: pathlib.Path, file: pathlib.Path, processes: int
 ) -> None:
     out = tmp_path / "out"
-    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     run = command(*torchrun, "-m", "dptrain.commands.certify", *arguments(file, out, "--seed", "3"))
-    said, errors = run.communicate(timeout=120)
+    said, errors = run.communicate(timeout=240)
     assert run.returncode == 0, errors
     assert said.count("certificate: ") == 1  # the first process alone reports
     found = certificate_cache.read_certificate(only_file(out))
