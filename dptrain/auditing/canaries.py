@@ -27,6 +27,7 @@ from dptrain.auditing.laws import game_of
 from dptrain.auditing.one_run import OneRun, audit_one_run
 from dptrain.core import Array, checks
 from dptrain.engine import Gradients, PrivacyEngine
+from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 
 _STRETCH = 4.0  # norm of a canary's gradient over the clipping norm
@@ -158,6 +159,7 @@ def run_canaries(
     layers: int = 2,
     max_grad_norm: float = 1.0,
     gradients: Gradients = Gradients(),
+    individual: IndividualFilter | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> CanaryRun:
@@ -169,6 +171,8 @@ def run_canaries(
         layers: of the model; canaries lie in all of them.
         max_grad_norm: R.
         gradients: how the engine forms and clips gradients.
+        individual: a budget of every canary. What is then stated is the filter's ε and δ: canaries
+            that have spent it are left out, so the mechanism's own curve says too much.
         seed: of the coins and of the run.
         progress: show a bar.
 
@@ -197,6 +201,7 @@ def run_canaries(
         mechanism=mechanism,
         max_grad_norm=max_grad_norm,
         gradients=gradients,
+        individual=individual,
         seed=key(seed, 1),
     )
     before = _weights(model)

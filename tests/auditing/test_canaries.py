@@ -18,6 +18,7 @@ from dptrain.auditing import (
     run_canaries,
 )
 from dptrain.engine import Gradients
+from dptrain.individual import GDPOdometer
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity
@@ -49,6 +50,15 @@ def test_the_engine_passes(mode):
     value = json.loads(audit.to_json())
     assert value["canaries"] == 2000
     assert value["passed"] is True
+
+
+def test_canaries_that_have_spent_their_budget_are_left_out():
+    """Two steps of μ = 1/2 fit a budget of √2/2, and the release has them only."""
+    budget = 0.5 * np.sqrt(2) * (1 + 1e-9)
+    individual = GDPOdometer(increments=(budget,), target_delta=1e-4, max_steps=4)
+    found = run_canaries(KNOWN, individual=individual, seed=3, progress=False)
+    inside = found.released[found.included]
+    assert (np.abs(inside.mean(axis=0) - [1, 1, 0, 0]) < 6 * 2.0 / np.sqrt(len(inside))).all()
 
 
 @pytest.mark.parametrize(
