@@ -830,10 +830,27 @@ def _audit(tree: Mapping[str, Any]) -> Table:
                 "–" if estimate is None else f"{estimate:.3f}",
                 f"{lower:.3f}",
                 f"{each['counting']['epsilon_lower']:.2f}",
+                f"{each['counting']['most']:.2f}",
             ]
         )
     head = ["pair", "ε", "target δ", "accountant", "stated δ", "found / stated", "ε found"]
-    return Table([*head, "ε at least", "by counting"], rows)
+    return Table([*head, "ε at least", "by counting", "at best"], rows)
+
+
+def _broken_engines(tree: Mapping[str, Any]) -> Table:
+    """A fault a row: what finds it, the chance that it does, and how often it did."""
+    rows = [
+        [
+            each["fault"],
+            each["found_by"],
+            "< 1e-12" if each["missed"] < 1e-12 else f"{each['missed']:.0e}",
+            f"{each['broken']} of {tree['runs']}",
+            f"{each['whole']} of {tree['runs']}",
+        ]
+        for each in tree["rows"]
+    ]
+    head = ["engine", "found by", "chance that it is missed", "broken engines that failed"]
+    return Table([*head, "whole ones that failed"], rows)
 
 
 _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
@@ -868,6 +885,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _model_coverage,
         _choice,
         _audit,
+        _broken_engines,
     )
 }
 _BENCHMARKS |= {

@@ -6,15 +6,13 @@ import json
 
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
 
 from dptrain import account, profile
 from dptrain.auditing import (
     StatedCurve,
     audit_canaries,
+    count,
     game_of,
-    power_against_scaled_noise,
-    power_of_counting,
     run_canaries,
 )
 from dptrain.engine import Gradients
@@ -22,6 +20,7 @@ from dptrain.individual import GDPOdometer
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
 from dptrain.strategies import BSR, BandMF, Identity
+from tests.helpers.broken_engines import DELTA, FAULTS, VERDICT, stated
 
 ALPHA = 0.01 / 4
 # Everybody takes part in every step: the game is that of a Gaussian of μ = 1.
@@ -82,60 +81,35 @@ def test_what_is_released_is_the_game(scheme, strategy):
     assert abs(outside.mean()) < 6 * 3.0 / np.sqrt(outside.size)
 
 
-def test_a_layer_that_is_not_clipped_is_found(monkeypatch):
-    """Half of the canaries then count four times: μ = 4 for them."""
-    t, epsilon = 2.5, 2.0
-    stated = norm.cdf(0.5 - epsilon) - np.exp(epsilon) * norm.cdf(-0.5 - epsilon)
-    power = power_of_counting(
-        hit_rate=(norm.sf(t - 1) + norm.sf(t - 4)) / 2,
-        false_rate=norm.sf(t),
-        runs=470,  # half of those that are in, or fewer with probability below 1e-2 / 4
-        epsilon=epsilon,
-        delta=stated,
-        alpha=ALPHA,
-    )
-    assert power > 0.99
-    assert binom.cdf(939, 2000, 0.5) < 1e-2 / 2
-    assert audited(KNOWN).counted.violated is False
-    whole = _attribute("add_noise")
-
-    def unclipped(optimizer):
-        optimizer.params[-1].summed_grad.mul_(4.0)  # the norm of every gradient, over R
-        whole(optimizer)
-
-    monkeypatch.setattr(f"{OPTIMIZER}.add_noise", unclipped)
-    audit = audited(KNOWN)
-    assert audit.counted.violated
-    assert not audit.passed
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_broken_is_found(name):
+    """At a chance of a millionth that what is right fails."""
+    fault = FAULTS[name]
+    assert fault.power() > 0.999
+    assert fault.audited(seed=2) == ()
+    with fault.broken():
+        assert fault.audited(seed=2)
+    assert fault.audited(seed=2) == ()
 
 
-def test_a_divisor_that_follows_the_batch_is_found(monkeypatch):
-    """The noise of a step shows its batch's size; the chance that it does is computed."""
-    scheme = Poisson(probability=0.05, dataset_size=400, steps=10)
-    mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=4.0)
-    spare = 2000
-    sizes = np.arange(1, 61)
-    seen = [
-        power_against_scaled_noise(20 / size, runs=spare, steps=1, alpha=ALPHA / 3 / 10)
-        for size in sizes
-    ]
-    at_a_step = float(binom.pmf(sizes, 400, 0.05) @ np.array(seen))
-    assert 1 - (1 - at_a_step) ** 10 > 0.99
-    assert audited(mechanism, spare=spare).passed
-
-    def realized(optimizer):
-        for p in optimizer.params:
-            p.grad.div_(max(1, optimizer.rows_of_the_step))
-
-    plain = _attribute("_step")
-
-    def counted(optimizer, closure):
-        optimizer.rows_of_the_step = len(optimizer.clipper.batch.indices)
-        return plain(optimizer, closure)
-
-    monkeypatch.setattr(f"{OPTIMIZER}.scale_grad", realized)
-    monkeypatch.setattr(f"{OPTIMIZER}._step", counted)
-    assert not audited(mechanism, spare=spare).passed
+def test_the_power_of_counting_against_no_clipping_is_no_more_than_what_happens():
+    """Counts of the test that the power is of, drawn from its rates: binomial, 6 sigma."""
+    fault = FAULTS["clipping"]
+    rng = np.random.default_rng(5)
+    times, runs, caught = 400, 900, 0
+    for _ in range(times):
+        outside = rng.standard_normal(2 * runs)
+        inside = rng.standard_normal(2 * runs) + np.where(np.arange(2 * runs) % 2, 1.0, 4.0)
+        epsilon, curve = stated(fault.mechanism)
+        caught += count(
+            rng.permutation(inside),
+            outside,
+            alpha=VERDICT,
+            epsilon=epsilon,
+            delta=DELTA,
+            curve=curve,
+        ).violated
+    assert caught > fault.power() * times - 6 * np.sqrt(times * 1e-3)
 
 
 def test_noise_that_is_left_out_of_a_layer_is_found(monkeypatch):
