@@ -16,6 +16,7 @@ from dptrain.auditing.counting import (
     power_of_counting,
 )
 from dptrain.auditing.draws import noises, participations
+from dptrain.auditing.final_model import FinalModelAudit, audit_final_model
 from dptrain.auditing.importance import DeltaEstimate, TiltedRuns, tilted_runs
 from dptrain.auditing.intervals import least_mean, least_probability, most_probability
 from dptrain.auditing.laws import Game, NoLikelihood, game_of
@@ -26,6 +27,7 @@ from dptrain.auditing.one_run import (
     one_run_curve_p_value,
     one_run_p_value,
 )
+from dptrain.auditing.planted import Marked, Planted, plant_canaries
 from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
@@ -33,14 +35,18 @@ __all__ = [
     "CanaryRun",
     "Count",
     "DeltaEstimate",
+    "FinalModelAudit",
     "Finding",
     "Game",
+    "Marked",
     "MechanismAudit",
     "NoLikelihood",
     "OneRun",
+    "Planted",
     "StatedCurve",
     "TiltedRuns",
     "audit_canaries",
+    "audit_final_model",
     "audit_mechanism",
     "audit_one_run",
     "check_noise",
@@ -56,6 +62,7 @@ __all__ = [
     "one_run_curve_p_value",
     "one_run_p_value",
     "participations",
+    "plant_canaries",
     "power_against_scaled_noise",
     "power_of_counting",
     "run_canaries",

@@ -42,11 +42,13 @@ class CanaryRun:
         included: which canaries were in, shape (m,).
         released: the noisy sums of every step over R, in each canary's coordinate; shape (m, n).
         spare: the same in coordinates that are nobody's, shape (k, n).
+        others: examples in the run that are not among these canaries.
     """
 
     included: npt.NDArray[np.bool_]
     released: Array
     spare: Array
+    others: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,9 @@ class CanaryAudit:
     """What one run with canaries shows.
 
     Attributes:
-        canaries: m, how many were put into the data set, in or out by a fair coin. They are all of
-            the data set: nobody else's data is in the run.
+        canaries: m, how many were put into the data set, in or out by a fair coin.
+        others: the other examples of the data set; 0: the canaries are all of it, and nobody's data
+            is in the run.
         spare: coordinates that showed noise alone.
         epsilon: the stated ε.
         delta: the stated δ.
@@ -68,6 +71,7 @@ class CanaryAudit:
     """
 
     canaries: int
+    others: int
     spare: int
     epsilon: float
     delta: float
@@ -110,9 +114,14 @@ class CanaryAudit:
 
     def __str__(self) -> str:
         run, count = self.one_run, self.counted
+        among = (
+            f"were among {self.others} other examples, whose gradients they leave as they are"
+            if self.others
+            else "were all of its data"
+        )
         lines = [
             f"stated:       ε = {self.epsilon:.6g} at δ = {self.delta:.4g}",
-            f"one training: {self.canaries} canaries, in or out by coins, were all of its data; "
+            f"one training: {self.canaries} canaries, in or out by coins, {among}; "
             f"{self.spare} coordinates were nobody's",
             f"by one run:   ε at least {run.epsilon_lower:.4g} ({run.correct} of {run.guesses} "
             f"guesses right; all right would show {run.most:.4g})",
@@ -256,6 +265,7 @@ def audit_canaries(
     even = min(len(inside), len(outside))
     return CanaryAudit(
         canaries=len(scores),
+        others=found.others,
         spare=len(found.spare),
         epsilon=epsilon,
         delta=delta,
