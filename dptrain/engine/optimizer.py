@@ -300,17 +300,15 @@ class PrivateOptimizer(DPOptimizer):
         self.watch.check()
         loss_scale = self._loss_scale()
         max_grad_norm, weights = self.bounds()
-        sums = self.clipper.clipped_sum(
-            max_grad_norm=max_grad_norm,
-            weights=weights,
-            scales=self._scales,
-            admit=None if self.individual is None else self._admit,
-            loss_scale=loss_scale,
+        self._take(
+            self.clipper.clipped_sum(
+                max_grad_norm=max_grad_norm,
+                weights=weights,
+                scales=self._scales,
+                admit=None if self.individual is None else self._admit,
+                loss_scale=loss_scale,
+            )
         )
-        self._parts_done += 1  # before the sums, or an interrupted call could be made twice
-        for p, total in zip(self.params, sums, strict=True):
-            if total is not None:
-                p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
         self.loader.report_microbatch()
         self.watch.settle()
         self.at_step_boundary = batch.last
@@ -334,6 +332,16 @@ class PrivateOptimizer(DPOptimizer):
             self.interrupted = False
             self._at_boundary(self.steps_executed)
         return loss
+
+    def _take(self, sums: Sequence[torch.Tensor | None]) -> None:
+        """Add the clipped sums of a microbatch to those of the step.
+
+        A function of its own: nothing holds them while the step is released, when memory is short.
+        """
+        self._parts_done += 1  # before the sums, or an interrupted call could be made twice
+        for p, total in zip(self.params, sums, strict=True):
+            if total is not None:
+                p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
