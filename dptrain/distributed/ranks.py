@@ -87,7 +87,15 @@ class Ranks:
         return cls()
 
     def log(self, distributed: bool | None) -> None:
-        """Say what was chosen where the user left it open."""
+        """Say what was chosen where the user left it open, and what a restart will meet."""
+        lives = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        if lives and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and self.rank == 0:
+            logger.warning(
+                "torchrun --max-restarts keeps the addresses of a life that has ended "
+                "(pytorch/pytorch#135712): ranks that it starts again may not find each other. "
+                "Start it with --standalone or --rdzv-backend=c10d, and "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment"
+            )
         if distributed is not None:
             return
         if self.world_size > 1 and self.rank == 0:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from scripts.attack import canaries, inputs, kills, layers, mechanisms, modules
+from scripts.attack import canaries, inputs, kills, layers, mechanisms, modules, ranks
 from scripts.attack.harness import attack, summary
 
 PARTS = {
@@ -18,6 +18,7 @@ PARTS = {
         inputs.PART,
         canaries.PART,
         kills.PART,
+        ranks.PART,
     )
 }
 

@@ -213,6 +213,13 @@ def test_a_single_process_needs_no_group(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING):
         make(small_net(), images(), scheme=scheme)
     assert "WORLD_SIZE=2" in caplog.text
+    caplog.clear()
+    Ranks().log(False)
+    assert not caplog.records
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    Ranks().log(False)
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in caplog.text
     ranks = Ranks()
     columns = np.ones((2, 3))
     assert ranks.gather(columns) == (columns, slice(0, 3))

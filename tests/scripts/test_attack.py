@@ -17,7 +17,7 @@ from dptrain.clipping.base.styles import Flat
 from dptrain.clipping.bookkeeping import BookkeepingClipper
 from dptrain.clipping.probe import RowProbe
 from scripts.attack import __main__ as command
-from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms, modules
+from scripts.attack import canaries, harness, inputs, kills, layers, mechanisms, modules, ranks
 from scripts.attack.harness import Finding, Part
 from tests.oracles import enumeration
 from tests.oracles.random_mechanisms import Subject
@@ -165,6 +165,25 @@ def test_a_checkpoint_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(inputs, "KINDS", (inputs.bad_checkpoint,))
     tally = run(inputs.PART, 60)
     assert any("read as another" in told for _, told in tally.failures)
+
+
+@pytest.mark.slow
+def test_killed_ranks_go_on_bit_for_bit() -> None:
+    """Each in a life of its own: of the first rank, of the second, and a life that ends well."""
+    assert ranks.killed([(1, 45_000), (0, 20_000)]) == 2
+
+
+def test_a_run_that_goes_on_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {"module": {"weight": torch.ones(2)}, "releases": ["a", "b"], "kills": 0}
+    found = {**ends, "module": {"weight": torch.tensor([1.0, 1 + 2**-23])}, "kills": 1}
+    monkeypatch.setattr(ranks, "outcome", lambda kills: found if kills else ends)
+    ranks.uninterrupted.cache_clear()
+    with pytest.raises(Finding, match="after 1 kills the run has another module"):
+        ranks.killed([(0, 5)])
+    monkeypatch.setattr(ranks, "outcome", lambda kills: {**ends, "kills": len(kills)})
+    ranks.uninterrupted.cache_clear()
+    assert ranks.case(3) > 0
+    ranks.uninterrupted.cache_clear()
 
 
 def test_a_failure_is_said_with_its_seed(
