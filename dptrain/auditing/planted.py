@@ -92,8 +92,9 @@ class PlantedModule(nn.Module):
     def __init__(self, module: nn.Module, rows: int) -> None:
         super().__init__()
         self.module = module
-        self.coordinates = nn.Embedding(1 + rows, 1)
-        nn.init.zeros_(self.coordinates.weight)
+        like = next(module.parameters(), torch.zeros(()))
+        start = torch.zeros(1 + rows, 1, device=like.device)
+        self.coordinates = nn.Embedding.from_pretrained(start, freeze=False)
 
     def forward(self, *args: Any, canary: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """What the module makes of its arguments, where canaries have gradients of their own.

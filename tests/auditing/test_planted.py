@@ -24,6 +24,7 @@ from dptrain.auditing import (
     run_canaries,
 )
 from dptrain.auditing.planted import _LEVER, PlantedModule
+from dptrain.clipping.base import Automatic
 from dptrain.engine import Gradients, Loading
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson
@@ -96,6 +97,57 @@ def test_a_data_loader_of_the_planted_data_will_do():
     planted = plant_canaries(network(), people(), canaries=20, spare=5)
     mechanism = coin_flips(2, len(planted.data))
     _, drawn = train(planted, mechanism, data=DataLoader(planted.data, batch_size=7))
+    found = planted.heard()
+    assert np.abs(found.released - drawn[REAL:] * found.included[:, None]).max() < 2e-5
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks"])
+def test_several_views_of_an_example_are_one_canary(mode):
+    planted = plant_canaries(network(), people(), canaries=30, spare=5)
+    private = PrivacyEngine(accountant="gaussian").make_private(
+        module=planted.module,
+        optimizer=torch.optim.AdamW(planted.module.parameters()),
+        data=planted.data,
+        mechanism=coin_flips(3, len(planted.data)),
+        max_grad_norm=1.0,
+        gradients=Gradients(mode=mode, views=2),
+        seed=1,
+    )
+    planted.listen(private)
+    drawn = np.zeros((len(planted.data), 3))
+    for batch, y in private.loader:
+        drawn[private.loader.current.indices, private.loader.current.step] = 1
+        x, number = (part.repeat_interleave(2, 0) for part in batch)
+        private.optimizer.zero_grad()
+        output = private.module(Marked(x + torch.randn_like(x), number))
+        cross_entropy(output, y.repeat_interleave(2)).backward()
+        private.optimizer.step()
+    found = planted.heard()
+    assert np.abs(found.released - drawn[REAL:] * found.included[:, None]).max() < 2e-5
+
+
+def test_in_half_precision_with_a_scaled_loss():
+    planted = plant_canaries(network(), people(), canaries=30, spare=5)
+    private = PrivacyEngine(accountant="gaussian").make_private(
+        module=planted.module,
+        optimizer=torch.optim.SGD(planted.module.parameters(), lr=0.1),
+        data=planted.data,
+        mechanism=coin_flips(3, len(planted.data)),
+        max_grad_norm=1.0,
+        gradients=Gradients(clipping=Automatic(gamma=1e-4)),
+        seed=1,
+    )
+    planted.listen(private)
+    drawn = np.zeros((len(planted.data), 3))
+    scaler = torch.amp.GradScaler("cpu")
+    for x, y in private.loader:
+        drawn[private.loader.current.indices, private.loader.current.step] = 1
+        private.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            output = private.module(x)
+        scaler.scale(cross_entropy(output.float(), y)).backward()
+        scaler.step(private.optimizer)
+        scaler.update()
     found = planted.heard()
     assert np.abs(found.released - drawn[REAL:] * found.included[:, None]).max() < 2e-5
 
