@@ -50,6 +50,15 @@ class CanaryRun:
     spare: Array
     others: int = 0
 
+    def scores(self, mechanism: MatrixMechanism) -> Array:
+        """Of every canary, larger if it seems to be in: those of the game of the mechanism.
+
+        Raises:
+            ValueError: if the game is not about the mechanism.
+        """
+        game = game_of(mechanism)
+        return game.scores(self.released @ game.matrix.T)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
@@ -260,7 +269,7 @@ def audit_canaries(
     confidence = checks.number("confidence", confidence, above=0, below=1)
     game = game_of(mechanism)
     alpha = (1.0 - confidence) / _VERDICTS
-    scores = game.scores(found.released @ game.matrix.T)
+    scores = found.scores(mechanism)
     inside, outside = scores[found.included], scores[~found.included]
     even = min(len(inside), len(outside))
     return CanaryAudit(

@@ -74,7 +74,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="count against ε and δ alone, not against the accountant's whole curve",
     )
-    parser.add_argument("--plot", type=pathlib.Path, help="draw stated and found δ(ε) to a PNG")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw what is stated and what was found")
     parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
     parser.set_defaults(run=run)
 
@@ -134,11 +134,15 @@ def _by_canaries(
     seed: int,
     stated: dict[str, Any],
 ) -> int:
-    found = audit_canaries(
-        mechanism, run_canaries(mechanism, seed=seed), confidence=options.confidence, **stated
-    )
+    released = run_canaries(mechanism, seed=seed)
+    found = audit_canaries(mechanism, released, confidence=options.confidence, **stated)
     print(found)
     write_json(options.json, {"seed": seed, **json.loads(found.to_json())})
+    if options.plot is not None:
+        from dptrain.reporting import plot_canaries
+
+        plot_canaries(found, released, mechanism, options.plot, stated=stated["curve"])
+        print(f"plot: {options.plot}")
     return 0 if found.passed else REFUTED
 
 
@@ -161,9 +165,4 @@ def _check_canaries(
         raise ValueError(
             f"--canaries with adjacency={adjacency.value!r}: canaries that are out have gradients "
             "of zero, which is 'zero_out'; leave --canaries out"
-        )
-    if options.plot is not None:
-        raise ValueError(
-            f"--plot {options.plot} draws δ(ε) of the audit without a model; leave out --plot or "
-            "--canaries"
         )

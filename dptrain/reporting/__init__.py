@@ -13,7 +13,7 @@ from dptrain.reporting.plots import (
     plot_user_plan,
     save,
 )
-from dptrain.reporting.plots_audit import plot_audit
+from dptrain.reporting.plots_audit import plot_audit, plot_canaries
 from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
@@ -63,6 +63,7 @@ __all__ = [
     "plot_active",
     "plot_attacks",
     "plot_audit",
+    "plot_canaries",
     "plot_composed",
     "plot_curves",
     "plot_graph",

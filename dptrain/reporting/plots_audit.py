@@ -5,9 +5,11 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
+import numpy.typing as npt
 
-from dptrain.auditing import MechanismAudit, StatedCurve
+from dptrain.auditing import CanaryAudit, CanaryRun, MechanismAudit, StatedCurve
 from dptrain.core import Array
+from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting.plots import figure_of, save
 
 _LEAST = 1e-3  # false positive rate at which the trade-off begins
@@ -80,6 +82,70 @@ def plot_audit(
     verdict = "nothing contradicts the statement" if audit.passed else "REFUTED"
     figure.suptitle(f"Audit: {verdict}", fontsize=11)
     save(figure, path)
+
+
+def plot_canaries(
+    audit: CanaryAudit,
+    found: CanaryRun,
+    mechanism: MatrixMechanism,
+    path: str | pathlib.Path,
+    *,
+    stated: StatedCurve | None = None,
+) -> None:
+    """Draw how well canaries are told apart, beside the bound that is stated, and their scores.
+
+    Of the empirical trade-off each point is a threshold; it may exceed the bound where few canaries
+    are beyond, which is what the audit's own tests allow for.
+
+    Args:
+        audit: what was found.
+        found: the run that it is of.
+        mechanism: of the run.
+        path: image file; its suffix chooses the format.
+        stated: the curve that was stated; ``None``: the bound of the point (ε, δ).
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is missing.
+    """
+    figure, (left, right) = figure_of(2)
+    if stated is None:
+        point = [np.array([each]) for each in (audit.epsilon, audit.delta, audit.delta)]
+        stated = StatedCurve(epsilon=point[0], remove=point[1], add=point[2])
+    scores = found.scores(mechanism)
+    rates = np.geomspace(_LEAST, 1.0, 300)
+    left.plot(rates, reached(stated, rates), color="tab:red", label="bound that is stated")
+    left.step(*trade_off(scores, found.included), where="post", color="tab:blue", label="canaries")
+    left.plot(rates, rates, ":", color="dimgray", label="guessing")
+    left.set_xscale("log")
+    left.set_xlim(_LEAST, 1.0)
+    left.set_xlabel("false positive rate")
+    left.set_ylabel("true positive rate")
+    bins = np.histogram_bin_edges(scores, bins=40)
+    for inside, color in ((True, "tab:blue"), (False, "tab:orange")):
+        name = f"{'in' if inside else 'out'}: {np.count_nonzero(found.included == inside)}"
+        right.hist(scores[found.included == inside], bins, alpha=0.6, color=color, label=name)
+    right.set_xlabel("score (logarithm of the likelihood ratio, where that is exact)")
+    right.set_ylabel("canaries")
+    for ax in (left, right):
+        ax.grid(visible=True, which="major", alpha=0.3)
+        ax.legend(fontsize=8)
+    verdict = "nothing contradicts the statement" if audit.passed else "REFUTED"
+    figure.suptitle(f"Audit by {audit.canaries} canaries: {verdict}", fontsize=11)
+    save(figure, path)
+
+
+def trade_off(scores: Array, included: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """False and true positive rates of "in" from each score on, the largest first.
+
+    Returns:
+        Two arrays that begin with 0 and end with 1.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.diff(scores[order], append=np.inf))  # equal scores fall together
+    inside = np.cumsum(included[order])[ends]
+    outside = np.cumsum(~included[order])[ends]
+    rates = [np.concatenate([[0.0], each / max(1, each[-1])]) for each in (outside, inside)]
+    return rates[0], rates[1]
 
 
 def reached(curve: StatedCurve, false_positive_rate: Array) -> Array:

@@ -12,7 +12,7 @@ from dptrain.auditing import StatedCurve, audit_mechanism
 from dptrain.commands.cli import main
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import plot_audit
-from dptrain.reporting.plots_audit import reached
+from dptrain.reporting.plots_audit import reached, trade_off
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 
@@ -91,6 +91,18 @@ def test_an_audit_without_a_curve_is_drawn(tmp_path):
     assert (tmp_path / "plain.png").stat().st_size > 10_000
 
 
+def test_the_trade_off_of_canaries_is_that_of_every_threshold():
+    """Brute force, with scores that several canaries have."""
+    rng = np.random.default_rng(4)
+    scores, included = rng.integers(0, 9, 40).astype(float), rng.random(40) < 0.5
+    expected = {(0.0, 0.0)}
+    for threshold in range(9):
+        said = scores >= threshold
+        expected.add((np.mean(said[~included]), np.mean(said[included])))
+    found = trade_off(scores, included)
+    np.testing.assert_allclose(np.transpose(found), sorted(expected))
+
+
 GAUSSIAN = MatrixMechanism(
     scheme=Poisson(probability=1, dataset_size=1000, steps=4),
     strategy=Identity(),
@@ -102,7 +114,9 @@ def test_canaries_go_through_the_engine(tmp_path, capsys):
     path, out = tmp_path / "gaussian.json", tmp_path / "canaries.json"
     path.write_text(GAUSSIAN.to_json())
     words = ["audit", str(path), "--delta", "1e-6", "--canaries", "--seed", "3"]
-    assert main([*words, "--json", str(out)]) == 0
+    plot = tmp_path / "canaries.png"
+    assert main([*words, "--json", str(out), "--plot", str(plot)]) == 0
+    assert plot.stat().st_size > 10_000
     assert "1000 canaries, in or out by coins, were all of its data" in capsys.readouterr().out
     value = json.loads(out.read_text())
     assert (value["seed"], value["canaries"]) == (3, 1000)
@@ -116,7 +130,6 @@ def test_canaries_go_through_the_engine(tmp_path, capsys):
     ("words", "said"),
     [
         (["--dataset-size", "5001"], "--canaries with a data set of 5001"),
-        (["--dataset-size", "100", "--plot", "x.png"], "leave out --plot or --canaries"),
         (
             ["--dataset-size", "100", "--adjacency", "add-remove"],
             "--canaries with adjacency='add_remove'",
