@@ -24,7 +24,8 @@ def add(commands: Any) -> None:
         "path",
         type=pathlib.Path,
         metavar="STATEMENT",
-        help=f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder",
+        help=f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md "
+        "of the same name has to say the same",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
     parser.set_defaults(run=run)
@@ -41,8 +42,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"there is no file {path}: name a {STATEMENT}, or the folder of a finished run"
         ) from None
+    beside = path.with_suffix(".md")
+    text = beside.read_text(encoding="utf-8") if _is_whole(value) and beside.is_file() else None
     try:
-        found = verify_statement(value)
+        found = verify_statement(value, text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     print(f"{found}\n\n{_verdict(found)}")
@@ -56,6 +59,11 @@ def run(options: argparse.Namespace) -> int:
         },
     )
     return 0 if found.reproduced else 1
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a statement, which has its Markdown beside it, and not just a guarantee."""
+    return isinstance(value, dict) and {"guarantee", "sentence", "conditions"} <= value.keys()
 
 
 def _verdict(found: Verification) -> str:

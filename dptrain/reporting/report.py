@@ -21,7 +21,7 @@ from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
 from dptrain.reporting.publication.plain_words import plain_words
 from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
-from dptrain.reporting.published_profile import as_shown, chance, rows_of
+from dptrain.reporting.published_profile import as_shown, chance, read_profile, rows_of
 
 __all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
 
@@ -193,18 +193,15 @@ def privacy_report(
     Returns:
         The paths of the two files.
     """
-    limits = TradeOff.of(guarantee, profile)
     stem = pathlib.Path(path)
     if stem.is_dir():
         stem = stem / pathlib.Path(STATEMENT).stem
     stem.parent.mkdir(parents=True, exist_ok=True)
     value = statement(guarantee, profile, facts)
-    if profile is not None:
-        profile = as_shown(profile, guarantee)
     as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     as_json.write_text(text + "\n", encoding="utf-8")
-    as_text.write_text(_markdown(guarantee, profile, limits, value), encoding="utf-8")
+    as_text.write_text(statement_text(value), encoding="utf-8")
     return as_json, as_text
 
 
@@ -226,9 +223,18 @@ def _version(package: str) -> str:
         return "(version unknown: not installed)"
 
 
-def _markdown(
-    guarantee: Guarantee, profile: Profile | None, limits: TradeOff, value: Mapping[str, Any]
-) -> str:
+def statement_text(value: Mapping[str, Any]) -> str:
+    """A statement as Markdown: all of it follows from the value, so that both say the same.
+
+    Args:
+        value: as ``statement`` returns it, or read from the JSON that was written.
+
+    Raises:
+        ValueError: if it is not whole.
+    """
+    guarantee = Guarantee.from_json(json.dumps(value["guarantee"]))
+    profile = read_profile(value["profile"]) if "profile" in value else None
+    limits = TradeOff.of(guarantee, profile)
     generator = guarantee.noise_generator
     fields = {
         "ε": f"{guarantee.epsilon:.6g}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from dptrain.accounting import (
 from dptrain.accounting.base import AVERAGED, PUBLIC_GRAPH
 from dptrain.core import Guarantee, Kind
 from dptrain.reporting.published_profile import as_shown, read_profile
-from dptrain.reporting.report import FORMAT, conditions
+from dptrain.reporting.report import FORMAT, conditions, statement_text
 
 TOLERANCE = 1e-6
 """By how much of itself an ε or δ worked out again may be the larger one.
@@ -70,7 +71,7 @@ class Verification:
         return "\n".join(lines)
 
 
-def verify_statement(value: Mapping[str, Any]) -> Verification:
+def verify_statement(value: Mapping[str, Any], text: str | None = None) -> Verification:
     """Work out again what a statement says, as far as that follows from the mechanism inside.
 
     The mechanism is built from scheme, strategy and σ, and the accountant that is named is asked
@@ -80,6 +81,7 @@ def verify_statement(value: Mapping[str, Any]) -> Verification:
     Args:
         value: of a ``privacy_report.json``, of another file that holds a ``guarantee``, or of a
             bare guarantee.
+        text: the Markdown beside it, if it has one: what people read has to say the same.
 
     Raises:
         ValueError: if it is no statement, or of a format that is not known here.
@@ -101,6 +103,8 @@ def verify_statement(value: Mapping[str, Any]) -> Verification:
     found.check_guarantee()
     if not bare:
         found.check_rest(value)
+        if text is not None:
+            found.check_text(value, text)
     found.declared.append(_UNSHOWN)
     return Verification(
         guarantee=guarantee,
@@ -238,6 +242,23 @@ class _Findings:
                 ]
             elif name not in checked:
                 self.declared.append(f"{name}: {_short(told)}")
+
+    def check_text(self, value: Mapping[str, Any], text: str) -> None:
+        """The Markdown, line by line."""
+        try:
+            due = statement_text(value).splitlines()
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.refuted.append(f"the Markdown cannot be worked out again from the JSON: {error}")
+            return
+        told = text.splitlines()
+        for number, (one, other) in enumerate(itertools.zip_longest(told, due, fillvalue=""), 1):
+            if not _same_text(one, other):
+                self.refuted.append(
+                    f"line {number} of the Markdown is {_short(one)}, and by the JSON it is "
+                    f"{_short(other)}"
+                )
+                return
+        self.verified.append(f"the Markdown, {len(told)} lines, says what the JSON says")
 
     def _profile(self, value: Any) -> Profile | None:
         try:

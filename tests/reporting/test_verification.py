@@ -15,7 +15,7 @@ from dptrain.commands import main
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.individual import GDPFilter
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import STATEMENT, privacy_report, verify_statement
+from dptrain.reporting import STATEMENT, RunFacts, privacy_report, verify_statement
 from dptrain.sampling import (
     AttributionGraph,
     BallsInBins,
@@ -66,8 +66,11 @@ def stated(tmp_path_factory):
 @pytest.mark.parametrize("name", PAIRS)
 def test_honest_statements_are_reproduced(tmp_path, name):
     guarantee = account(mechanism(name), delta=DELTA).drawn_by("Philox").after(3)
-    found = verify_statement(written(tmp_path, guarantee))
+    as_json, as_text = privacy_report(guarantee, tmp_path)
+    value = json.loads(as_json.read_text(encoding="utf-8"))
+    found = verify_statement(value, as_text.read_text(encoding="utf-8"))
     assert found.refuted == ()
+    assert any(line.startswith("the Markdown") for line in found.verified)
     assert any(line.startswith("ε = ") for line in found.verified)
     assert "steps executed = 3" in found.declared
     assert restate(guarantee).epsilon == pytest.approx(guarantee.epsilon, rel=1e-9)
@@ -152,6 +155,39 @@ def test_what_was_changed_is_found(tmp_path, capsys, stated, path, new, words):
     said = capsys.readouterr().out
     assert "DOES NOT MATCH: " in said
     assert words in said.rpartition("NOT REPRODUCED: ")[2]
+
+
+def test_a_line_of_the_text_that_was_changed_is_found(tmp_path, capsys):
+    """Every line, by a digit or by words; left out, or added."""
+    scheme = Poisson(probability=1.0, dataset_size=1000, steps=4)
+    run = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=4.0)
+    facts = RunFacts(optimizer="SGD, lr=0.5", runs=1)
+    as_json, as_text = privacy_report(
+        account(run, delta=DELTA), tmp_path, profile=profile(run), facts=facts
+    )
+    value = json.loads(as_json.read_text(encoding="utf-8"))
+    lines = as_text.read_text(encoding="utf-8").splitlines()
+    assert verify_statement(value, "\n".join(lines)).reproduced
+    for number, line in enumerate(lines):
+        digit = next((each for each in line if each in "12345678"), None)
+        other = line.replace(digit, str(int(digit) + 1), 1) if digit else f"{line}not"
+        (refuted,) = verify_statement(
+            value, "\n".join([*lines[:number], other, *lines[number + 1 :]])
+        ).refuted
+        assert refuted.startswith(f"line {number + 1} of the Markdown is ")
+    assert not verify_statement(value, "\n".join(lines[:-1])).reproduced
+    assert not verify_statement(value, "\n".join([*lines, "No data were used."])).reproduced
+    assert main(["verify", str(tmp_path)]) == 0
+    as_text.write_text(as_text.read_text(encoding="utf-8").replace("ε = ", "ε = 0.", 1))
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "DOES NOT MATCH: line" in capsys.readouterr().out
+
+
+def test_a_text_beside_a_bare_guarantee_is_somebody_elses(tmp_path):
+    guarantee = account(mechanism("poisson"), delta=DELTA)
+    (tmp_path / "stated.json").write_text(guarantee.to_json(), encoding="utf-8")
+    (tmp_path / "stated.md").write_text("# What I did last summer", encoding="utf-8")
+    assert main(["verify", str(tmp_path / "stated.json")]) == 0
 
 
 def test_a_new_hash_does_not_help(stated):
