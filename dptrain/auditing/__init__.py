@@ -28,6 +28,7 @@ from dptrain.auditing.one_run import (
     one_run_p_value,
 )
 from dptrain.auditing.planted import Marked, Planted, plant_canaries
+from dptrain.auditing.users import NeighborGame, UserAudit, UserGame, audit_users, user_game
 from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
@@ -40,15 +41,19 @@ __all__ = [
     "Game",
     "Marked",
     "MechanismAudit",
+    "NeighborGame",
     "NoLikelihood",
     "OneRun",
     "Planted",
     "StatedCurve",
     "TiltedRuns",
+    "UserAudit",
+    "UserGame",
     "audit_canaries",
     "audit_final_model",
     "audit_mechanism",
     "audit_one_run",
+    "audit_users",
     "check_noise",
     "check_participations",
     "count",
@@ -67,5 +72,6 @@ __all__ = [
     "power_of_counting",
     "run_canaries",
     "tilted_runs",
+    "user_game",
     "whitening_matrix",
 ]

@@ -14,17 +14,8 @@ import numpy as np
 from scipy.stats import binomtest, chi2
 from scipy.stats import t as student
 
-from dptrain.auditing.draws import Patterns
 from dptrain.auditing.laws import Game
 from dptrain.core import Array
-from dptrain.sampling import (
-    BallsInBins,
-    CyclicPoisson,
-    MinSep,
-    Poisson,
-    RandomAllocation,
-    Scheme,
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,12 +103,13 @@ def verdict(violations: Sequence[str], confidence: float) -> list[str]:
     ]
 
 
-def check_participations(game: Game, taken: Patterns) -> list[Finding]:
+def check_participations(game: Game, taken: Array) -> list[Finding]:
     """Whether examples take part as the scheme says: how far apart, how often, in which steps.
 
     Args:
         game: the game.
-        taken: participations of independent examples, shape (m, n).
+        taken: participations of independent examples, or of users how many of their examples; shape
+            (m, n).
 
     Returns:
         A finding of p-value 0 for what the scheme excludes, and one for the oddest step's number of
@@ -125,22 +117,26 @@ def check_participations(game: Game, taken: Patterns) -> list[Finding]:
     """
     scheme = game.scheme
     found = []
+    present = taken > 0
     close = np.zeros(len(taken), dtype=bool)
     for lag in range(1, min(scheme.min_sep, scheme.steps)):
-        close |= (taken[:, lag:] & taken[:, :-lag]).any(axis=1)
-    often = taken.sum(axis=1) > scheme.max_participations
-    wrong = int(np.count_nonzero(close | often))
+        close |= (present[:, lag:] & present[:, :-lag]).any(axis=1)
+    often = present.sum(axis=1) > scheme.max_participations
+    crowded = (taken > scheme.max_per_batch).any(axis=1)
+    wrong = int(np.count_nonzero(close | often | crowded))
+    several = scheme.unit.kind != "example"
+    at_once = f" and max_per_batch={scheme.max_per_batch}" if several else ""
     found.append(
         Finding(
-            what=f"{wrong} of {len(taken)} examples take part more often, or in steps nearer to "
+            what=f"{wrong} of {len(taken)} {game.who} take part more often, or in steps nearer to "
             f"each other, than min_sep={scheme.min_sep} and max_participations="
-            f"{scheme.max_participations} allow",
+            f"{scheme.max_participations}{at_once} allow",
             p_value=0.0 if wrong else 1.0,
         )
     )
-    if (rates := step_rates(scheme)) is None:
+    if (rates := game.rates()) is None:
         return found
-    counts = taken.sum(axis=0)
+    counts = present.sum(axis=0)
     values = [
         binomtest(int(k), len(taken), float(rate)).pvalue
         for k, rate in zip(counts, rates, strict=True)
@@ -148,28 +144,9 @@ def check_participations(game: Game, taken: Patterns) -> list[Finding]:
     worst = int(np.argmin(values))
     found.append(
         Finding(
-            what=f"step {worst} is the oddest: {counts[worst]} of {len(taken)} examples take part, "
-            f"expected are {len(taken) * rates[worst]:.1f}",
+            what=f"step {worst} is the oddest: {counts[worst]} of {len(taken)} {game.who} take "
+            f"part, expected are {len(taken) * rates[worst]:.1f}",
             p_value=min(1.0, float(values[worst]) * len(rates)),
         )
     )
     return found
-
-
-def step_rates(scheme: Scheme) -> Array | None:
-    """Chance that the example of the game takes part in each step; ``None`` if not known.
-
-    Returns:
-        Shape (n,).
-    """
-    if isinstance(scheme, CyclicPoisson):  # of the first part
-        return np.where(np.arange(scheme.steps) % scheme.cycle == 0, scheme.probability, 0.0)
-    if isinstance(scheme, MinSep) and not scheme.warm_start:
-        p, b = scheme.probability, scheme.min_sep
-        rates = np.zeros(scheme.steps)
-        for t in range(scheme.steps):
-            rates[t] = p * (1.0 - rates[max(0, t - b + 1) : t].sum())
-        return rates
-    if isinstance(scheme, Poisson | MinSep | BallsInBins | RandomAllocation):
-        return np.full(scheme.steps, scheme.rate)
-    return None

@@ -83,3 +83,22 @@ def noises(mechanism: MatrixMechanism, count: int, seed: int) -> Array:
     for t in range(mechanism.steps):
         rows[t] = next(stream)[0].numpy()
     return mechanism.noise_multiplier * rows.T
+
+
+def step_rates(scheme: Scheme) -> Array | None:
+    """Chance that an example, of the first part if there are parts, is in each step's batch.
+
+    Returns:
+        Shape (n,); ``None`` if not known.
+    """
+    if isinstance(scheme, CyclicPoisson):  # of the first part
+        return np.where(np.arange(scheme.steps) % scheme.cycle == 0, scheme.probability, 0.0)
+    if isinstance(scheme, MinSep) and not scheme.warm_start:
+        p, b = scheme.probability, scheme.min_sep
+        rates = np.zeros(scheme.steps)
+        for t in range(scheme.steps):
+            rates[t] = p * (1.0 - rates[max(0, t - b + 1) : t].sum())
+        return rates
+    if isinstance(scheme, Poisson | MinSep | BallsInBins | RandomAllocation):
+        return np.full(scheme.steps, scheme.rate)
+    return None

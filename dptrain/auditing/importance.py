@@ -10,11 +10,11 @@ import numpy as np
 from scipy.special import logsumexp
 from tqdm.auto import tqdm
 
-from dptrain.auditing.draws import key, noises, participations
+from dptrain.auditing.draws import key, noises
 from dptrain.auditing.intervals import least_mean
 from dptrain.auditing.laws import Game, NoLikelihood
 from dptrain.core import Array, checks
-from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Scheme
+from dptrain.sampling import Scheme
 
 DIRECTIONS = ("remove", "add")
 
@@ -24,7 +24,6 @@ _ROUNDS = 60
 _LEAST_SHARE = 0.02
 _FEW = 100.0  # effective samples below which a standard error means nothing
 
-_RATES = (1.0, 1.5, 2.5, 5.0)
 _SCALES = (1.0, 1.4, 2.0)
 # Where nobody takes part more often than the scheme has it, all of the tail is in what they add.
 _MORE_SCALES = (1.0, 1.5, 2.2, 3.5, 5.0, 7.5, 11.0)
@@ -56,8 +55,8 @@ class Proposal:
         """Draws of what is added to σ z; shape (count, n)."""
         if self.scheme is None:
             return np.tile(game.sigma * self.shift, (count, 1))
-        taken = participations(self.scheme, count, seed)
-        return self.scale * taken.astype(np.float64) @ game.matrix.T
+        taken = game.draws(count, seed, self.scheme)
+        return self.scale * taken @ game.matrix.T
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,17 +176,14 @@ def tilted_runs(
 def _candidates(game: Game) -> list[Proposal]:
     """P first, Q second, and what is tilted."""
     still = np.zeros(game.scheme.steps)
-    schemes = [game.scheme]
-    scales: tuple[float, ...] = _MORE_SCALES
-    if isinstance(game.scheme, Poisson | MinSep | CyclicPoisson):
-        p = game.scheme.probability
-        rates = [rate * p for rate in _RATES[1:] if rate * p < 0.9]
-        scales = _SCALES
-        schemes += [dataclasses.replace(game.scheme, probability=rate) for rate in rates]
-    tilted = [Proposal(scheme=each, scale=s, shift=still) for each in schemes for s in scales]
-    mean = game.matrix @ np.full(game.scheme.steps, game.scheme.rate)
-    if isinstance(game.scheme, CyclicPoisson):
-        mean = game.matrix @ (np.arange(game.scheme.steps) % game.scheme.cycle == 0)
+    denser = game.denser()
+    scales = _SCALES if denser else _MORE_SCALES
+    tilted = [
+        Proposal(scheme=each, scale=s, shift=still)
+        for each in (game.scheme, *denser)
+        for s in scales
+    ]
+    mean = game.matrix @ game.mean()
     unit = mean / np.linalg.norm(mean)
     shifts = [Proposal(scheme=None, scale=1.0, shift=shift * unit) for shift in (0.0, *_SHIFTS)]
     return [tilted[0], shifts[0], *tilted[1:], *shifts[1:]]

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from dptrain.auditing.draws import noises, participations, step_rates
 from dptrain.auditing.likelihood import (
     MOST_STATES,
     Ages,
@@ -31,6 +32,9 @@ from dptrain.sampling import (
     Shuffled,
 )
 
+# Factors by which tilted runs raise the probability of the draws.
+_RATES = (1.5, 2.5, 5.0)
+
 
 class NoLikelihood(ValueError):
     """There is no way to compute the exact likelihood ratio of a mechanism."""
@@ -53,6 +57,11 @@ class Game:
     scheme: Scheme
     known: str = ""
     inexact: str = ""
+
+    @property
+    def who(self) -> str:
+        """What is there or not, in the plural."""
+        return "examples"
 
     @property
     def sigma(self) -> float:
@@ -90,6 +99,61 @@ class Game:
         mean = np.full(self.scheme.steps, self.scheme.rate)
         return np.asarray(outputs @ (self.matrix @ mean)) / self.sigma**2
 
+    def draws(self, count: int, seed: int, scheme: Scheme | None = None) -> Array:
+        """Independent x by streams of the scheme, or of one of ``denser``; shape (count, n)."""
+        return participations(scheme or self.scheme, count, seed).astype(np.float64)
+
+    def denser(self) -> list[Scheme]:
+        """The scheme with larger probabilities, where it has one; ``likelihood`` takes them."""
+        scheme = self.scheme
+        if not isinstance(scheme, Poisson | MinSep | CyclicPoisson):
+            return []
+        rates = [rate * scheme.probability for rate in _RATES]
+        return [dataclasses.replace(scheme, probability=rate) for rate in rates if rate < 0.9]
+
+    def mean(self) -> Array:
+        """E[x] up to a factor, shape (n,)."""
+        if isinstance(self.scheme, CyclicPoisson):
+            return (np.arange(self.scheme.steps) % self.scheme.cycle == 0).astype(np.float64)
+        return np.full(self.scheme.steps, self.scheme.rate)
+
+    def rates(self) -> Array | None:
+        """The chance of x_t > 0 of every step, shape (n,); ``None`` if it is not known."""
+        return step_rates(self.scheme)
+
+    def play(self, count: int, seeds: tuple[int, int, int]) -> Played:
+        """Runs with whoever is audited, and as many without.
+
+        Args:
+            count: how many of each.
+            seeds: of the draws, and of the noise of the runs with and without.
+        """
+        taken = self.draws(count, seeds[0])
+        noise = [noises(self.mechanism, count, seed) for seed in seeds[1:]]
+        return Played(
+            taken=taken,
+            noise=noise[1],
+            inside=self.scores((taken + noise[0]) @ self.matrix.T),
+            outside=self.scores(noise[1] @ self.matrix.T),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Played:
+    """Runs of a game.
+
+    Attributes:
+        taken: x of the runs with whoever is audited, shape (count, n).
+        noise: σ w of the runs without, shape (count, n).
+        inside: scores of the runs with, shape (count,).
+        outside: scores of the runs without, shape (count,).
+    """
+
+    taken: Array
+    noise: Array
+    inside: Array
+    outside: Array
+
 
 def game_of(mechanism: MatrixMechanism) -> Game:
     """The game, with the draws hidden as the guarantee of the scheme has them hidden.
@@ -112,8 +176,8 @@ def game_of(mechanism: MatrixMechanism) -> Game:
         )
     if scheme.unit.kind != "example":
         raise ValueError(
-            f"{name} protects users with several examples, the game is about one example: audit "
-            "the scheme of examples that it is built on"
+            f"{name} protects users with several examples, the game is about one example: use "
+            "audit_users"
         )
     known = "which part of the cycle is the example's" if isinstance(scheme, CyclicPoisson) else ""
     game = Game(mechanism=mechanism, matrix=whitening_matrix(mechanism), scheme=scheme, known=known)

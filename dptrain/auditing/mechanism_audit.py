@@ -11,7 +11,7 @@ import numpy as np
 
 from dptrain.auditing.conformity import Finding, check_noise, check_participations, verdict
 from dptrain.auditing.counting import Count, StatedCurve, count, count_epsilon
-from dptrain.auditing.draws import key, noises, participations
+from dptrain.auditing.draws import key
 from dptrain.auditing.importance import DIRECTIONS, DeltaEstimate, TiltedRuns, tilted_runs
 from dptrain.auditing.laws import Game, game_of
 from dptrain.core import Adjacency, Array, checks
@@ -185,17 +185,42 @@ def audit_mechanism(
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
-    epsilon = checks.number("epsilon", epsilon, minimum=0)
-    delta = checks.number("delta", delta, above=0, below=1)
-    confidence = checks.number("confidence", confidence, above=0, below=1)
-    seed = checks.integer("seed", seed, minimum=0)
-    runs = checks.integer("runs", runs, minimum=100)
     if adjacency is Adjacency.REPLACE_ONE:
         raise ValueError(
             "adjacency='replace_one': the game is of an example that is there or not; audit "
             "zero_out or add_remove"
         )
-    game = game_of(mechanism)
+    return audit_game(
+        game_of(mechanism),
+        epsilon=epsilon,
+        delta=delta,
+        curve=curve,
+        samples=samples,
+        runs=runs,
+        confidence=confidence,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def audit_game(
+    game: Game,
+    *,
+    epsilon: float,
+    delta: float,
+    curve: StatedCurve | None,
+    samples: int,
+    runs: int,
+    confidence: float,
+    seed: int,
+    progress: bool,
+) -> MechanismAudit:
+    """Try to refute what is stated by playing a game; arguments as of ``audit_mechanism``."""
+    epsilon = checks.number("epsilon", epsilon, minimum=0)
+    delta = checks.number("delta", delta, above=0, below=1)
+    confidence = checks.number("confidence", confidence, above=0, below=1)
+    seed = checks.integer("seed", seed, minimum=0)
+    runs = checks.integer("runs", runs, minimum=100)
     alpha = (1.0 - confidence) / 4
     tilted = None
     if not game.inexact:
@@ -232,13 +257,13 @@ def _scores(game: Game, runs: int, seed: int) -> tuple[Array, Array, list[Findin
     most = max(2, _ENTRIES // game.scheme.steps)
     for number, start in enumerate(range(0, runs, most)):
         size = min(most, runs - start)
-        taken = participations(game.scheme, size, key(seed, 1, number, 0))
-        noise = [noises(game.mechanism, size, key(seed, 1, number, 1 + k)) for k in range(2)]
+        first, second, third = (key(seed, 1, number, k) for k in range(3))
+        played = game.play(size, (first, second, third))
         if number == 0:
-            findings = check_noise(game, noise[1][:_CHECKED])
-            findings += check_participations(game, taken)
-        inside.append(game.scores((taken + noise[0]) @ game.matrix.T))
-        outside.append(game.scores(noise[1] @ game.matrix.T))
+            findings = check_noise(game, played.noise[:_CHECKED])
+            findings += check_participations(game, played.taken)
+        inside.append(played.inside)
+        outside.append(played.outside)
     return np.concatenate(inside), np.concatenate(outside), findings
 
 
