@@ -126,6 +126,28 @@ def test_several_views_of_an_example_are_one_canary(mode):
     assert np.abs(found.released - drawn[REAL:] * found.included[:, None]).max() < 2e-5
 
 
+def test_a_loss_that_is_a_sum():
+    planted = plant_canaries(network(), people(), canaries=30, spare=5)
+    private = PrivacyEngine(accountant="gaussian").make_private(
+        module=planted.module,
+        optimizer=torch.optim.SGD(planted.module.parameters(), lr=0.01),
+        data=planted.data,
+        mechanism=coin_flips(3, len(planted.data)),
+        max_grad_norm=1.0,
+        gradients=Gradients(loss="sum"),
+        seed=1,
+    )
+    planted.listen(private)
+    drawn = np.zeros((len(planted.data), 3))
+    for x, y in private.loader:
+        drawn[private.loader.current.indices, private.loader.current.step] = 1
+        private.optimizer.zero_grad()
+        cross_entropy(private.module(x), y, reduction="sum").backward()
+        private.optimizer.step()
+    found = planted.heard()
+    assert np.abs(found.released - drawn[REAL:] * found.included[:, None]).max() < 2e-5
+
+
 def test_in_half_precision_with_a_scaled_loss():
     planted = plant_canaries(network(), people(), canaries=30, spare=5)
     private = PrivacyEngine(accountant="gaussian").make_private(
