@@ -31,6 +31,7 @@ def noise_stream(
     regenerate: bool = False,
     per_parameter: bool = False,
     shard: tuple[int, int] | None = None,
+    pieces: Sequence[Sequence[int]] | None = None,
 ) -> NoiseStream:
     """Rows of C^-1 Z for tensors shaped ``like`` these, one a step.
 
@@ -49,11 +50,15 @@ def noise_stream(
             allocation is larger than a parameter. The noise of a seed is then another.
         shard: (rank, world) of one of ``world`` equal slices, whose noise alone is drawn and kept;
             as ``NoiseStream.shard``, without the memory of the whole at any time.
+        pieces: in place of a shard, which entries of each flattened tensor noise is drawn and kept
+            for: (first, one past the last) for each of ``like``. The noise of an entry is that of
+            the whole stream, so that any division among processes gives the same noise.
 
     Raises:
         TypeError: if an argument is of another type.
         ValueError: if no stream serves the strategy, it does not fit the steps, or another
-            argument is out of range.
+            argument is out of range; if ``pieces`` do not fit the tensors, stand beside ``shard``,
+            or are for a stream that is no ``FlatStream``.
     """
     checks.instance("strategy", strategy, Strategy, example="BandMF(bands=16)")
     checks.instance("dtype", dtype, torch.dtype)
@@ -83,6 +88,15 @@ def noise_stream(
     opened_cut = inspect.isclass(kind) and issubclass(kind, FlatStream)
     if cut is not None and opened_cut:
         options["shard"] = cut
+    if pieces is not None:
+        if cut is not None:
+            raise ValueError("shard= and pieces= are both given: state one of the two")
+        if not opened_cut:
+            raise ValueError(
+                f"pieces= with a {getattr(kind, '__name__', kind)}, which draws noise for whole "
+                "tensors or equal slices: derive the stream from FlatStream, or leave pieces out"
+            )
+        options["pieces"] = pieces
     stream = kind(strategy, **options)
     if cut is not None and not opened_cut:
         stream = stream.shard(cut.rank, cut.world)

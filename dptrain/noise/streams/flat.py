@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
@@ -13,7 +14,7 @@ from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.growth import check_growth
-from dptrain.noise.streams.layout import Block, Layout, Shard
+from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
 from dptrain.strategies import Strategy
@@ -44,6 +45,8 @@ class FlatStream(NoiseStream):
         dtype: of the buffers, ``torch.float32`` or ``torch.bfloat16``.
         per_parameter: a row per parameter, not one for all parameters of a device.
         shard: the slice that the stream owns; see ``shard``. Nothing is allocated for the others.
+        pieces: in place of it, what it owns of each flattened tensor: first entry, one past the
+            last.
 
     Raises:
         ValueError: if the strategy does not fit ``steps`` or its noise grows too large for float32
@@ -62,6 +65,7 @@ class FlatStream(NoiseStream):
         dtype: torch.dtype = torch.float32,
         per_parameter: bool = False,
         shard: Shard | None = None,
+        pieces: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.steps = checks.steps(steps)
         self.step = 0
@@ -76,16 +80,19 @@ class FlatStream(NoiseStream):
         for device in self._layout.devices:
             if device.type not in ("cpu", "cuda"):
                 raise ValueError(f"like is on device {device}: noise is drawn on 'cpu' or 'cuda'")
-        self._open_shard(shard or Shard())
+        self._open_shard((shard or Shard()) if pieces is None else Pieces.of(pieces, self._layout))
 
-    def _open_shard(self, shard: Shard) -> None:
+    def _open_shard(self, shard: Shard | Pieces) -> None:
         self._shard = shard
-        self._blocks = shard.blocks(self._layout)
-        ranges = shard.ranges(self._layout)
-        self._firsts = [first for first, _ in ranges]
+        # Runs of entries of a row lie one after the other in memory, without the gaps.
+        spans = shard.spans(self._layout)
+        self._blocks = blocks_of(spans, self._layout)
+        self._firsts = [[first for first, _ in runs] for runs in spans]
+        lengths = [[last - first for first, last in runs] for runs in spans]
+        self._starts = [[0, *itertools.accumulate(each)] for each in lengths]
         self._rows = [
-            torch.zeros(last - first, device=device, dtype=torch.float32)
-            for (first, last), device in zip(ranges, self._layout.devices, strict=True)
+            torch.zeros(sum(each), device=device, dtype=torch.float32)
+            for each, device in zip(lengths, self._layout.devices, strict=True)
         ]
         self._views = [
             self._view(index, *piece) for index, piece in enumerate(shard.pieces(self._layout))
@@ -95,13 +102,18 @@ class FlatStream(NoiseStream):
     def _view(self, index: int, low: int, high: int) -> torch.Tensor:
         """Entries ``low`` to ``high`` of a parameter's noise, in its shape if these are all."""
         shape, (group, offset) = self._layout.shapes[index], self._layout.places[index]
-        first = offset + low - self._firsts[group] if low < high else 0
+        first = self._at(group, offset + low) if low < high else 0
         view = self._rows[group][first : first + high - low]
         return view.view(shape) if high - low == shape.numel() else view
 
     def _row(self, block: Block) -> torch.Tensor:
-        first = self._firsts[block.group]
-        return self._rows[block.group][block.start - first : block.stop - first]
+        first = self._at(block.group, block.start)
+        return self._rows[block.group][first : first + block.stop - block.start]
+
+    def _at(self, group: int, entry: int) -> int:
+        """Where an entry of a flat row lies among those that are owned."""
+        run = bisect.bisect_right(self._firsts[group], entry) - 1
+        return self._starts[group][run] + entry - self._firsts[group][run]
 
     @abstractmethod
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
@@ -190,7 +202,7 @@ class FlatStream(NoiseStream):
     def shard(self, rank: int, world: int) -> Self:
         """A new stream for one of ``world`` slices; in a long row they start at multiples of 64."""
         if self.step or self._shard != Shard():
-            state = f"at step={self.step}" if self.step else f"shard {self._shard.rank} already"
+            state = f"at step={self.step}" if self.step else "a shard already"
             raise RuntimeError(
                 f"this stream is {state}: open a new one with noise_stream and shard that"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 
@@ -139,6 +140,10 @@ class Shard:
             offset += size
         return ranges
 
+    def spans(self, layout: Layout) -> list[list[tuple[int, int]]]:
+        """Of each flat row the runs of entries that this shard owns, ascending: one, or none."""
+        return [[span] if span[0] < span[1] else [] for span in self.ranges(layout)]
+
     def pieces(self, layout: Layout) -> list[tuple[int, int]]:
         """First entry and one past the last of this shard's piece of each flattened parameter."""
         ranges = self.ranges(layout)
@@ -148,15 +153,63 @@ class Shard:
         ]
 
     def blocks(self, layout: Layout) -> tuple[Block, ...]:
-        """The blocks of this shard's slice, in order; they end where chunks of normals end."""
-        blocks = []
-        for group, (first, last) in enumerate(self.ranges(layout)):
-            length = chunk_length(layout.devices[group])
+        """The blocks of this shard's slice, in order."""
+        return blocks_of(self.spans(layout), layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+    """Which entries of each flattened parameter a stream owns, where others have divided them.
+
+    Attributes:
+        each: for each parameter its first entry and one past the last.
+    """
+
+    each: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Sequence[int]], layout: Layout) -> Self:
+        """The pieces, if they are some of such parameters.
+
+        Raises:
+            ValueError: if they are not one for each parameter, and within it.
+        """
+        each = tuple((int(low), int(high)) for low, high in pieces)
+        sizes = [shape.numel() for shape in layout.shapes]
+        if len(each) != len(sizes):
+            raise ValueError(f"pieces: {len(each)} for {len(sizes)} tensors, not one for each")
+        for index, ((low, high), size) in enumerate(zip(each, sizes, strict=True)):
+            if not 0 <= low <= high <= size:
+                raise ValueError(
+                    f"pieces[{index}]=({low}, {high}): must be within the {size} entries of the "
+                    "flattened tensor"
+                )
+        return cls(each)
+
+    def spans(self, layout: Layout) -> list[list[tuple[int, int]]]:
+        """Of each flat row the runs of entries that these pieces are, ascending."""
+        found: list[list[tuple[int, int]]] = [[] for _ in layout.sizes]
+        for (low, high), (group, offset) in zip(self.each, layout.places, strict=True):
+            if low < high:
+                found[group].append((offset + low, offset + high))
+        return found
+
+    def pieces(self, layout: Layout) -> list[tuple[int, int]]:
+        """First entry and one past the last of the piece of each flattened parameter."""
+        return list(self.each)
+
+
+def blocks_of(spans: Sequence[Sequence[tuple[int, int]]], layout: Layout) -> tuple[Block, ...]:
+    """The blocks of runs of entries, in order; they end where chunks of normals end."""
+    blocks = []
+    for group, runs in enumerate(spans):
+        length = chunk_length(layout.devices[group])
+        for first, last in runs:
             while first < last:
                 stop = min((first // length + 1) * length, last)
                 blocks.append(Block(group=group, start=first, stop=stop, size=layout.sizes[group]))
                 first = stop
-        return tuple(blocks)
+    return tuple(blocks)
 
 
 def _overlap(low: int, high: int, size: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ import torch
 from dptrain.noise import noise_stream, shard_pieces
 from dptrain.noise.generators.gaussian import CHUNK
 from dptrain.noise.streams.layout import Layout, Shard
-from dptrain.strategies import BSR
+from dptrain.strategies import BLT, BSR, BandMF, Identity
 
 
 @pytest.mark.parametrize("total", [0, 1, 5, 4096, 100_003, 10_000_000])
@@ -85,3 +85,63 @@ def test_a_shard_draws_its_slice_only():
     stream.normals = Recorded()
     next(stream)
     assert sorted(drawn) == [(2 * CHUNK, 3 * CHUNK), (3 * CHUNK, 4 * CHUNK)]
+
+
+def rows_of(sizes, world):
+    """Pieces as ``fully_shard`` makes them of matrices: some rows each, with gaps between."""
+    found = []
+    for rank in range(world):
+        own = []
+        for rows, length in sizes:
+            each = -(-rows // world)
+            own.append(tuple(min(place * each, rows) * length for place in (rank, rank + 1)))
+        found.append(own)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"secure": True}])
+@pytest.mark.parametrize(
+    "strategy", [Identity(), BandMF(bands=3), BLT(buffers=2, max_participations=2, min_sep=2)]
+)
+def test_pieces_with_gaps_are_the_bits_of_the_whole_and_of_any_others(strategy, options):
+    sizes = [(5, 100), (2, 30), (7, 60_000), (1, 3)]  # the third begins and ends within chunks
+    like = [torch.empty(size) for size in sizes]
+    options = {"steps": 4, "like": like, "seed": 5, **options}
+    whole = noise_stream(strategy, **options)
+    streams = [noise_stream(strategy, **options, pieces=each) for each in rows_of(sizes, 3)]
+    expected = [[t.clone() for t in next(whole)] for _ in range(4)]
+
+    def compare(streams, pieces, rows):
+        for stream, each in zip(streams, pieces, strict=True):
+            for mine, row, (low, high) in zip(next(stream), rows, each, strict=True):
+                assert mine.numel() == high - low
+                # Some processors round products by their place.
+                torch.testing.assert_close(
+                    mine.flatten(), row.flatten()[low:high], rtol=1e-6, atol=1e-6
+                )
+
+    for step in range(2):
+        compare(streams, rows_of(sizes, 3), expected[step])
+    total = sum(stream.buffer_bytes for stream in streams)
+    assert total == noise_stream(strategy, **options).buffer_bytes
+    states = [stream.state_dict() for stream in streams]
+    others = [noise_stream(strategy, **options, pieces=each) for each in rows_of(sizes, 2)]
+    for other in others:
+        other.load_state_dict(*states)
+    compare(others, rows_of(sizes, 2), expected[2])
+    one = noise_stream(strategy, **options)
+    one.load_state_dict(*(other.state_dict() for other in others))
+    compare([one], [[(0, t.numel()) for t in like]], expected[3])
+
+
+def test_pieces_that_do_not_fit_are_refused():
+    options = {"steps": 2, "like": [torch.empty(4), torch.empty(2, 3)], "seed": 0}
+    for pieces, text in (
+        ([(0, 4)], "not one for each"),
+        ([(0, 4), (0, 7)], r"pieces\[1\]=\(0, 7\)"),
+        ([(3, 2), (0, 6)], r"pieces\[0\]=\(3, 2\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            noise_stream(Identity(), **options, pieces=pieces)
+    with pytest.raises(ValueError, match="state one of the two"):
+        noise_stream(Identity(), **options, pieces=[(0, 4), (0, 6)], shard=(0, 1))
