@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import warnings
@@ -90,6 +91,7 @@ def attach(
     loader: PrivateLoader,
     views: int = 1,
     probe: str = "shapes",
+    together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Attached:
     """The module with what forms per-example gradients in one of the modes, and their clipper.
 
@@ -103,6 +105,8 @@ def attach(
         loader: knows the examples of the batch at hand.
         views: rows that the model sees of an example, one after the other.
         probe: when it is checked that the module keeps the examples apart, one of ``PROBES``.
+        together: where other processes have parts of the module (mode bookkeeping), a context for
+            runs of it by the probe (``RowProbe``).
     """
 
     def fed() -> AtHand | None:
@@ -130,6 +134,7 @@ def attach(
             ),
             fed=fed,
             when=probe,
+            together=together,
         )
         return Attached(module, module, taps.book, taps.probe, taps.detach)
     _say_whose(mode)

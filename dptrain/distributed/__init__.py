@@ -1,6 +1,15 @@
 """One private run on several processes."""
 
+from dptrain.distributed.fully_sharded import FullySharded, is_divided, local_of
 from dptrain.distributed.ranks import Ranks
 from dptrain.distributed.wrappers import bare_module, check_not_prepared, check_whole_optimizer
 
-__all__ = ["Ranks", "bare_module", "check_not_prepared", "check_whole_optimizer"]
+__all__ = [
+    "FullySharded",
+    "Ranks",
+    "bare_module",
+    "check_not_prepared",
+    "check_whole_optimizer",
+    "is_divided",
+    "local_of",
+]

@@ -33,6 +33,7 @@ _PLACES = (
     "the release of a step",
     "the exchange of pieces",
     "a checkpoint",
+    "a look at the module",
 )
 _SLOTS = 8  # integers of the message that begins every exchange
 
@@ -182,6 +183,17 @@ class Ranks:
             dist.broadcast_object_list(box, src=0)
         value: T = box[0]
         return value
+
+    def any(self, place: str, own: bool) -> bool:
+        """Whether it is so on one of the ranks.
+
+        Args:
+            place: where in its program the rank is; one of those known to this file.
+            own: whether it is so here.
+        """
+        if self.world_size == 1:
+            return own
+        return any(row[0] for row in self._meet(place, int(own)))
 
     def gather(
         self, columns: npt.NDArray[np.float64], *facts: int

@@ -8,13 +8,18 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from dptrain.distributed.fully_sharded import FullySharded, is_divided
+
 _log = logging.getLogger(__name__)
 
-_SHARDED = ("FullyShardedDataParallel", "FSDPModule")  # by name: the import takes a second
+_SHARDED = ("FullyShardedDataParallel",)  # by name: the import takes a second
 _PREPARED = ("AcceleratedOptimizer", "DataLoaderShard", "DataLoaderDispatcher", "SkipDataLoader")
 _REMEDY = (
     "each rank of a private run holds the whole model and its optimizer, and make_private adds "
     "the ranks' gradients up itself"
+)
+_FSDP2 = (
+    "or divide it by torch.distributed.fsdp.fully_shard (FSDP2), in Gradients(mode='bookkeeping')"
 )
 
 
@@ -33,8 +38,13 @@ def bare_module(module: Any, mode: str | None) -> Any:
                 kind = "DistributedDataParallel"
             if kind is not None:
                 where = f"its layer {name!r}" if name else "module"
-                fixed = "" if kind in _SHARDED else ", as dptrain.fix(model) returns it"
+                fixed = f", {_FSDP2}" if kind in _SHARDED else ", as dptrain.fix(model) returns it"
                 raise ValueError(f"{where} is a {kind}: {_REMEDY}; pass the bare module{fixed}")
+    if FullySharded.there(module) and mode not in (None, "bookkeeping"):
+        raise ValueError(
+            f"module was divided by fully_shard, and Gradients(mode={mode!r}) needs a whole one: "
+            "use Gradients(mode='bookkeeping')"
+        )
     if not isinstance(module, DistributedDataParallel):
         return module
     if mode not in (None, "bookkeeping"):
@@ -50,8 +60,10 @@ def bare_module(module: Any, mode: str | None) -> Any:
     return module.module
 
 
-def check_whole_optimizer(optimizer: Any) -> None:
+def check_whole_optimizer(optimizer: Any, module: Any) -> None:
     """Refuse an optimiser or parameters that are divided among processes.
+
+    Those of a module that ``fully_shard`` was called on may be: see ``FullySharded``.
 
     Raises:
         ValueError: with the remedy.
@@ -61,11 +73,13 @@ def check_whole_optimizer(optimizer: Any) -> None:
             f"optimizer is a {kind}, of which each rank has a part: {_REMEDY}; pass a plain torch "
             "optimizer over all parameters"
         )
+    if FullySharded.there(module):
+        return
     for group in getattr(optimizer, "param_groups", ()):
-        if any(_first_of(p, ("DTensor",)) for p in group["params"]):
+        if any(is_divided(p) for p in group["params"]):
             raise ValueError(
                 f"the optimizer holds DTensor parameters, of which each rank has a part: "
-                f"{_REMEDY}; pass a module that was not sharded"
+                f"{_REMEDY}; pass a module that was not sharded, {_FSDP2}"
             )
 
 

@@ -29,6 +29,8 @@ _LIGHTNING = frozenset(
 )
 # Of a Hugging Face configuration: which loss it is, by the number of classes and the labels' dtype.
 _HUGGING_FACE = frozenset(("problem_type",))
+# Of a module that fully_shard was called on: how far torch is in gathering its parameters.
+_COMPOSED = "__composable_api_"
 # Of tensors: what the wrapped optimiser and Opacus's hooks keep there for a batch. The compiler
 # notes how it takes them in attributes that begin with "_dynamo".
 _OF_TENSORS = frozenset(("grad_sample", "summed_grad", "_current_grad_sample", "_forward_counter"))
@@ -123,7 +125,8 @@ class _Found:
         for name, m in new:
             skipped = _STRUCTURE | _LIGHTNING if _is_a(m, "LightningModule") else _STRUCTURE
             for attribute, value in list(vars(m).items()):
-                if attribute not in skipped and attribute not in self._own:
+                known = attribute in skipped or attribute in self._own
+                if not known and not attribute.startswith(_COMPOSED):
                     self.value(_join(name, attribute), value, inside=False)
             if type(m).get_extra_state is not nn.Module.get_extra_state:
                 self.by_path[_join(name, "_extra_state")] = _comparable(m.get_extra_state())

@@ -22,7 +22,7 @@ from dptrain.engine.optimizers import (
     scales_of,
 )
 from dptrain.engine.release_ledger import StepLedger
-from dptrain.engine.shards import Shards
+from dptrain.engine.shards import DividedModule, Shards, add_part
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
@@ -300,15 +300,18 @@ class PrivateOptimizer(DPOptimizer):
         self.watch.check()
         loss_scale = self._loss_scale()
         max_grad_norm, weights = self.bounds()
-        self._take(
-            self.clipper.clipped_sum(
-                max_grad_norm=max_grad_norm,
-                weights=weights,
-                scales=self._scales,
-                admit=None if self.individual is None else self._admit,
-                loss_scale=loss_scale,
-            )
-        )
+        how: dict[str, Any] = {
+            "max_grad_norm": max_grad_norm,
+            "weights": weights,
+            "scales": self._scales,
+            "admit": None if self.individual is None else self._admit,
+            "loss_scale": loss_scale,
+        }
+        if isinstance(self.shards, DividedModule):
+            self._parts_done += 1
+            self.shards.part_of(self.clipper, self.params, **how)
+        else:
+            self._take(self.clipper.clipped_sum(**how))
         self.loader.report_microbatch()
         self.watch.settle()
         self.at_step_boundary = batch.last
@@ -339,9 +342,7 @@ class PrivateOptimizer(DPOptimizer):
         A function of its own: nothing holds them while the step is released, when memory is short.
         """
         self._parts_done += 1  # before the sums, or an interrupted call could be made twice
-        for p, total in zip(self.params, sums, strict=True):
-            if total is not None:
-                p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
+        add_part(sums, self.params)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

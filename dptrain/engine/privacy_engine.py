@@ -155,6 +155,8 @@ class PrivacyEngine:
             noise=noise,
             loading=loading,
         )
+        if request.divided is not None:
+            request.divided.check_trained(request.parameters, ranks)
         mechanism, target = mechanism_of(ranks, request, self.accountant)
         find_accountants(mechanism, self.accountant)
         sampling, drawing, others = ranks.from_first(lambda: split_seed(seed))

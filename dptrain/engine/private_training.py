@@ -45,6 +45,7 @@ from dptrain.engine.checkpoint import (
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.optimizers import ScalesGradients, joined_states
 from dptrain.engine.request import RunRequest
+from dptrain.engine.shards import MODULE_PIECES, load_module, module_state
 from dptrain.engine.unfinished import Boundary
 from dptrain.engine.validation import check_scheduled
 from dptrain.individual import IndividualRecord
@@ -413,7 +414,7 @@ class PrivateTraining:
             # As stated: whoever reads them from the file must not find more than the run proves.
             "guarantees": [self._as_run(g).to_json() for g in self._guarantees.values()],
             "notes": list(self._conditions),
-            "module": copy.deepcopy(module.state_dict()),
+            **module_state(module, shards, ranks, share=share),
             "optimizer": optimizer,
             "max_grad_norm": float(self.optimizer.max_grad_norm),
             "schedulers": [_state_of(s) for s, _ in self._schedulers],
@@ -434,8 +435,10 @@ class PrivateTraining:
         }
         if share and shards is not None:
             state["share"] = [ranks.rank, ranks.world_size]
+            divided = MODULE_PIECES in state
             if ranks.rank:
                 kept = {name: state[name] for name in SHARE}
+                kept |= {name: state[name] for name in ("module", MODULE_PIECES) if divided}
                 if shards.sliced is not None:
                     kept["optimizer"] = optimizer
                 state = {**kept, "private": {"noise": noise}}
@@ -503,7 +506,12 @@ class PrivateTraining:
         self.loader.load_state_dict(private["loader"])
         if self.individual_filter is not None:
             self.individual.load_state_dict(private["individual"])
-        uncompiled(self._attached.own).load_state_dict(state["module"])
+        load_module(
+            uncompiled(self._attached.own),
+            shares,
+            self.optimizer.shards,
+            self.optimizer.shared.ranks,
+        )
         # torch's optimisers keep the tensors they are given: without a copy the run would write
         # into the caller's state.
         stepped = [held["optimizer"] for held in shares if "optimizer" in held]

@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 from dptrain.accounting.base import check_delta
 from dptrain.clipping import choose_mode, parameter_groups
 from dptrain.core import checks
-from dptrain.distributed import bare_module, check_not_prepared, check_whole_optimizer
+from dptrain.distributed import (
+    FullySharded,
+    bare_module,
+    check_not_prepared,
+    check_whole_optimizer,
+    is_divided,
+)
 from dptrain.engine.optimizers import whole_because
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
@@ -55,6 +61,7 @@ class RunRequest:
         individual: a budget for every example, or ``None``.
         gradients: with the mode that was chosen.
         noise, loading: as given; ``loading`` with the steps of an epoch of the loader's.
+        divided: the module, where ``fully_shard`` has divided it among the ranks.
     """
 
     module: nn.Module
@@ -71,6 +78,7 @@ class RunRequest:
     gradients: Gradients
     noise: NoiseOptions
     loading: Loading
+    divided: FullySharded | None = None
 
     @property
     def delta(self) -> float | None:
@@ -135,14 +143,19 @@ class RunRequest:
         _check_secret(noise, seed)
 
         module = bare_module(module, gradients.mode)
-        check_whole_optimizer(optimizer)
+        check_whole_optimizer(optimizer, module)
         check_not_prepared(optimizer=optimizer, data=data)
         check_module(module)
         check_public(module, gradients.public)
         gradients = dataclasses.replace(gradients, mode=choose_mode(gradients.mode, module))
         check_mode(module, gradients.mode)
+        divided = FullySharded(module) if FullySharded.there(module) else None
+        if divided is not None:
+            _check_built_after(optimizer)
         check_optimizer(optimizer, module)
         _check_sliced(noise, optimizer)
+        if divided is not None:
+            _check_divided(noise, optimizer, module)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         groups = parameter_groups(gradients.clipping, module, parameters)
 
@@ -179,6 +192,7 @@ class RunRequest:
             gradients=gradients,
             noise=noise,
             loading=loading,
+            divided=divided,
         )
         # Whatever the stream refuses is to be refused before minutes of calibration.
         request.open_noise(request.strategy, steps=scheme.steps, like=[torch.empty(1)], seed=0)
@@ -286,6 +300,48 @@ def _check_sliced(noise: NoiseOptions, optimizer: torch.optim.Optimizer) -> None
             "parameter; use NoiseOptions(shard='noise'), which divides the noise and leaves the "
             "optimizer whole on every rank"
         )
+
+
+def _check_built_after(optimizer: Any) -> None:
+    """Refuse an optimizer of the parameters that a model had before it was divided.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    held = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    if held and not any(is_divided(p) for p in held):
+        raise ValueError(
+            "the optimizer holds parameters that the module had before it was divided: build the "
+            "optimizer after fully_shard, which exchanges them"
+        )
+
+
+def _check_divided(
+    noise: NoiseOptions, optimizer: torch.optim.Optimizer, module: nn.Module
+) -> None:
+    """Refuse what a model that ``fully_shard`` divided cannot be trained with.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    given = "module was divided by fully_shard"
+    if noise.shard not in ("auto", "all"):
+        raise ValueError(
+            f"{given}, so that no rank has a whole sum to add noise to: "
+            f"NoiseOptions(shard={noise.shard!r}) does not apply; leave it out"
+        )
+    if reason := whole_because(optimizer):
+        raise ValueError(
+            f"{given}, and {reason}, so that no rank can step on its shards; use an optimizer that "
+            "works entry by entry, AdamW for instance"
+        )
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            raise ValueError(
+                f"{given}, and its layer {name!r} is a {type(layer).__name__}, which keeps "
+                "parameters past the exchange that fully_shard makes; have each rank hold the "
+                "whole model instead, without fully_shard"
+            )
 
 
 def _dataset_of(data: Any) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
 from torch import nn
 
 from dptrain.clipping.base import summing_dtype
-from dptrain.distributed import Ranks
+from dptrain.distributed import FullySharded, Ranks, is_divided, local_of
 from dptrain.engine.optimizers import SlicedOptimizer, laid_out_like, whole_because
 from dptrain.noise import shard_pieces
 
 logger = logging.getLogger(__name__)
+
+_LOT = 1 << 23  # numbers of clipped sums that wait to be sent together, 32 MiB of float32
 
 
 class Shards:
@@ -48,15 +51,20 @@ class Shards:
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._ranks = ranks
-        like = shaped_like_sums(parameters)
-        self.pieces = [
-            shard_pieces(like, rank=rank, world=ranks.world_size)
-            for rank in range(ranks.world_size)
-        ]
+        self.pieces = self._cut(parameters)
         self.sliced: SlicedOptimizer | None = None
         if optimizer is not None:
             self.sliced = SlicedOptimizer(optimizer, parameters, self.pieces[ranks.rank])
         self.sums: list[torch.Tensor] = []
+
+    def _cut(self, parameters: Sequence[nn.Parameter]) -> Sequence[Sequence[tuple[int, int]]]:
+        like, world = shaped_like_sums(parameters), self._ranks.world_size
+        return [shard_pieces(like, rank=rank, world=world) for rank in range(world)]
+
+    @property
+    def noise_of_a_rank(self) -> dict[str, Any]:
+        """Which noise ``noise_stream`` is asked for."""
+        return {"shard": (self._ranks.rank, self._ranks.world_size)}
 
     @classmethod
     def of(
@@ -130,6 +138,178 @@ class Shards:
         self.sums = []
         if self.sliced is not None:
             self.sliced.detach()
+
+
+class DividedModule(Shards):
+    """The shards of a model that ``fully_shard`` has divided: the sums go where these are.
+
+    Nothing is gathered after a step, since the module gathers its parameters itself, and before
+    it nothing is whole but the sum that is being formed: the sums of each microbatch are scattered
+    as they are formed, some at a time, so that a rank never has all of them. That is the traffic of
+    fully_shard's own reduction, which takes place for every microbatch too.
+
+    Args:
+        ranks: the processes of the run.
+        parameters: that are trained: shards, DTensors.
+        optimizer: the user's, which works entry by entry.
+        module: that they are of.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        module: FullySharded,
+    ) -> None:
+        self.module = module
+        super().__init__(ranks, parameters, optimizer)
+        module.hold_gradients()
+
+    def _cut(self, parameters: Sequence[nn.Parameter]) -> Sequence[Sequence[tuple[int, int]]]:
+        return self.module.pieces(parameters, self._ranks.world_size)
+
+    @property
+    def noise_of_a_rank(self) -> dict[str, Any]:
+        """Which noise ``noise_stream`` is asked for."""
+        return {"pieces": self.pieces[self._ranks.rank]}
+
+    def part_of(self, clipper: Any, parameters: Sequence[Any], **how: Any) -> None:
+        """Add this rank's pieces of all ranks' sums of a microbatch to ``p.summed_grad``.
+
+        Args:
+            clipper: forms them.
+            parameters: that are trained.
+            how: as its ``clipped_sum`` has it.
+        """
+        waiting: list[tuple[int, torch.Tensor | None]] = []
+
+        def send() -> None:
+            indices = [index for index, _ in waiting]
+            found = self._ranks.scatter_sums(
+                [total for _, total in waiting],
+                [like[index] for index in indices],
+                [[each[index] for index in indices] for each in self.pieces],
+            )
+            waiting.clear()
+            add_part(found, [parameters[index] for index in indices])
+
+        def take(index: int, total: torch.Tensor | None) -> None:
+            waiting.append((index, total))
+            if not index or sum(like[i].numel() for i, _ in waiting) >= _LOT:
+                send()
+
+        like = shaped_like_sums(parameters)
+        clipper.take_clipped_sums(take, **how)
+
+    def add_up(self, parameters: Sequence[Any]) -> None:
+        """Take ``p.summed_grad`` off the parameters, which is this rank's pieces already."""
+        self.sums = [p.summed_grad for p in parameters]
+        for p in parameters:
+            p.summed_grad = None
+
+    def step(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Update the shards."""
+        assert self.sliced is not None
+        self.module.rest()
+        self.sliced.step()
+
+    def detach(self) -> None:
+        """The optimizer is the user's again, and so is the module's own reduction of gradients."""
+        super().detach()
+        self.module.rest()
+        self.module.release()
+
+
+MODULE_PIECES = "module_pieces"
+"""Where a rank's share of a checkpoint says which entries of a tensor it has."""
+
+
+def module_state(
+    module: nn.Module, shards: Shards | None, ranks: Ranks, *, share: bool
+) -> dict[str, Any]:
+    """The module's part of a checkpoint: copies of whole tensors, on the CPU where it is divided.
+
+    Args:
+        module: the user's.
+        shards: of the run.
+        ranks: of the run, all of which have to ask where the module is divided.
+        share: what this rank has of it alone, with ``MODULE_PIECES``; what no rank has a part of
+            is in the share of the first.
+    """
+    if not isinstance(shards, DividedModule):
+        return {"module": copy.deepcopy(module.state_dict())}
+    shards.module.rest()
+    found: dict[str, Any] = dict(module.state_dict())
+    parts = {name: value for name, value in found.items() if is_divided(value)}
+    pieces = shards.module.pieces(list(parts.values()), ranks.world_size)
+    own = [local_of(value) for value in parts.values()]
+    if share:
+        held = {} if ranks.rank else {n: copy.deepcopy(found[n]) for n in found if n not in parts}
+        held |= {n: t.reshape(-1).clone() for n, t in zip(parts, own, strict=True)}
+        places = zip(parts, pieces[ranks.rank], strict=True)
+        return {"module": held, MODULE_PIECES: {name: list(place) for name, place in places}}
+    whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in parts.items()}
+    for name, mine, each in zip(whole, own, zip(*pieces, strict=True), strict=True):
+        ranks.gather_pieces([mine.cpu()], [whole[name]], [[place] for place in each])
+    return {"module": {n: whole[n] if n in whole else copy.deepcopy(found[n]) for n in found}}
+
+
+@torch.no_grad()
+def load_module(
+    module: nn.Module, shares: Sequence[Mapping[str, Any]], shards: Shards | None, ranks: Ranks
+) -> None:
+    """Give the module what ``module_state`` returned, in one state or in the shares of all ranks.
+
+    Raises:
+        ValueError: if they lack entries.
+    """
+    divided = shards.module if isinstance(shards, DividedModule) else None
+    if divided is None and MODULE_PIECES not in shares[0]:
+        module.load_state_dict(shares[0]["module"])
+        return
+    if divided is not None:
+        divided.rest()
+    given: dict[str, Any] = dict(shares[0]["module"])
+    targets = module.state_dict()
+    if odd := sorted(set(targets) ^ {name for each in shares for name in each["module"]}):
+        raise ValueError(f"the state is of another module: the two differ in {odd}")
+    for name, target in targets.items():
+        sources = [s for s in shares if name in s["module"]]
+        if not is_divided(target) and not any(name in s.get(MODULE_PIECES, {}) for s in sources):
+            continue
+        low, high = 0, target.numel()
+        if is_divided(target):
+            assert divided is not None
+            low, high = divided.pieces([target], ranks.world_size)[ranks.rank][0]
+        mine = torch.empty(high - low, dtype=target.dtype)
+        left = high - low
+        for source in sources:
+            values = source["module"][name].reshape(-1)
+            start = source.get(MODULE_PIECES, {}).get(name, (0, 0))[0]
+            begin, end = max(low, start), min(high, start + len(values))
+            if begin < end:
+                mine[begin - low : end - low] = values[begin - start : end - start]
+                left -= end - begin
+        if left:
+            raise ValueError(
+                f"the state lacks {left} entries of {name!r} of the module: give the states of all "
+                "ranks that saved it"
+            )
+        if is_divided(target):
+            local = local_of(target)
+            local.copy_(mine.view(local.shape))
+            given.pop(name, None)
+        else:
+            given[name] = mine.view(target.shape)
+    module.load_state_dict(given, strict=divided is None)
+
+
+def add_part(sums: Sequence[torch.Tensor | None], parameters: Sequence[Any]) -> None:
+    """Add the sums of a microbatch to ``p.summed_grad``."""
+    for p, total in zip(parameters, sums, strict=True):
+        if total is not None:
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
 
 
 def shaped_like_sums(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

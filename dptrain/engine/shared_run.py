@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dptrain.core import JsonValue, digest
-from dptrain.distributed import Ranks
+from dptrain.distributed import Ranks, is_divided
 from dptrain.engine.options import MOVED, Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
@@ -136,4 +136,5 @@ def begin_together(ranks: Ranks, private: PrivateTraining, module: nn.Module) ->
         secret=("the data set's contents",),
         error=ValueError,
     )
-    ranks.copy_from_first([*module.parameters(), *module.buffers()])
+    state = [*module.parameters(), *module.buffers()]
+    ranks.copy_from_first([tensor for tensor in state if not is_divided(tensor)])

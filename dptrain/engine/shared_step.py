@@ -12,7 +12,7 @@ import torch
 
 from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
-from dptrain.distributed import Ranks
+from dptrain.distributed import Ranks, is_divided
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.engine.shards import Shards
 from dptrain.individual import IndividualRecord
@@ -148,7 +148,9 @@ class SharedStep:
     def _facts(self, optimizer: Stepping, parts: int, bound: float) -> dict[str, Any]:
         if self._origin is None:
             noise, released = optimizer.noise.normals.seed, optimizer.ledger.digests
-            began = f"{noise}/{checksum(optimizer.params)}/{released}"
+            # Shards are other numbers on every rank.
+            same = [p for p in optimizer.params if not is_divided(p)]
+            began = f"{noise}/{checksum(same)}/{released}"
             self._origin = hashlib.sha256(began.encode()).hexdigest()[:16]
         return {
             "step": optimizer.steps_executed,

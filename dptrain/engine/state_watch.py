@@ -58,6 +58,8 @@ class StateWatch:
         public: patterns (as in ``fnmatch``) of the names of buffers and attributes that may
             change; see ``Gradients``.
         own: attributes that training puts there.
+        rest: has the module hold what it holds between passes, where it exchanges parameters in
+            these (``fully_shard``).
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class StateWatch:
         module: nn.Module,
         public: Sequence[str] = (),
         own: Collection[str] = (),
+        rest: Callable[[], None] | None = None,
     ) -> None:
         self.public = tuple(public)
+        self._rest = rest
         self._module, self._own = module, own
         self._before: _Look | None = None  # at the batch that is under way
         self._settled: _Look | None = None  # at the end of the one before
@@ -95,7 +99,7 @@ class StateWatch:
             RuntimeError: if the module changed with the batch before, which saw no step.
         """
         self.check()
-        now = _Look.at(self._module, self._public, self._own)
+        now = self._look()
         first = self._settled is None
         parts = now.memory()
         size = sum(len(part) for part in parts.values())
@@ -125,7 +129,7 @@ class StateWatch:
         if self._before is None:
             return
         assert self._window is not None
-        now = _Look.at(self._module, self._public, self._own)
+        now = self._look()
         if now.attached is not None:
             self._refuse_attached(now.attached)
         for path in self._before.changes(now):
@@ -150,12 +154,17 @@ class StateWatch:
             RuntimeError: as ``check``, and for what changed unnoticed in earlier steps.
         """
         self.check()
-        self._check_untrained(_Look.at(self._module, self._public, self._own))
+        self._check_untrained(self._look())
 
     def restart(self) -> None:
         """Another state was loaded, for the next batch."""
         self._before, self._window, self._all = None, None, {}
         self._settled, self._untrained, self._turn = None, {}, 0
+
+    def _look(self) -> _Look:
+        if self._rest is not None:
+            self._rest()
+        return _Look.at(self._module, self._public, self._own)
 
     def _public(self, path: str) -> bool:
         return any(fnmatch.fnmatchcase(attribute_of(path), pattern) for pattern in self.public)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.request import RunRequest
-from dptrain.engine.shards import Shards, shaped_like_sums
+from dptrain.engine.shards import DividedModule, Shards, shaped_like_sums
 from dptrain.engine.shared_run import shared_ledger
 from dptrain.engine.state_watch import StateWatch
 from dptrain.engine.unfinished import Boundary
@@ -102,10 +103,12 @@ def wired(
     """
     gradients = request.gradients
     assert gradients.mode is not None
+    divided = request.divided
     watch = StateWatch(
         uncompiled(request.module),  # the names are the user's
         gradients.public,
         own=own_attributes(gradients.mode),
+        rest=None if divided is None else divided.rest,
     )
     record = None if request.individual is None else request.individual.record(mechanism)
 
@@ -115,27 +118,33 @@ def wired(
             boundary.left()
 
     loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, taken=taken)
-    shards = Shards.of(ranks, request.parameters, request.optimizer, request.noise.shard)
+    shards: Shards | None
+    if divided is None:
+        shards = Shards.of(ranks, request.parameters, request.optimizer, request.noise.shard)
+    else:
+        shards = DividedModule(ranks, request.parameters, request.optimizer, divided)
     stream = request.open_noise(
         mechanism.strategy,
         steps=mechanism.steps,
         like=shaped_like_sums(request.parameters),
         seed=seeds[1],
-        shard=None if shards is None else (ranks.rank, ranks.world_size),
+        **({} if shards is None else shards.noise_of_a_rank),
     )
     released = shared_ledger(ranks, mechanism, ledger)
     boundary = Boundary(mechanism, stream, first=ranks.rank == 0)
-    attached = attach(
-        request.module,
-        request.parameters,
-        mode=gradients.mode,
-        style=gradients.clipping,
-        groups=request.groups,
-        loss_reduction=gradients.reduction,
-        loader=loader,
-        views=gradients.views,
-        probe=gradients.probe,
-    )
+    with contextlib.nullcontext() if divided is None else divided.as_whole():
+        attached = attach(
+            request.module,
+            request.parameters if divided is None else divided.whole_of(request.parameters),
+            mode=gradients.mode,
+            style=gradients.clipping,
+            groups=request.groups,
+            loss_reduction=gradients.reduction,
+            loader=loader,
+            views=gradients.views,
+            probe=gradients.probe,
+            together=None if divided is None else functools.partial(divided.together, ranks),
+        )
     undo.callback(attached.detach)
     named = uncompiled(request.module).named_parameters()
     names: dict[torch.Tensor, str] = {p: name for name, p in named}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -157,10 +158,55 @@ class BookkeepingClipper(GradientClipper):
         Raises:
             RuntimeError: if there was no backward pass for this batch.
         """
+        sums: dict[nn.Parameter, torch.Tensor] = {}
+        by_parameter = self._in_turn(max_grad_norm, weights, scales, admit, loss_scale)
+        # What the backward pass came to last is still in the processor's cache, and a bias leaves
+        # there what its weight needs.
+        for p in [p for p in reversed(self._uses) if p in by_parameter]:
+            sums[p] = by_parameter[p]()
+        self._done()
+        return [sums.get(p) for p in self.parameters]
+
+    @full_float32()
+    def take_clipped_sums(
+        self,
+        take: Callable[[int, torch.Tensor | None], None],
+        *,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None = None,
+        admit: Admit | None = None,
+        loss_scale: float = 1.0,
+    ) -> None:
+        """Give away the sums of ``clipped_sum`` one by one, in an order that all processes have.
+
+        Args:
+            take: given the place of a parameter, from the last to the first, and its sum, which is
+                kept by nobody else; none is formed before the one before it was taken.
+            max_grad_norm, weights, scales, admit, loss_scale: as in ``clipped_sum``.
+
+        Raises:
+            RuntimeError: as there.
+        """
+        by_parameter = self._in_turn(max_grad_norm, weights, scales, admit, loss_scale)
+        for index in reversed(range(len(self.parameters))):
+            form = by_parameter.pop(self.parameters[index], None)
+            take(index, None if form is None else form())
+        self._done()
+
+    def _in_turn(
+        self,
+        max_grad_norm: float,
+        weights: torch.Tensor,
+        scales: Sequence[torch.Tensor | None] | None,
+        admit: Admit | None,
+        loss_scale: float,
+    ) -> dict[nn.Parameter, Callable[[], torch.Tensor]]:
+        """What forms the clipped sum of each parameter that took part; see ``clipped_sum``."""
         if not self._uses and self.idle() and self.batch is self.at_hand():
             nothing = torch.zeros(len(weights), max(self.groups) + 1)
             self._factors(nothing, max_grad_norm, weights, admit)
-            return [None] * len(self.parameters)
+            return {}
         if not self._uses:
             raise RuntimeError(
                 "no per-example gradients: before optimizer.step(), call loss.backward() on the "
@@ -177,16 +223,18 @@ class BookkeepingClipper(GradientClipper):
             p: (by_group[group], s)
             for p, group, s in zip(self.parameters, self.groups, scaling, strict=True)
         }
-        sums: dict[nn.Parameter, torch.Tensor] = {}
-        # What the backward pass came to last is still in the processor's cache, and a bias leaves
-        # there what its weight needs.
-        for p in [p for p in reversed(self._uses) if p in ours]:
+
+        def formed(p: nn.Parameter) -> torch.Tensor:
             own, scale = ours[p]
             total = self._sum(p, own, index)
-            sums[p] = total if scale is None else total * scale
+            return total if scale is None else total * scale
+
+        return {p: functools.partial(formed, p) for p in self._uses if p in ours}
+
+    def _done(self) -> None:
+        """Everything that was reported is in a sum, or takes no part in the run."""
         self.discard()
         self._costs.end(self.parameters[0].device)
-        return [sums.get(p) for p in self.parameters]
 
     def unclipped_norms(self, examples: int) -> torch.Tensor:
         """‖g_i‖₂ of what was reported, shape (examples,), which stays."""

@@ -79,6 +79,7 @@ class Taps(Generic[B]):
         open_book: makes what layers report to, of the probe.
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
+        together: of the probe, where other processes have parts of the module.
 
     Attributes:
         module: as given.
@@ -94,6 +95,7 @@ class Taps(Generic[B]):
         open_book: Callable[[RowProbe | None], B],
         fed: Callable[[], AtHand | None] | None = None,
         when: str = "shapes",
+        together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
     ) -> None:
         self.module = module
         self.bare = bare = uncompiled(module)
@@ -107,6 +109,7 @@ class Taps(Generic[B]):
                 settle=self.settling,
                 follow=self.follow_escaped,
                 confirms=True,
+                together=together,
             )
         self.book = open_book(self.probe)
         self._reports_to: Book = self.book

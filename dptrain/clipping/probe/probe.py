@@ -167,6 +167,8 @@ class RowProbe:
         settle: a context for runs on several numbers of examples, for what has to know how a layer
             is used; whether they are the first ones on such inputs. Of the list that it gives, the
             last entry is whether they showed anything new, when it is left.
+        together: where other processes have parts of the module: a context for runs of it, which
+            each of them enters whenever the module is called; given whether any are to be made.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
 
@@ -185,7 +187,9 @@ class RowProbe:
         settle: Callable[[bool], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         follow: Callable[[], bool] = lambda: False,
         confirms: bool = False,
+        together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
     ) -> None:
+        self.together = together
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
         self.when, self.confirms = when, confirms
@@ -228,7 +232,7 @@ class RowProbe:
             return
         self._inside = False
         call, self._call = self._call, None
-        if call is not None and output is not None and not self._probed:
+        if call is not None and output is not None:
             self._look_again(*call)
         batch = self.at_hand()
         if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
@@ -241,8 +245,11 @@ class RowProbe:
 
         From the same state of the random generators, the same layers are called.
         """
-        fresh = self._unseen - self._in_vain
+        fresh = set[nn.Module]() if self._probed else self._unseen - self._in_vain
         if not fresh:
+            if self.together is not None:
+                with self.together(False):
+                    return
             return
         now = replay()
         try:
@@ -288,6 +295,19 @@ class RowProbe:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool = False
     ) -> str | None:
         """Why these examples are not kept apart, or ``None``; looks only as often as was asked."""
+        due = self._due(args, kwargs, again=again)
+        if self.together is None:
+            return None if due is None else self._looked(due, args, kwargs)
+        with self.together(due is not None):
+            why = None if due is None else self._looked(due, args, kwargs)
+            if why is not None:  # the other processes would wait in the backward pass that says so
+                raise RuntimeError(why)
+        return None
+
+    def _due(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool
+    ) -> tuple[Any, AtHand] | None:
+        """What is to be known after a probe, and the batch; ``None``: there is nothing to do."""
         batch = self.at_hand()
         if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
             self._any = True
@@ -308,6 +328,14 @@ class RowProbe:
         )
         if not again and (key in self._known or (key, batch.rows) in self._known):
             return None
+        return key, batch
+
+    def _looked(
+        self, due: tuple[Any, AtHand], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str | None:
+        """Why these examples are not kept apart, or ``None``."""
+        key, batch = due
+        arguments = named(self.module, args)
         self._probed = True
         self._signature = LossSignature()  # other shapes may have another loss
         whole = Rows.of(arguments, kwargs, batch.rows)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from dptrain.distributed import local_of
 from dptrain.engine.optimizers.joined import JoinedOptimizer, single_optimizers
 
 _ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
@@ -333,7 +334,9 @@ def _all_of(single: torch.optim.Optimizer) -> list[Any]:
 
 def _piece(p: torch.Tensor, low: int, high: int) -> torch.Tensor:
     """Entries of a parameter: its own memory where that is in order, or a copy."""
-    data = p.detach()
+    data = local_of(p)
+    if data.numel() < p.numel():  # no rank has the rest of a parameter that fully_shard divided
+        return data.reshape(-1)
     if high - low == p.numel():
         return data
     return data.reshape(-1)[low:high]
