@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import secrets
@@ -11,7 +12,14 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting import account, profile
-from dptrain.auditing import StatedCurve, audit_canaries, audit_mechanism, run_canaries
+from dptrain.auditing import (
+    MechanismAudit,
+    StatedCurve,
+    audit_canaries,
+    audit_mechanism,
+    audit_users,
+    run_canaries,
+)
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
     add_mechanism_arguments,
@@ -23,6 +31,7 @@ from dptrain.commands.arguments import (
 from dptrain.commands.outputs import check_outputs, write_json
 from dptrain.core import Adjacency
 from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import AttributionGraph, UserScheme
 
 REFUTED = 1
 _MOST_CANARIES = 5000  # each has a coordinate of the model and a row of so many numbers
@@ -63,6 +72,15 @@ def add(commands: Any) -> None:
         "optimizer included), in place of --samples and --runs",
     )
     parser.add_argument(
+        "--users",
+        type=pathlib.Path,
+        help="of a scheme that protects users: the text file of its graph, with a line for every "
+        "example, its users' ids separated by blanks",
+    )
+    parser.add_argument(
+        "--user", type=int, help="with --users: its number in the graph; default: the most exposed"
+    )
+    parser.add_argument(
         "--confidence",
         type=float,
         default=0.99,
@@ -86,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     sigma = options.noise_multiplier
     if sigma is None and privacy.get("noise_multiplier") is not None:
         sigma = number("privacy.noise_multiplier", privacy["noise_multiplier"])
-    mechanism = read_mechanism(options, sigma)
+    mechanism = _attached(options, read_mechanism(options, sigma))
     delta = stated_delta(options, mechanism.scheme)
     adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
     if options.canaries:
@@ -109,15 +127,19 @@ def run(options: argparse.Namespace) -> int:
     stated_of = {"epsilon": epsilon, "delta": delta, "curve": curve}
     if options.canaries:
         return _by_canaries(options, mechanism, seed, stated_of)
-    found = audit_mechanism(
-        mechanism,
-        **stated_of,
-        adjacency=adjacency or mechanism.adjacency,
-        samples=options.samples,
-        runs=options.runs,
-        confidence=options.confidence,
-        seed=seed,
-    )
+    drawn: dict[str, Any] = {
+        "samples": options.samples,
+        "runs": options.runs,
+        "confidence": options.confidence,
+        "seed": seed,
+    }
+    found: MechanismAudit
+    if options.users is not None:
+        found = audit_users(mechanism, user=options.user, **stated_of, **drawn)
+    else:
+        found = audit_mechanism(
+            mechanism, adjacency=adjacency or mechanism.adjacency, **stated_of, **drawn
+        )
     print(found)
     write_json(options.json, json.loads(found.to_json()))
     if options.plot is not None:
@@ -126,6 +148,38 @@ def run(options: argparse.Namespace) -> int:
         plot_audit(found, options.plot, stated=curve)
         print(f"plot: {options.plot}")
     return 0 if found.passed else REFUTED
+
+
+def _attached(options: argparse.Namespace, mechanism: MatrixMechanism) -> MatrixMechanism:
+    """The mechanism with the edges of ``--users``, which its file lacks.
+
+    Raises:
+        ValueError: if the file is no such graph, or ``--users`` and the scheme do not fit.
+    """
+    scheme = mechanism.scheme
+    protects_users = isinstance(scheme, UserScheme) and scheme.participants is scheme
+    if options.users is None:
+        if protects_users:
+            raise ValueError(
+                f"{type(scheme).__name__} protects users: give the graph of its examples as --users"
+            )
+        if options.user is not None:
+            raise ValueError(f"--user {options.user} without --users: only users have a number")
+        return mechanism
+    if not protects_users or options.canaries:
+        what = "--canaries" if options.canaries else type(scheme).__name__
+        raise ValueError(f"--users with {what}: one game at a time; leave --users out")
+    if options.adjacency not in (None, Adjacency.ZERO_OUT.value):
+        raise ValueError(
+            f"--adjacency {options.adjacency} with --users: the game is about 'zero_out'; drop it"
+        )
+    assert isinstance(scheme, UserScheme)
+    try:
+        with options.users.open(encoding="utf-8") as lines:
+            graph = AttributionGraph.from_lists(sorted(set(line.split())) for line in lines)
+        return dataclasses.replace(mechanism, scheme=scheme.attach(graph))
+    except ValueError as error:
+        raise ValueError(f"--users {options.users}: {error}") from error
 
 
 def _by_canaries(

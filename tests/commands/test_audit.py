@@ -13,7 +13,7 @@ from dptrain.commands.cli import main
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import plot_audit
 from dptrain.reporting.plots_audit import reached, trade_off
-from dptrain.sampling import Poisson
+from dptrain.sampling import AttributionGraph, Poisson, UserCyclic
 from dptrain.strategies import Identity
 
 SCHEME = Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=20)
@@ -140,3 +140,49 @@ def test_what_canaries_cannot_show_is_refused(capsys, words, said):
     scheme = ["--scheme", "Poisson", "batch_size=20", "--strategy", "Identity", "--steps", "5"]
     assert main(["audit", *scheme, *words, "--sigma", "1", "--delta", "1e-5", "--canaries"]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def of_users(tmp_path):
+    """A mechanism's file, which holds no edges, and the file of its graph."""
+    rows = [[f"u{e // 2}", f"v{e % 20}"] for e in range(80)]
+    users, file = tmp_path / "users.txt", tmp_path / "users.json"
+    users.write_text("\n".join(" ".join(row) for row in rows))
+    scheme = UserCyclic.for_batch_size(
+        graph=AttributionGraph.from_lists(sorted(row) for row in rows),
+        batch_size=8,
+        cycle=1,
+        steps=4,
+        method="greedy",
+    )
+    file.write_text(
+        MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=2.0).to_json()
+    )
+    return str(file), str(users)
+
+
+def test_users_of_a_graph_are_audited(of_users, tmp_path, capsys):
+    file, users = of_users
+    out = tmp_path / "audit.json"
+    words = ["audit", file, "--users", users, "--delta", "1e-3", *SMALL, "--json", str(out)]
+    assert main(words) == 0
+    assert "audited:                user" in capsys.readouterr().out
+    value = json.loads(out.read_text())
+    assert value["passed"] is True
+    assert value["epsilon_lower"] > 0.7 * value["epsilon"]
+    assert main([*words[:-2], "--epsilon", str(0.6 * value["epsilon"])]) == 1
+
+
+def test_a_graph_that_is_missing_or_another_one_is_told(of_users, file, tmp_path, capsys):
+    mine, users = of_users
+    other = tmp_path / "other.txt"
+    other.write_text("a b\nb")
+    for words, said in (
+        ([mine], "give the graph of its examples as --users"),
+        ([mine, "--users", str(other)], "the attribution graph has changed"),
+        ([mine, "--users", users, "--canaries"], "--users with --canaries"),
+        ([file, "--users", users], "--users with Poisson"),
+        ([file, "--user", "1"], "--user 1 without --users"),
+    ):
+        assert main(["audit", *words, "--delta", "1e-3", *SMALL]) == 2
+        assert said in capsys.readouterr().err
