@@ -2,12 +2,14 @@
 
 from dptrain.distributed.fully_sharded import FullySharded, is_divided, local_of
 from dptrain.distributed.ranks import Ranks
+from dptrain.distributed.transport import bucket_length
 from dptrain.distributed.wrappers import bare_module, check_not_prepared, check_whole_optimizer
 
 __all__ = [
     "FullySharded",
     "Ranks",
     "bare_module",
+    "bucket_length",
     "check_not_prepared",
     "check_whole_optimizer",
     "is_divided",

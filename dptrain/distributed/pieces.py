@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dptrain.clipping.base import summing_dtype
-from dptrain.distributed.transport import BUCKET, device_for, reported
+from dptrain.distributed.transport import bucket_length, device_for, reported
 
 Pieces = Sequence[Sequence[tuple[int, int]]]
 """For each rank, the first entry and one past the last of its piece of each flattened tensor."""
@@ -147,7 +147,8 @@ class _Cut:
 
     def buckets(self) -> Iterator[tuple[int, int]]:
         """First number and one past the last of the vectors, as they travel together."""
-        longest, step = max(self.sizes), max(1, BUCKET // len(self.pieces))
+        longest = max(self.sizes)
+        step = bucket_length(longest, len(self.pieces))
         for start in range(0, longest, step):
             yield start, min(start + step, longest)
 

@@ -12,6 +12,16 @@ import torch.distributed as dist
 BUCKET = 1 << 23  # numbers of small tensors that travel together, 32 MiB of float32
 
 
+def bucket_length(longest: int, ranks: int) -> int:
+    """How many numbers of each rank's slice travel together.
+
+    Args:
+        longest: numbers of the longest slice.
+        ranks: how many there are.
+    """
+    return max(1, min(longest, BUCKET // ranks))
+
+
 def everywhere(error: Exception) -> Exception:
     """Marks an error that all ranks raise at this point of their programs."""
     error.everywhere = True  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from dptrain.planning.amplified import AmplifiedChoice, amplified_band_mf
 from dptrain.planning.candidates import Candidate
 from dptrain.planning.comparison import compare
 from dptrain.planning.configuration_text import training_yaml
+from dptrain.planning.footprints import Footprint, footprint
 from dptrain.planning.plan import Plan, PlanRow, Skipped
 from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, compare_strategies
@@ -15,6 +16,7 @@ __all__ = [
     "DEFAULT_BANDS",
     "AmplifiedChoice",
     "Candidate",
+    "Footprint",
     "Plan",
     "PlanRow",
     "Question",
@@ -25,6 +27,7 @@ __all__ = [
     "amplified_band_mf",
     "compare",
     "compare_strategies",
+    "footprint",
     "plan_users",
     "training_yaml",
 ]

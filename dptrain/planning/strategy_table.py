@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from dptrain.core import aligned, checks, duration, size
 from dptrain.noise import noise_stream
+from dptrain.planning.footprints import history_bytes
 from dptrain.strategies import (
     PREFIX_SUMS,
     RunShape,
@@ -255,8 +256,7 @@ def noise_cost(
     The seconds are those for ``parameters``, scaled up if fewer were timed, and ``None`` unless
     ``timed``.
     """
-    probe = noise_stream(strategy, steps=steps, like=[torch.empty(1024)], seed=0)
-    per_parameter = probe.buffer_bytes / 1024
+    per_parameter = history_bytes(strategy, steps=steps)
     total = round(per_parameter * parameters)
     if not timed:
         return total, None, None

@@ -755,6 +755,54 @@ def _sharded_noise(tree: Mapping[str, Any]) -> Table:
     return Table(head, rows)
 
 
+def _footprint(tree: Mapping[str, Any]) -> Table:
+    """A model and strategy a row, a number of ranks a column."""
+    ranks = sorted({each["ranks"] for each in tree["rows"]})
+    found = {(each["model"], each["strategy"], each["ranks"]): each for each in tree["rows"]}
+    rows = []
+    for model, strategy in dict.fromkeys((model, strategy) for model, strategy, _ in found):
+        first = found[model, strategy, ranks[0]]
+        kept = first["history"] * first["ranks"] / (first["parameters"] / 4)  # all are float32
+        peaks = [found[model, strategy, each]["peak"] / 1e9 for each in ranks]
+        rows.append([model, strategy, f"{kept:.0f}", *(f"{peak:,.1f}" for peak in peaks)])
+    head = ["parameters", "noise", "bytes of noise a parameter"]
+    return Table([*head, *(f"GB a rank, {each:,} ranks" for each in ranks)], rows)
+
+
+def _footprint_sent(tree: Mapping[str, Any]) -> Table:
+    ranks = sorted({each["ranks"] for each in tree["rows"]})
+    found = {(each["model"], each["ranks"]): each["sent"] for each in tree["rows"]}
+    rows = [
+        [model, *(f"{found[model, each] / 1e9:,.1f}" for each in ranks)]
+        for model in dict.fromkeys(model for model, _ in found)
+    ]
+    return Table(["parameters", *(f"GB sent, {each:,} ranks" for each in ranks)], rows)
+
+
+def _footprint_measured(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for each in tree["measured"]:
+        formula, ranks = each["formula"], each["measured"]
+        most = {part: max(one[part] for one in ranks) for part in ranks[0]}
+        kept = sum(most[part] for part in ("parameters", "history", "row", "optimizer"))
+        rows.append(
+            [
+                each["strategy"],
+                f"`{each['shard']}`",
+                str(each["ranks"]),
+                f"{kept:,}",
+                f"{formula['kept']:,}",
+                f"{most['peak']:,}",
+                f"{formula['peak']:,}",
+                f"{most['sent']:,}",
+                f"{formula['sent']:,}",
+                str(most["messages"]),
+            ]
+        )
+    head = ["noise", "`shard`", "ranks", "kept", "formula", "peak", "formula", "sent", "formula"]
+    return Table([*head, "messages"], rows)
+
+
 _MODEL_GROUPS = {
     "encoders": "encoders",
     "decoders": "decoders",
@@ -882,6 +930,9 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _individual,
         _individual_step,
         _sharded_noise,
+        _footprint,
+        _footprint_sent,
+        _footprint_measured,
         _model_coverage,
         _choice,
         _audit,
@@ -895,6 +946,7 @@ _BENCHMARKS |= {
 
 # Tables that take another part of a file.
 _FILES = {"utility_digits_sigma": "utility_digits", "user_bounds": "user_errors"}
+_FILES |= dict.fromkeys(("footprint_sent", "footprint_measured"), "footprint")
 _FILES |= {f"model_coverage_{name}": "model_coverage" for name in _MODEL_GROUPS}
 
 
