@@ -16,6 +16,7 @@ import json
 import math
 import pathlib
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -901,6 +902,38 @@ def _broken_engines(tree: Mapping[str, Any]) -> Table:
     return Table([*head, "whole ones that failed"], rows)
 
 
+def _audit_digits(tree: Mapping[str, Any]) -> Table:
+    """A method and a kind of canaries a row: bounds and accuracies over seeds."""
+    named = {"identity": "`Identity` + `Poisson`", "bandmf": "`BandMF(10)` + `MinSep(10)`"}
+    rows = []
+    for each in tree["rows"]:
+        runs = each["runs"]
+        accuracies = [100 * run["accuracy"] for run in runs]
+        cells = ["–"] * 4
+        if each["canaries"]:
+            bounds = [run["epsilon_lower"] for run in runs]
+            found = sum(bool(run["violations"]) for run in runs)
+            middle = sorted(runs, key=lambda run: run["epsilon_lower"])[len(runs) // 2]
+            cells = [
+                f"{middle['epsilon_lower']:.2f} ({min(bounds):.2f} to {max(bounds):.2f})",
+                f"{statistics.median(each['expected']):.2f}" if "expected" in each else "–",
+                f"{middle['correct']} of {middle['guesses']}",
+                f"{found} of {len(runs)}",
+            ]
+        rows.append(
+            [
+                named[each["method"]],
+                f"{each['canaries']} {each['variant']}" if each["canaries"] else "none",
+                f"{each['epsilon']:g}",
+                *cells,
+                f"{statistics.mean(accuracies):.1f} "
+                f"({min(accuracies):.1f} to {max(accuracies):.1f})",
+            ]
+        )
+    head = ["mechanism", "canaries", "stated ε", "ε at least", "by the game alone"]
+    return Table([*head, "guesses right", "contradicted", "accuracy"], rows)
+
+
 _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
     function.__name__[1:]: function
     for function in (
@@ -937,6 +970,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _choice,
         _audit,
         _broken_engines,
+        _audit_digits,
     )
 }
 _BENCHMARKS |= {
