@@ -4,6 +4,7 @@
 #   bash scripts/test.sh                       # all that is not marked slow
 #   bash scripts/test.sh quick                 # the rooms that others stand on, and short runs
 #   bash scripts/test.sh all                   # everything
+#   bash scripts/test.sh share                 # of what is slow a third, another one by commit
 #   bash scripts/test.sh tests/sampling -k gap # a part; of everything: all tests/sampling -k gap
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -28,6 +29,13 @@ QUICK=(
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 case "${1:-}" in
 all) shift ;;
+share)
+    shift
+    COMMIT="$(git rev-parse --short=7 HEAD)"
+    share=$((16#$COMMIT % 3))/3
+    echo "test: slow tests of share $share, by commit $COMMIT: again with  all --share $share"
+    set -- --share "$share" "$@"
+    ;;
 quick)
     shift
     set -- -m "not slow" "${QUICK[@]}" "$@"

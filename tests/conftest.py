@@ -5,6 +5,7 @@ import os
 import pathlib
 import random
 import tempfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,14 +25,18 @@ from tests.helpers.json_schema import errors  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--shuffle SEED``: tests in a random order, which must not matter."""
+    """``--shuffle SEED``: tests in a random order, which must not matter; ``--share K/N``."""
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
+    parser.addoption("--share", metavar="K/N", help="of the slow tests, run the K-th of N shares")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Samples are taken; shuffled, the same way in every worker."""
+    """Samples and shares are taken; shuffled, the same way in every worker."""
     _sample(items)
+    share = config.getoption("--share")
+    if share is not None:
+        _share(config, items, share)
     seed = config.getoption("--shuffle")
     if seed is not None:
         random.Random(seed).shuffle(items)
@@ -47,6 +52,19 @@ def _sample(items: list[pytest.Item]) -> None:
             if seen[test] % mark.kwargs["every"]:
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
+
+
+def _share(config: pytest.Config, items: list[pytest.Item], share: str) -> None:
+    """Slow tests of other shares are left out; by name, so that a new test moves no other one."""
+    part, shares = (int(number) for number in share.split("/"))
+    if not 0 <= part < shares:
+        raise pytest.UsageError(f"--share {share}: K/N needs 0 <= K < N")
+    kept: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        slow = item.get_closest_marker("slow") is not None
+        kept[not slow or zlib.crc32(item.nodeid.encode()) % shares == part].append(item)
+    config.hook.pytest_deselected(items=kept[False])
+    items[:] = kept[True]
 
 
 def pytest_sessionfinish() -> None:

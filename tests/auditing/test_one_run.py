@@ -89,6 +89,7 @@ def test_what_delta_buys_is_a_linear_program():
         assert found == pytest.approx(binom.sf(v - 1, r, right) - solved.fun, rel=1e-7)
 
 
+@pytest.mark.slow
 def test_a_true_curve_is_rejected_as_rarely_as_stated():
     """Gaussian canaries at μ = 1, 400 runs of 1,000: 6 sigma; and with a quarter of the noise."""
     rng, alpha, times = np.random.default_rng(8), 0.05, 400
@@ -112,6 +113,7 @@ def test_a_true_curve_is_rejected_as_rarely_as_stated():
     assert rejected[0.25] >= 15
 
 
+@pytest.mark.slow
 def test_bounds_exceed_the_true_epsilon_as_rarely_as_stated():
     """Randomized response, 400 runs of 300 canaries: 6 sigma."""
     rng, alpha, times, epsilon = np.random.default_rng(6), 0.05, 400, 1.0
