@@ -8,6 +8,7 @@ but for what ``MAY_DIFFER`` names.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -33,6 +34,7 @@ MAY_DIFFER = frozenset(
         "loading.max_physical_batch_size",
         "loading.microbatches",
         "loading.steps_per_epoch",
+        "noise.folder",
         "noise.shard",
     )
 )
@@ -140,6 +142,9 @@ class NoiseOptions(JsonValue, family="noise options"):
         dtype: of the buffers of past noise. ``torch.bfloat16`` halves them, but then the noise is
             not the one that was accounted for and the guarantee is an estimate.
         regenerate: draw past noise again instead of keeping it; for a banded inverse.
+        folder: keep past noise in a file there instead of in memory, each rank its own; the noise
+            is the same. It has to be on a disk of the machine, owned by the user who runs this and
+            closed to others (mode 0700): past noise is as secret as a seed. For noise on the CPU.
         shard: what the ranks of a run divide among them; it changes nothing of a single process.
             Each keeps and draws the noise of its slice of the parameters (``"noise"``), and has the
             optimizer step on that slice and keep state for it alone (``"all"``, which refuses an
@@ -148,15 +153,17 @@ class NoiseOptions(JsonValue, family="noise options"):
             ``private.state_dict()`` is to be called on all ranks.
 
     Raises:
-        TypeError: if a switch is neither True nor False, or ``dtype`` is no ``torch.dtype``.
-        ValueError: if the dtype is another one, or contradicts ``regenerate``, or ``shard`` is
-            unknown.
+        TypeError: if a switch is neither True nor False, ``dtype`` is no ``torch.dtype``, or
+            ``folder`` no path.
+        ValueError: if the dtype is another one, or contradicts ``regenerate``, as does ``folder``,
+            or ``shard`` is unknown.
     """
 
     secure: bool = False
     dtype: torch.dtype = torch.float32
     regenerate: bool = False
     shard: str = "auto"
+    folder: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -174,6 +181,16 @@ class NoiseOptions(JsonValue, family="noise options"):
                 f"{owner}: dtype={self.dtype} with regenerate=True: noise that is drawn again has "
                 "no buffers; leave one of the two out"
             )
+        if self.folder is not None:
+            checks.instance("folder", self.folder, (str, os.PathLike), owner=owner)
+            folder = os.fspath(self.folder)
+            checks.text("folder", folder, owner=owner)
+            if self.regenerate:
+                raise ValueError(
+                    f"{owner}: folder={folder!r} with regenerate=True: noise that is drawn again "
+                    "has no buffers; leave one of the two out"
+                )
+            object.__setattr__(self, "folder", folder)
 
     def to_dict(self) -> dict[str, Any]:
         """As for every value, with the dtype by its name."""

@@ -96,6 +96,7 @@ class RunRequest:
             secure=options.secure,
             dtype=options.dtype,
             regenerate=options.regenerate,
+            folder=options.folder,
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ def noise_stream(
     per_parameter: bool = False,
     shard: tuple[int, int] | None = None,
     pieces: Sequence[Sequence[int]] | None = None,
+    folder: str | os.PathLike[str] | None = None,
 ) -> NoiseStream:
     """Rows of C^-1 Z for tensors shaped ``like`` these, one a step.
 
@@ -53,12 +55,19 @@ def noise_stream(
         pieces: in place of a shard, which entries of each flattened tensor noise is drawn and kept
             for: (first, one past the last) for each of ``like``. The noise of an entry is that of
             the whole stream, so that any division among processes gives the same noise.
+        folder: keep the buffers in a file there, not in memory; the noise is the same bit for bit.
+            The file has no name and is gone with the process. Whoever reads the disk beneath it can
+            subtract the noise; the folder has to be closed to others (mode 0700). For noise on the
+            CPU, on Linux; a stream without buffers makes no file.
 
     Raises:
         TypeError: if an argument is of another type.
         ValueError: if no stream serves the strategy, it does not fit the steps, or another
             argument is out of range; if ``pieces`` do not fit the tensors, stand beside ``shard``,
-            or are for a stream that is no ``FlatStream``.
+            or are for a stream that is no ``FlatStream``; if ``folder`` is for such a stream, for
+            noise on another device, or stands beside ``regenerate``.
+        OSError: if ``folder`` is not there, is open to others (``PermissionError``), or has less
+            room than the buffers take.
     """
     checks.instance("strategy", strategy, Strategy, example="BandMF(bands=16)")
     checks.instance("dtype", dtype, torch.dtype)
@@ -97,6 +106,14 @@ def noise_stream(
                 "tensors or equal slices: derive the stream from FlatStream, or leave pieces out"
             )
         options["pieces"] = pieces
+    if folder is not None:
+        checks.instance("folder", folder, (str, os.PathLike))
+        if not opened_cut:
+            raise ValueError(
+                f"folder= with a {getattr(kind, '__name__', kind)}, which keeps its own buffers: "
+                "derive the stream from FlatStream, or leave folder out"
+            )
+        options["folder"] = os.fspath(folder)
     stream = kind(strategy, **options)
     if cut is not None and not opened_cut:
         stream = stream.shard(cut.rank, cut.world)

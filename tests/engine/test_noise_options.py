@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain import BSR, BallsInBins, Guarantee, Kind, MatrixMechanism, NoiseOptions
+from dptrain import BLT, BSR, BallsInBins, BandMF, Guarantee, Kind, MatrixMechanism, NoiseOptions
 from dptrain.engine.checkpoint import seal
 from dptrain.engine.private_training import SEED_NOTE
 from dptrain.noise.generators.secure import SecureNormals
@@ -22,6 +22,7 @@ from tests.helpers.engine import (
     separated,
     small_net,
     train,
+    watch_releases,
 )
 
 SECURE = {"secure": True, "seed": None}
@@ -77,6 +78,36 @@ def test_a_bfloat16_run_resumes_bit_for_bit():
     _, model = run("hooks", resume=through_disk(first.state_dict()), **options)
     for mine, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**separated(24, 14), "strategy": BandMF(bands=4)},
+        {"scheme": BallsInBins(bins=7, epochs=2, dataset_size=24), "strategy": BLT(buffers=2)},
+    ],
+)
+def test_a_run_with_its_past_noise_in_a_file_releases_the_same_bits(options, tmp_path):
+    """Every release, and those after a checkpoint of the one is resumed as the other."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    memory, file = (
+        make(small_net(), images(), noise_folder=each, **options) for each in (None, folder)
+    )
+    expected, found = watch_releases(memory), watch_releases(file)
+    train(memory)
+    train(file, steps=6)
+    state = through_disk(file.state_dict())
+    train(file)
+    assert memory.steps_executed == file.steps_executed == 14
+    assert memory.optimizer.noise.buffer_bytes == file.optimizer.noise.buffer_bytes > 0
+    resumed = make(small_net(), images(), **{**options, "seed": 6})
+    rest = watch_releases(resumed)
+    resumed.load_state_dict(state)
+    train(resumed)
+    assert [len(each) for each in (expected, found, rest)] == [14, 14, 8]
+    for one, other in zip([*found, *rest], [*expected, *expected[6:]], strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +245,10 @@ def test_a_mechanism_of_a_checkpoint_takes_the_options_too():
             ValueError,
             "dtype.*regenerate=True",
         ),
+        ({"noise_folder": 3}, TypeError, "folder=3"),
+        ({"noise_folder": b"here"}, TypeError, "folder=b'here'"),
+        ({"noise_folder": "x", "regenerate_noise": True}, ValueError, "folder='x'.*regenerate"),
+        ({"noise_folder": "no/such/place"}, FileNotFoundError, "no/such/place"),
     ],
 )
 def test_impossible_options(options, kind, match):

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import json
 import pathlib
+import tempfile
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ from tests.helpers.engine import everything_every_step, flat, images, make, smal
 
 GROUPS = {"gradients": Gradients, "noise": NoiseOptions, "loading": Loading}
 HEAD = PerGroup({"head": ("5.*",), "body": ("0.*", "1.*")}, shares={"head": 2.0, "body": 1.0})
+FOLDER = tempfile.TemporaryDirectory(prefix="dptrain-")  # of mode 0700; gone at exit
 
 # Of every field, values that are not its default.
 OTHERS = {
@@ -44,6 +46,7 @@ OTHERS = {
     "noise.secure": [True],
     "noise.dtype": [torch.bfloat16],
     "noise.regenerate": [True],
+    "noise.folder": [FOLDER.name],
     "noise.shard": ["all", "noise", "off"],
     "loading.max_physical_batch_size": [7],
     "loading.microbatches": [3],

@@ -52,7 +52,7 @@ GROUPED = {
     "noise": (
         NoiseOptions,
         {"secure": "secure", "noise_dtype": "dtype", "regenerate_noise": "regenerate"}
-        | {"shard": "shard"},
+        | {"shard": "shard", "noise_folder": "folder"},
     ),
     "loading": (
         Loading,

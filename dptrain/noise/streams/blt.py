@@ -48,9 +48,10 @@ class BLTStream(FlatStream):
         (buffer,) = buffers
         self._draw(block, row, self.step)
         add_weighted_rows(row, buffer, self._weights[row.device], scale=1.0)
-        new = buffer if self._dtype is torch.float32 else buffer.float()
+        in_place = self._dtype is torch.float32 and self._history is None
+        new = buffer if in_place else buffer.to(torch.float32, copy=True)
         # All buffers in two passes; one operation a buffer would take twice as long.
         torch.addcmul(new, new, self._leak[row.device], out=new).add_(row)
-        if new is not buffer:
+        if not in_place:
             for index, values in enumerate(new):
                 self._store(block, values, buffer[index], index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Self
@@ -14,6 +15,7 @@ from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.growth import check_growth
+from dptrain.noise.streams.history import History, check_folder
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
@@ -36,6 +38,10 @@ class FlatStream(NoiseStream):
     a small error of mean 0 and not exactly Gaussian: ``notes`` says so, and no guarantee over it is
     exact (docs/theory/noise.md#thm-bfloat16; ``test_bfloat16_buffers_stay_within_their_bound``).
 
+    **Buffers in a file** (``folder``). They are the same tensors, over a file without a name that
+    is mapped into memory (``History``), and the noise is the same bit for bit. A checkpoint takes
+    as much memory as the buffers have, for the time that it is written.
+
     Args:
         strategy: the strategy matrix; bound to ``steps`` here if it is not yet.
         steps: n.
@@ -47,11 +53,14 @@ class FlatStream(NoiseStream):
         shard: the slice that the stream owns; see ``shard``. Nothing is allocated for the others.
         pieces: in place of it, what it owns of each flattened tensor: first entry, one past the
             last.
+        folder: where the buffers are kept in a file, not in memory; for noise on the CPU.
 
     Raises:
         ValueError: if the strategy does not fit ``steps`` or its noise grows too large for float32
             (``check_growth``), the seed or the dtype is out of range, ``like`` is empty or holds a
-            tensor that is not floating-point, or a device is neither CPU nor CUDA.
+            tensor that is not floating-point, or a device is neither CPU nor CUDA, or not the CPU
+            though a folder is given.
+        OSError: if others may enter the folder, or it has no room; see ``History``.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class FlatStream(NoiseStream):
         per_parameter: bool = False,
         shard: Shard | None = None,
         pieces: Sequence[Sequence[int]] | None = None,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self.steps = checks.steps(steps)
         self.step = 0
@@ -80,6 +90,12 @@ class FlatStream(NoiseStream):
         for device in self._layout.devices:
             if device.type not in ("cpu", "cuda"):
                 raise ValueError(f"like is on device {device}: noise is drawn on 'cpu' or 'cuda'")
+            if folder is not None and device.type != "cpu":
+                raise ValueError(
+                    f"folder={folder!r} with like on device {device}: past noise is kept in a file "
+                    "for noise on the CPU only; leave folder out"
+                )
+        self._folder = None if folder is None else os.fspath(folder)
         self._open_shard((shard or Shard()) if pieces is None else Pieces.of(pieces, self._layout))
 
     def _open_shard(self, shard: Shard | Pieces) -> None:
@@ -97,7 +113,34 @@ class FlatStream(NoiseStream):
         self._views = [
             self._view(index, *piece) for index, piece in enumerate(shard.pieces(self._layout))
         ]
-        self._buffers = [self._allocate(self._row(block)) for block in self._blocks]
+        self._history = self._open_history()
+        if self._history is None:
+            self._buffers = [self._allocate(self._row(block)) for block in self._blocks]
+        else:
+            self._buffers = self._history.buffers
+
+    def _open_history(self) -> History | None:
+        """The file of the buffers, where there is a folder for it and anything to keep.
+
+        Raises:
+            ValueError: if the buffers do not begin as zeros, as those of a file do.
+        """
+        if self._folder is None:
+            return None
+        one = self._allocate(torch.empty(1))
+        if any(bool(buffer.any()) for buffer in one):
+            raise ValueError(
+                f"folder={self._folder!r} with a {type(self).__name__}, whose buffers do not begin "
+                "as zeros: leave folder out"
+            )
+        blocks = [
+            [(*buffer.shape[:-1], block.stop - block.start) for buffer in one]
+            for block in self._blocks
+        ]
+        if not (self._blocks and self._keeps):
+            check_folder(self._folder)
+            return None
+        return History(self._folder, blocks, self._dtype)
 
     def _view(self, index: int, low: int, high: int) -> torch.Tensor:
         """Entries ``low`` to ``high`` of a parameter's noise, in its shape if these are all."""
@@ -121,6 +164,7 @@ class FlatStream(NoiseStream):
 
         Their dtype is ``self._dtype``, their last dimension that of the entries of ``row`` (by
         which a state is cut for other shards), and what is written to them goes through ``_store``.
+        Those of a stream that is to take a ``folder`` are zero.
         """
 
     def _start_step(self) -> None:
@@ -145,12 +189,16 @@ class FlatStream(NoiseStream):
 
         ``index`` tells the rows apart that one step stores.
         """
-        if self._dtype is torch.float32:
-            out.copy_(values)
-        else:
+        kept = values
+        if self._dtype is not torch.float32:
+            kept = out if self._history is None else torch.empty_like(out)
             round_randomly(
-                values, out, seed=self.normals.seed, step=self.step, index=index, block=block
+                values, kept, seed=self.normals.seed, step=self.step, index=index, block=block
             )
+        if self._history is not None:
+            self._history.write(kept, out)
+        elif kept is not out:
+            out.copy_(kept)
 
     def __next__(self) -> list[torch.Tensor]:
         if self.step >= self.steps:
@@ -158,6 +206,8 @@ class FlatStream(NoiseStream):
                 f"all {self.steps} rows of noise are spent: a longer run needs a mechanism "
                 "(and a guarantee) for more steps"
             )
+        if self._history is not None:
+            self._history.check_process()
         self._start_step()
         for_each(
             self._advance,
@@ -169,6 +219,8 @@ class FlatStream(NoiseStream):
             ),
         )
         self.step += 1
+        if self._history is not None and self.step < self.steps:
+            self._history.read_ahead()
         return [
             view if dtype is torch.float32 else view.to(dtype)
             for view, dtype in zip(self._views, self._layout.dtypes, strict=True)
@@ -176,11 +228,15 @@ class FlatStream(NoiseStream):
 
     def _advance(self, index: int) -> None:
         block = self._blocks[index]
+        if self._history is not None:
+            self._history.begin(index)
         self._correlate(block, self._row(block), self._buffers[index])
+        if self._history is not None:
+            self._history.end(index)
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of the buffers; the operating system commits them as they fill."""
+        """Bytes of the buffers, in memory (which is taken as they fill) or in a file."""
         return sum(b.numel() * b.element_size() for buffers in self._buffers for b in buffers)
 
     @property
@@ -223,6 +279,9 @@ class FlatStream(NoiseStream):
         it (the seed is hexadecimal text: it does not fit 64 bits). How many shards there are does
         not matter to it: it names the entries that its buffers are for.
         """
+        buffers = [[b.clone() for b in buffers] for buffers in self._buffers]
+        if self._history is not None:
+            self._history.drop()
         return {
             "step": self.step,
             "seed": f"{self.normals.seed:032x}",
@@ -230,7 +289,7 @@ class FlatStream(NoiseStream):
             "steps": self.steps,
             "layout": self._describe(),
             "blocks": [[block.group, block.start, block.stop] for block in self._blocks],
-            "buffers": [[b.clone() for b in buffers] for buffers in self._buffers],
+            "buffers": buffers,
         }
 
     def _describe(self) -> dict[str, Any]:
@@ -269,11 +328,15 @@ class FlatStream(NoiseStream):
         step = first["step"]
         if not 0 <= step <= self.steps:
             raise ValueError(f"the noise state is at step={step}, outside 0..{self.steps}")
+        if self._history is not None:
+            self._history.check_process()
         copies = self._copies(_saved_blocks(states, len(self._rows)))
         self.normals = open_normals(int(first["seed"], 16), secure=self._secure)
         self.step = step
         for mine, theirs in copies:
             mine.copy_(theirs)
+        if self._history is not None:
+            self._history.drop()
 
     def _copies(
         self, saved: list[list[tuple[int, int, list[torch.Tensor]]]]

@@ -39,6 +39,11 @@ class RegenerationStream(FlatStream):
                 f"dtype={options['dtype']} with regenerate=True: there are no buffers that could "
                 "have it, leave one of the two out"
             )
+        if options.get("folder") is not None:
+            raise ValueError(
+                f"folder={options['folder']!r} with regenerate=True: there are no buffers that "
+                "could lie there, leave one of the two out"
+            )
         super().__init__(bound, **options)
 
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:

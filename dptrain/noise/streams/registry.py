@@ -34,7 +34,8 @@ def register_noise_stream(*strategies: type) -> Callable[[N], N]:
     Returns:
         A decorator of a concrete ``NoiseStream`` whose instances are made as
         ``FlatStream(strategy, steps=, like=, seed=, secure=, dtype=, per_parameter=)``; one that
-        derives from ``FlatStream`` may be given ``shard=`` too, and passes it on.
+        derives from ``FlatStream`` may be given ``shard=``, ``pieces=`` and ``folder=`` too, and
+        passes them on.
 
     Raises:
         TypeError: if a class is of another kind, or the stream abstract.
