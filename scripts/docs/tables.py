@@ -756,6 +756,25 @@ def _sharded_noise(tree: Mapping[str, Any]) -> Table:
     return Table(head, rows)
 
 
+def _noise_offload(tree: Mapping[str, Any]) -> Table:
+    rows = []
+    for each in tree["rows"]:
+        held, ratios = each["resident_bytes"], each["ratios"]
+        rows.append(
+            [
+                each["strategy"],
+                f"{each['history_bytes'] / 2**20:.0f} MiB",
+                f"{held['memory'] / 2**20:.0f} MiB",
+                f"{held['file'] / 2**20:.0f} MiB",
+                _seconds(each["seconds"]["memory"]),
+                *(f"× {ratios[side]:.2f}" for side in ("file", "cold", "not ahead")),
+            ]
+        )
+    head = ["noise", "history", "resident, in memory", "resident, in a file", "step, in memory"]
+    head += ["in a file", f"not cached, {tree['rows'][0]['pause']:g} s to read ahead"]
+    return Table([*head, "not cached, not read ahead"], rows)
+
+
 def _footprint(tree: Mapping[str, Any]) -> Table:
     """A model and strategy a row, a number of ranks a column."""
     ranks = sorted({each["ranks"] for each in tree["rows"]})
@@ -963,6 +982,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _individual,
         _individual_step,
         _sharded_noise,
+        _noise_offload,
         _footprint,
         _footprint_sent,
         _footprint_measured,
