@@ -775,6 +775,27 @@ def _noise_offload(tree: Mapping[str, Any]) -> Table:
     return Table([*head, "not cached, not read ahead"], rows)
 
 
+def _fully_sharded(tree: Mapping[str, Any]) -> Table:
+    """A strategy and number of ranks a row: the private step against fully_shard's own."""
+    rows = []
+    for each in tree["rows"]:
+        whole, largest = (sum(each[kind].values()) for kind in ("whole", "largest"))
+        sent = each["payload_bytes"]
+        rows.append(
+            [
+                each["strategy"],
+                str(each["ranks"]),
+                f"{largest / 2**20:.0f} MiB",
+                f"{largest * each['ranks'] / whole:.3f}",
+                f"× {sent['private'] / sent['ordinary']:.3f}",
+                f"× {each['processor_ratio']:.2f}",
+                f"× {each['clock_ratio']:.2f}",
+            ]
+        )
+    head = ["noise", "ranks", "noise and optimizer of a rank", "of whole / ranks", "payload"]
+    return Table([*head, "processor time", "time"], rows)
+
+
 def _footprint(tree: Mapping[str, Any]) -> Table:
     """A model and strategy a row, a number of ranks a column."""
     ranks = sorted({each["ranks"] for each in tree["rows"]})
@@ -983,6 +1004,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _individual_step,
         _sharded_noise,
         _noise_offload,
+        _fully_sharded,
         _footprint,
         _footprint_sent,
         _footprint_measured,
