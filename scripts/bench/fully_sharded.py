@@ -5,7 +5,8 @@ Both sides are in one process group and take turns step by step, on as many exam
 length; each does its passes, its exchanges and an update by AdamW. Times are those of the
 processors, of all threads of a process, since ranks that share cores wait for one another; and by
 the clock. Memory is counted from the tensors' storages, with the row of noise that is released. The
-payload is what a rank has to send at least (a ring's share) in the collectives that are called.
+payload is what rank 0 has to send at least (a ring's share) in the collectives of its last step; it
+is counted over gloo only.
 
     PYTHONPATH=. python scripts/bench/fully_sharded.py [--ranks 2 4] [--rounds N] [--examples N]
         [--json FILE]
