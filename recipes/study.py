@@ -131,6 +131,8 @@ class Study:
     def _ended(self, trial: Any, job: Job, status: int) -> bool:
         """Write a run's end down; returns whether it failed."""
         state = self._optuna.trial.TrialState
+        for _ in self._reported(trial, job):
+            pass  # later runs are compared with all of it, however fast this one was
         if (job.folder / SUMMARY).exists():
             score = job.scores(self._metric)[-1][1]
             worst = math.inf if minimised(self._metric) else -math.inf
@@ -140,15 +142,23 @@ class Study:
         self._study.tell(trial, state=state.PRUNED if ended_early else state.FAIL)
         return not ended_early
 
-    def _to_be_ended(self, trial: Any, job: Job) -> bool:
-        """Report what is new, and whether the pruner has seen enough."""
-        if not self._prune or job.folder.name in self._ending:
-            return False
+    def _reported(self, trial: Any, job: Job) -> Iterator[bool]:
+        """Report what is new, step by step, and whether the pruner had seen enough with each.
+
+        It compares at the step reported last, where another run has a score of that step.
+        """
+        if not self._prune:
+            return
+        known = trial.storage.get_trial(trial._trial_id).intermediate_values
         for step, score in job.scores(self._metric):
             # Before the first step all models are alike.
-            if step and step not in trial.storage.get_trial(trial._trial_id).intermediate_values:
+            if step and step not in known:
                 trial.report(score, step)
-        return bool(trial.should_prune())
+                yield bool(trial.should_prune())
+
+    def _to_be_ended(self, trial: Any, job: Job) -> bool:
+        """Report what is new; whether the pruner wants it ended, which it was not told yet."""
+        return job.folder.name not in self._ending and any(self._reported(trial, job))
 
     def run(self, *, at_once: int) -> tuple[list[str], bool]:
         """Run what is left, so many at once.

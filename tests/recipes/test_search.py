@@ -94,8 +94,11 @@ def test_a_run_that_fails_is_named_and_run_again(tmp_path):
     assert [state for _, state, _ in states(tmp_path)] == ["FAIL", "COMPLETE", "FAIL"]
 
 
-def test_what_is_worse_than_the_others_is_ended(tmp_path, monkeypatch):
+@pytest.mark.parametrize("look", [0.02, 2.0])
+def test_what_is_worse_than_the_others_is_ended(tmp_path, monkeypatch, look):
+    """However seldom it is looked at: a good run may have ended, a bad one be far ahead by then."""
     monkeypatch.setattr(study, "STARTUP_TRIALS", 1)
+    monkeypatch.setattr(study, "POLL", look)
     jobs = [fake(tmp_path, "good", 1.0), fake(tmp_path, "worse", 5.0, steps=3000)]
     assert Study(tmp_path, metric="loss", prune=True, jobs=jobs).run(at_once=1) == ([], False)
     assert [(n, s) for n, s, _ in states(tmp_path)] == [("good", "COMPLETE"), ("worse", "PRUNED")]

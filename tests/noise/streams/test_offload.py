@@ -54,15 +54,18 @@ def assert_same(mine, others):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def nameless_files():
-    """A descriptor of each file of a stream that this process has open, and where it was."""
+def nameless_files(folder):
+    """A descriptor of each file that streams of this process have open, and where it was.
+
+    Of one folder: other tests of the process may keep streams of theirs.
+    """
     found = {}
     for link in pathlib.Path("/proc/self/fd").iterdir():
         try:
             target = os.readlink(link)
         except FileNotFoundError:  # the listing's own
             continue
-        if ".dptrain-noise-" in target:
+        if target.startswith(f"{folder}/.dptrain-noise-"):
             found[target] = int(link.name)  # a map has one of its own
     return found
 
@@ -147,7 +150,7 @@ def test_runs_resume_from_memory_in_a_file_and_the_other_way(name, folder):
 def test_shards_in_files_resume_as_others_in_memory_and_back(folder):
     expected = rows(open_stream(BandMF(bands=4)), STEPS)
     shards = [open_stream(BandMF(bands=4), shard=(r, 3), folder=folder) for r in range(3)]
-    assert len(nameless_files()) == 3
+    assert len(nameless_files(folder)) == 3
     for shard in shards:
         rows(shard, 5)
     whole = open_stream(BandMF(bands=4), seed=8)
@@ -236,7 +239,7 @@ def test_the_file_is_nobody_elses_and_has_no_name_when_it_is_written(folder, mon
     assert made[1] & os.O_CREAT
     assert made[1] & os.O_EXCL
     assert made[1] & os.O_NOFOLLOW
-    ((target, file),) = nameless_files().items()
+    ((target, file),) = nameless_files(folder).items()
     assert target.endswith("(deleted)")
     found = os.fstat(file)
     assert found.st_mode & 0o7777 == 0o600
@@ -250,12 +253,12 @@ def test_the_file_goes_with_the_stream(folder):
     stream = open_stream(BSR(bands=4), folder=folder)
     state = rows(stream, 2) and stream.state_dict()
     stream._history._reader.join()
-    maps = pathlib.Path("/proc/self/maps")
-    assert ".dptrain-noise-" in maps.read_text(encoding="utf-8")
+    maps, name = pathlib.Path("/proc/self/maps"), f"{folder}/.dptrain-noise-"
+    assert name in maps.read_text(encoding="utf-8")
     del stream
     gc.collect()
-    assert not nameless_files()
-    assert ".dptrain-noise-" not in maps.read_text(encoding="utf-8")
+    assert not nameless_files(folder)
+    assert name not in maps.read_text(encoding="utf-8")
     resumed = open_stream(BSR(bands=4))  # what was saved does not need it
     resumed.load_state_dict(state)
     assert_same(rows(resumed, 3), rows(open_stream(BSR(bands=4)), 5)[2:])
@@ -391,11 +394,11 @@ def test_too_little_room_is_said_before_anything_is_drawn(folder, monkeypatch):
 def test_a_stream_that_keeps_nothing_makes_no_file(folder):
     stream = open_stream(Identity(), folder=folder)
     assert stream.buffer_bytes == 0
-    assert not nameless_files()
+    assert not nameless_files(folder)
     assert_same(rows(stream, 3), rows(open_stream(Identity()), 3))
     empty = open_stream(BSR(bands=4), like=[torch.empty(1)], shard=(0, 2), folder=folder)
     assert empty.buffer_bytes == 0
-    assert not nameless_files()
+    assert not nameless_files(folder)
 
 
 def test_what_cannot_be_in_a_file_is_refused(folder, monkeypatch):
