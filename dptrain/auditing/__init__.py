@@ -28,7 +28,15 @@ from dptrain.auditing.one_run import (
     one_run_p_value,
 )
 from dptrain.auditing.planted import Marked, Planted, plant_canaries
-from dptrain.auditing.users import NeighborGame, UserAudit, UserGame, audit_users, user_game
+from dptrain.auditing.users import (
+    NeighborGame,
+    UserAudit,
+    UserCanaryRun,
+    UserGame,
+    audit_users,
+    run_user_canaries,
+    user_game,
+)
 from dptrain.auditing.whitening import whitening_matrix
 
 __all__ = [
@@ -48,6 +56,7 @@ __all__ = [
     "StatedCurve",
     "TiltedRuns",
     "UserAudit",
+    "UserCanaryRun",
     "UserGame",
     "audit_canaries",
     "audit_final_model",
@@ -71,6 +80,7 @@ __all__ = [
     "power_against_scaled_noise",
     "power_of_counting",
     "run_canaries",
+    "run_user_canaries",
     "tilted_runs",
     "user_game",
     "whitening_matrix",

@@ -4,7 +4,7 @@ The model is linear, an example's gradient is a multiple of one coordinate's uni
 than the clipping norm. What the run releases in that coordinate is then the game of
 ``mechanism_audit``, played by loader, clipping, noise, divisor and optimizer together. A coin says
 whether a canary is in; one that is out has a gradient of zero. Coordinates that are nobody's show
-the noise alone.
+the noise alone. Users as canaries (``users.canaries``) play on the same stage.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
 from dptrain.auditing.conformity import Finding, check_noise, verdict
 from dptrain.auditing.counting import Count, StatedCurve, count
 from dptrain.auditing.draws import key
-from dptrain.auditing.laws import game_of
+from dptrain.auditing.laws import Game, game_of
 from dptrain.auditing.one_run import OneRun, audit_one_run
 from dptrain.core import Array, checks
 from dptrain.engine import Gradients, PrivacyEngine
@@ -50,14 +50,29 @@ class CanaryRun:
     spare: Array
     others: int = 0
 
-    def scores(self, mechanism: MatrixMechanism) -> Array:
-        """Of every canary, larger if it seems to be in: those of the game of the mechanism.
+    @property
+    def who(self) -> str:
+        """What the canaries are, in words."""
+        return "canaries"
+
+    def games(self, mechanism: MatrixMechanism) -> list[tuple[Game, npt.NDArray[np.int64]]]:
+        """The games that are played, and the canaries that play each.
 
         Raises:
-            ValueError: if the game is not about the mechanism.
+            ValueError: if there is no game of the mechanism.
         """
-        game = game_of(mechanism)
-        return game.scores(self.released @ game.matrix.T)
+        return [(game_of(mechanism), np.arange(len(self.included)))]
+
+    def scores(self, mechanism: MatrixMechanism) -> Array:
+        """Of every canary, larger if it seems to be in: those of its game.
+
+        Raises:
+            ValueError: if there is no game of the mechanism.
+        """
+        found = np.zeros(len(self.included))
+        for game, rows in self.games(mechanism):
+            found[rows] = game.scores(self.released[rows] @ game.matrix.T)
+        return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +81,7 @@ class CanaryAudit:
 
     Attributes:
         canaries: m, how many were put into the data set, in or out by a fair coin.
+        who: what they are, in words.
         others: the other examples of the data set; 0: the canaries are all of it, and nobody's data
             is in the run.
         spare: coordinates that showed noise alone.
@@ -80,6 +96,7 @@ class CanaryAudit:
     """
 
     canaries: int
+    who: str
     others: int
     spare: int
     epsilon: float
@@ -126,11 +143,11 @@ class CanaryAudit:
         among = (
             f"were among {self.others} other examples, whose gradients they leave as they are"
             if self.others
-            else "were all of its data"
+            else "and no gradients but theirs"
         )
         lines = [
             f"stated:       ε = {self.epsilon:.6g} at δ = {self.delta:.4g}",
-            f"one training: {self.canaries} canaries, in or out by coins, {among}; "
+            f"one training: {self.canaries} {self.who}, in or out by coins, {among}; "
             f"{self.spare} coordinates were nobody's",
             f"by one run:   ε at least {run.epsilon_lower:.4g} ({run.correct} of {run.guesses} "
             f"guesses right; all right would show {run.most:.4g})",
@@ -202,12 +219,60 @@ def run_canaries(
     m = mechanism.scheme.dataset_size
     spare = checks.integer("spare", spare, minimum=2)
     layers = checks.integer("layers", layers, maximum=m + spare)
+    return play(
+        mechanism,
+        np.arange(m),
+        spare=spare,
+        layers=layers,
+        max_grad_norm=max_grad_norm,
+        gradients=gradients,
+        individual=individual,
+        seed=seed,
+        progress=progress,
+    )
+
+
+class _Gradients(Dataset[tuple[torch.Tensor]]):
+    """Rows of the data set, each with one entry at most, made when they are asked for."""
+
+    def __init__(self, places: npt.NDArray[np.int64], lengths: Array, width: int) -> None:
+        self.places, self.lengths, self.width = places, lengths, width
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        row = torch.zeros(self.width)
+        row[self.places[index]] = self.lengths[index]
+        return (row,)
+
+
+def play(
+    mechanism: MatrixMechanism,
+    owners: npt.NDArray[np.int64],
+    *,
+    spare: int,
+    layers: int,
+    max_grad_norm: float,
+    gradients: Gradients,
+    individual: IndividualFilter | None,
+    seed: int,
+    progress: bool,
+) -> CanaryRun:
+    """Toss the coins, train, and take down what every coordinate releases.
+
+    Args:
+        mechanism: of the run.
+        owners: the canary that each example belongs to, or -1; shape (N,). Examples of a canary
+            have the same gradient, those of nobody have none.
+        spare, layers, max_grad_norm, gradients, individual, seed, progress: see ``run_canaries``.
+    """
+    m = int(owners.max()) + 1
     rng = np.random.default_rng(key(seed, 0))
     included = rng.random(m) < 0.5
     places = rng.permutation(m + spare)
-    rows = torch.zeros(m, m + spare)
-    rows[torch.arange(m), torch.from_numpy(places[:m])] = _STRETCH * max_grad_norm
-    rows[torch.from_numpy(~included)] = 0.0
+    # -1, nobody, takes the last place, with a gradient of zero.
+    lengths = _STRETCH * max_grad_norm * np.append(included, False)[owners]
     model = _Coordinates(m + spare, layers)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -215,7 +280,7 @@ def run_canaries(
     private = PrivacyEngine(accountant="gaussian").make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
-        data=TensorDataset(rows),
+        data=_Gradients(places[owners], lengths, m + spare),
         mechanism=mechanism,
         max_grad_norm=max_grad_norm,
         gradients=gradients,
@@ -267,13 +332,14 @@ def audit_canaries(
         ValueError: if an argument is out of range.
     """
     confidence = checks.number("confidence", confidence, above=0, below=1)
-    game = game_of(mechanism)
     alpha = (1.0 - confidence) / _VERDICTS
+    (game, _), *_ = found.games(mechanism)
     scores = found.scores(mechanism)
     inside, outside = scores[found.included], scores[~found.included]
     even = min(len(inside), len(outside))
     return CanaryAudit(
         canaries=len(scores),
+        who=found.who,
         others=found.others,
         spare=len(found.spare),
         epsilon=epsilon,

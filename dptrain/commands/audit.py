@@ -19,6 +19,7 @@ from dptrain.auditing import (
     audit_mechanism,
     audit_users,
     run_canaries,
+    run_user_canaries,
 )
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
@@ -69,7 +70,7 @@ def add(commands: Any) -> None:
         "--canaries",
         action="store_true",
         help="train once by the real engine on nothing but canaries (clipping, divisor and "
-        "optimizer included), in place of --samples and --runs",
+        "optimizer included), in place of --samples and --runs; with --users users are canaries",
     )
     parser.add_argument(
         "--users",
@@ -166,9 +167,12 @@ def _attached(options: argparse.Namespace, mechanism: MatrixMechanism) -> Matrix
         if options.user is not None:
             raise ValueError(f"--user {options.user} without --users: only users have a number")
         return mechanism
-    if not protects_users or options.canaries:
-        what = "--canaries" if options.canaries else type(scheme).__name__
-        raise ValueError(f"--users with {what}: one game at a time; leave --users out")
+    if not protects_users:
+        raise ValueError(f"--users with {type(scheme).__name__}: leave --users out")
+    if options.canaries and options.user is not None:
+        raise ValueError(
+            f"--user {options.user} with --canaries: many users are canaries; leave one of both out"
+        )
     if options.adjacency not in (None, Adjacency.ZERO_OUT.value):
         raise ValueError(
             f"--adjacency {options.adjacency} with --users: the game is about 'zero_out'; drop it"
@@ -188,7 +192,8 @@ def _by_canaries(
     seed: int,
     stated: dict[str, Any],
 ) -> int:
-    released = run_canaries(mechanism, seed=seed)
+    train = run_canaries if options.users is None else run_user_canaries
+    released = train(mechanism, seed=seed)
     found = audit_canaries(mechanism, released, confidence=options.confidence, **stated)
     print(found)
     write_json(options.json, {"seed": seed, **json.loads(found.to_json())})
@@ -209,7 +214,7 @@ def _check_canaries(
         ValueError: saying what to do instead.
     """
     size = mechanism.scheme.dataset_size
-    if size > _MOST_CANARIES:
+    if options.users is None and size > _MOST_CANARIES:
         raise ValueError(
             f"--canaries with a data set of {size}: all of it would be canaries, and at most "
             f"{_MOST_CANARIES} fit; audit a scheme of the same rate with --dataset-size "

@@ -117,7 +117,9 @@ def test_canaries_go_through_the_engine(tmp_path, capsys):
     plot = tmp_path / "canaries.png"
     assert main([*words, "--json", str(out), "--plot", str(plot)]) == 0
     assert plot.stat().st_size > 10_000
-    assert "1000 canaries, in or out by coins, were all of its data" in capsys.readouterr().out
+    assert (
+        "1000 canaries, in or out by coins, and no gradients but theirs" in capsys.readouterr().out
+    )
     value = json.loads(out.read_text())
     assert (value["seed"], value["canaries"]) == (3, 1000)
     assert 1 < value["one_run"]["epsilon_lower"] < value["epsilon"]
@@ -173,6 +175,18 @@ def test_users_of_a_graph_are_audited(of_users, tmp_path, capsys):
     assert main([*words[:-2], "--epsilon", str(0.6 * value["epsilon"])]) == 1
 
 
+def test_users_are_canaries(of_users, tmp_path, capsys):
+    """Two of them would do with two coins: what is shown is the layout, not the power."""
+    file, users = of_users
+    out, plot = tmp_path / "audit.json", tmp_path / "audit.png"
+    words = ["audit", file, "--users", users, "--canaries", "--delta", "1e-3", "--seed", "3"]
+    assert main([*words, "--json", str(out), "--plot", str(plot)]) == 0
+    value = json.loads(out.read_text())
+    assert value["who"].startswith("users of ")
+    assert f"{value['canaries']} {value['who']}, in or out by coins" in capsys.readouterr().out
+    assert plot.stat().st_size > 10_000
+
+
 def test_a_graph_that_is_missing_or_another_one_is_told(of_users, file, tmp_path, capsys):
     mine, users = of_users
     other = tmp_path / "other.txt"
@@ -180,7 +194,7 @@ def test_a_graph_that_is_missing_or_another_one_is_told(of_users, file, tmp_path
     for words, said in (
         ([mine], "give the graph of its examples as --users"),
         ([mine, "--users", str(other)], "the attribution graph has changed"),
-        ([mine, "--users", users, "--canaries"], "--users with --canaries"),
+        ([mine, "--users", users, "--canaries", "--user", "1"], "--user 1 with --canaries"),
         ([file, "--users", users], "--users with Poisson"),
         ([file, "--user", "1"], "--user 1 without --users"),
     ):

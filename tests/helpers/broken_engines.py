@@ -49,6 +49,7 @@ class Fault:
         mechanism: of the run that is audited.
         spare: coordinates that are nobody's in it.
         power: the chance that the audit fails.
+        run: trains on canaries.
     """
 
     what: str
@@ -57,10 +58,11 @@ class Fault:
     mechanism: MatrixMechanism
     spare: int
     power: Callable[[], float]
+    run: Callable[..., CanaryRun] = run_canaries
 
     def audited(self, seed: int) -> tuple[str, ...]:
         """What a run of the engine, as it is at the moment, contradicts."""
-        found = run_canaries(self.mechanism, spare=self.spare, seed=seed, progress=False)
+        found = self.run(self.mechanism, spare=self.spare, seed=seed, progress=False)
         if self.mechanism.noise_multiplier < _LEGIBLE:
             return drawn_wrongly(self.mechanism, found)
         epsilon, curve = stated(self.mechanism)
@@ -89,8 +91,13 @@ _LEGIBLE = 0.01
 
 def drawn_wrongly(mechanism: MatrixMechanism, found: CanaryRun) -> tuple[str, ...]:
     """What contradicts the scheme in who took part, read from a release of hardly any noise."""
-    taken = np.rint(found.released[found.included]).astype(np.int8)
-    findings = check_participations(game_of(mechanism), taken)
+    taken = np.rint(found.released).astype(np.int8)
+    findings = [
+        finding
+        for game, rows in found.games(mechanism)
+        if found.included[rows].any()
+        for finding in check_participations(game, taken[rows][found.included[rows]])
+    ]
     return tuple(each.what for each in findings if each.p_value < CHANCE / len(findings))
 
 
@@ -206,16 +213,23 @@ def _power_reused() -> float:
 def _power_unseparated() -> float:
     """One pair of participations that are too near is proof."""
     scheme: Any = _MIN_SEP.scheme
-    p, b = scheme.rate, scheme.min_sep
-    free, barred = 1.0, [0.0] * (b - 1)  # chances of no such pair, by the age of the last one
+    return shown_by_one(never_near(scheme.rate, scheme), canaries=scheme.dataset_size)
+
+
+def never_near(p: float, scheme: Any) -> float:
+    """Chance that who takes part with probability p, barred by nothing, never does so too soon."""
+    free, barred = 1.0, [0.0] * (scheme.min_sep - 1)  # by the age of the last participation
     for _ in range(scheme.steps):
         free, barred = (
             (free + barred[-1]) * (1 - p),
             [free * p, *(chance * (1 - p) for chance in barred[:-1])],
         )
-    none = free + sum(barred)
-    # Of each canary: it is out, or it is in and shows nothing.
-    return 1 - ((1 + none) / 2) ** scheme.dataset_size
+    return free + sum(barred)
+
+
+def shown_by_one(none: float, *, canaries: int) -> float:
+    """Chance that a canary is in and shows something, which one does not with chance ``none``."""
+    return 1 - ((1 + none) / 2) ** canaries
 
 
 def _power_unclipped() -> float:

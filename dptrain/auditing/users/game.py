@@ -237,7 +237,7 @@ def user_game(mechanism: MatrixMechanism, user: int | None = None) -> UserGame:
         ValueError: if there is no such user, or no game of the mechanism.
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
-    scheme = _audited(mechanism)
+    scheme = audited_scheme(mechanism)
     lookup = Lookup(scheme.graph)
     if user is None:
         user = most_exposed(scheme, lookup)
@@ -261,6 +261,11 @@ def user_game(mechanism: MatrixMechanism, user: int | None = None) -> UserGame:
                 "have no turn; name another user"
             )
         game = UserGame(**facts, rows=tuple(twins(scheme, lookup, user)))
+    return scored(game)
+
+
+def scored(game: UserGame) -> UserGame:
+    """The game, which says so if its scores are not the exact likelihood ratio."""
     try:
         game.likelihood()
     except NoLikelihood as reason:
@@ -268,7 +273,7 @@ def user_game(mechanism: MatrixMechanism, user: int | None = None) -> UserGame:
     return game
 
 
-def _audited(mechanism: MatrixMechanism) -> UserCyclic | UserMinSep:
+def audited_scheme(mechanism: MatrixMechanism) -> UserCyclic | UserMinSep:
     """The scheme, if there is a game of it.
 
     Raises:

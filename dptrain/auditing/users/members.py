@@ -9,6 +9,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
+from dptrain.core import Array
 from dptrain.sampling import AttributionGraph, UserCyclic, UserMinSep
 
 Rows = npt.NDArray[np.int64]
@@ -95,30 +96,60 @@ class Lookup:
         )
 
 
+def exposure(scheme: UserCyclic | UserMinSep) -> Array:
+    """What a user is likely to lose, up to the order; shape (users,).
+
+    ``UserCyclic``: the mean square of its participations, added up over all steps; 0 if none of its
+    examples is ever drawn. ``UserMinSep``: the number of its examples.
+    """
+    graph = scheme.graph
+    if not isinstance(scheme, UserCyclic):
+        return graph.examples_per_user().astype(np.float64)
+    slots = np.asarray(scheme.partition.slots, dtype=np.int64)
+    chances = np.array([scheme.probability(max(1, size)) for size in scheme.partition.sizes])
+    turns = -(-(scheme.steps - np.arange(scheme.cycle)) // scheme.cycle)
+    owners = graph.members.astype(np.int64)
+    places = np.repeat(slots, np.diff(graph.offsets))
+    drawn = places >= 0
+    cells, counts = np.unique(owners[drawn] * scheme.cycle + places[drawn], return_counts=True)
+    q, k = chances[cells % scheme.cycle], counts.astype(np.float64)
+    squares = np.maximum(turns, 0)[cells % scheme.cycle] * (k * q * (1 - q) + (k * q) ** 2)
+    return np.bincount(cells // scheme.cycle, weights=squares, minlength=graph.users)
+
+
 def most_exposed(scheme: UserCyclic | UserMinSep, lookup: Lookup) -> int:
     """A user who is likely to lose most: the audit's choice where none is named.
 
-    ``UserCyclic``: whose participations have the largest mean square, added up over all steps.
-    ``UserMinSep``: with most examples, and of these with most neighbors outside.
+    Where neighbors are barred, of those with most examples the one with most neighbors outside.
     """
-    graph = scheme.graph
-    sizes = graph.examples_per_user()
-    if isinstance(scheme, UserCyclic):
-        slots = np.asarray(scheme.partition.slots, dtype=np.int64)
-        chances = np.array([scheme.probability(max(1, size)) for size in scheme.partition.sizes])
-        turns = -(-(scheme.steps - np.arange(scheme.cycle)) // scheme.cycle)
-        owners = graph.members.astype(np.int64)
-        places = np.repeat(slots, np.diff(graph.offsets))
-        drawn = places >= 0
-        cells, counts = np.unique(owners[drawn] * scheme.cycle + places[drawn], return_counts=True)
-        q, k = chances[cells % scheme.cycle], counts.astype(np.float64)
-        squares = np.maximum(turns, 0)[cells % scheme.cycle] * (k * q * (1 - q) + (k * q) ** 2)
-        total = np.bincount(cells // scheme.cycle, weights=squares, minlength=graph.users)
-        return int(np.argmax(total))
-    largest = np.flatnonzero(sizes == sizes.max())[:_LOOKED_AT]
-    if graph.is_disjoint or scheme.min_sep == 1:
-        return int(largest[0])
+    found = exposure(scheme)
+    if isinstance(scheme, UserCyclic) or scheme.graph.is_disjoint or scheme.min_sep == 1:
+        return int(np.argmax(found))
+    largest = np.flatnonzero(found == found.max())[:_LOOKED_AT]
     return int(largest[np.argmax(lookup.outside(largest))])
+
+
+def apart(scheme: UserCyclic | UserMinSep, lookup: Lookup, most: int) -> list[int]:
+    """Users no two of whom share an example, the most exposed first, and at most so many.
+
+    All of them may be drawn, and nobody else's batches depend on their coins: where neighbors are
+    barred, they have none outside.
+    """
+    exposed = exposure(scheme)
+    candidates = np.argsort(-exposed, kind="stable")[: np.count_nonzero(exposed)]
+    if isinstance(scheme, UserMinSep) and scheme.min_sep > 1 and not scheme.graph.is_disjoint:
+        candidates = candidates[:_LOOKED_AT]
+        candidates = candidates[lookup.outside(candidates) == 0]
+    used = np.zeros(scheme.graph.examples, dtype=bool)
+    found: list[int] = []
+    for candidate in candidates.tolist():
+        if len(found) == most:
+            break
+        rows = lookup.examples(candidate)
+        if not used[rows].any():
+            used[rows] = True
+            found.append(candidate)
+    return found
 
 
 def twins(scheme: UserCyclic | UserMinSep, lookup: Lookup, user: int) -> list[Rows]:
