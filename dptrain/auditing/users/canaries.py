@@ -48,7 +48,7 @@ class UserCanaryRun(CanaryRun):
             ValueError: if there is none of the mechanism.
         """
         first = user_game(mechanism, self.users[0])
-        lookup = Lookup(first.mechanism.scheme.graph)
+        lookup = Lookup(audited_scheme(mechanism).graph)
         laws: dict[bytes, tuple[UserGame, list[int]]] = {}
         for row, user in enumerate(self.users):
             members = Members(user, lookup.examples(user), groups=())

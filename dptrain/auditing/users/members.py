@@ -114,7 +114,8 @@ def exposure(scheme: UserCyclic | UserMinSep) -> Array:
     cells, counts = np.unique(owners[drawn] * scheme.cycle + places[drawn], return_counts=True)
     q, k = chances[cells % scheme.cycle], counts.astype(np.float64)
     squares = np.maximum(turns, 0)[cells % scheme.cycle] * (k * q * (1 - q) + (k * q) ** 2)
-    return np.bincount(cells // scheme.cycle, weights=squares, minlength=graph.users)
+    users = cells // scheme.cycle
+    return np.bincount(users, weights=squares, minlength=graph.users).astype(np.float64)
 
 
 def most_exposed(scheme: UserCyclic | UserMinSep, lookup: Lookup) -> int:
