@@ -16,16 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import platform
-import tempfile
-import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
@@ -33,6 +28,7 @@ from tqdm import tqdm
 from dptrain import BLT, BandMF, Identity, NoiseOptions, Poisson, PrivacyEngine
 from dptrain.planning import Footprint, footprint
 from dptrain.strategies import Strategy
+from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, state_of, write
 
 MODELS = {"1B": 10**9, "8B": 8 * 10**9, "70B": 70 * 10**9}
 RANKS = (8, 64, 512, 4096)
@@ -91,28 +87,25 @@ class Side:
         """Bytes of the storages that are there between two steps, by the names of the formulas."""
         parameters = list(self.module.parameters())
         noise = self.private.optimizer.noise
-        state = [v for each in self.state.state.values() for v in each.values()]
         return {
-            "parameters": _bytes(parameters),
+            "parameters": bytes_of(parameters),
             "history": noise.buffer_bytes,
-            "row": _bytes(next(noise)),
-            "optimizer": _bytes([v for v in state if v.ndim]),
-            "gradients": _bytes([p.grad for p in parameters if p.grad is not None]),
+            "row": bytes_of(next(noise)),
+            "optimizer": state_of(self.state),
+            "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
         }
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
-    """Of the storages, each counted once."""
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-    return sum(storage.nbytes() for storage in storages.values())
+def measured(rank: int, world: int, folder: str, names: list[str]) -> None:
+    """One process; rank 0 hands the rows of all cases over."""
+    with meeting(rank, world, folder):
+        rows = of_rank(rank, world, folder, names)
+        if rank == 0:
+            hand_over(rows, folder)
 
 
-def measured(rank: int, world: int, names: list[str], folder: str) -> None:
-    """One process; rank 0 writes the rows of all cases."""
-    torch.set_num_threads(1)
-    meeting = pathlib.Path(folder, "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
-    warnings.simplefilter("ignore")
+def of_rank(rank: int, world: int, folder: str, names: list[str]) -> list[dict[str, Any]]:
+    """Formula and measurement of each case; no rows on other ranks than 0."""
     rows = []
     cases = [(name, shard) for name in names for shard in SHARDS]
     for name, shard in tqdm(cases, desc=f"{world} ranks", delay=2, disable=rank > 0):
@@ -149,10 +142,7 @@ def measured(rank: int, world: int, names: list[str], folder: str) -> None:
                     "measured": everybody,
                 }
             )
-    if rank == 0:
-        pathlib.Path(folder, "rows.json").write_text(json.dumps(rows), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def _of_trace(trace: dict[str, Any], world: int) -> tuple[int, int, int]:
@@ -196,11 +186,7 @@ def _given(given: dict[str, Any], index: int) -> int:
 
 def run_ranks(world: int, names: list[str]) -> list[dict[str, Any]]:
     """Formula and measurement of each case, of so many ranks of this machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(measured, args=(world, names, folder), nprocs=world)
-        rows: list[dict[str, Any]] = json.loads(
-            pathlib.Path(folder, "rows.json").read_text(encoding="utf-8")
-        )
+    rows: list[dict[str, Any]] = found_by(measured, world, names)
     return rows
 
 
@@ -281,17 +267,7 @@ def main() -> None:
                 f"{sent:,}, formula {row['formula']['sent']:,}",
                 flush=True,
             )
-    if args.json is not None:
-        value = {
-            "rows": rows,
-            "steps": STEPS,
-            "measured": checked,
-            "device": "cpu",
-            "cores": len(os.sched_getaffinity(0)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write(args.json, rows, steps=STEPS, measured=checked)
     if args.plot is not None:
         plot(rows, args.plot)
 

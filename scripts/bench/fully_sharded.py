@@ -16,20 +16,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import pathlib
-import platform
 import statistics
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Dataset
@@ -37,6 +31,7 @@ from tqdm import tqdm
 
 from dptrain import BandMF, Gradients, Identity, Poisson, PrivacyEngine
 from dptrain.strategies import Strategy
+from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, noise_and_state, write
 
 STEPS, WARM_UP = 1000, 2
 WIDTH, HEADS, VOCABULARY = 768, 12, 50257
@@ -148,7 +143,7 @@ class Ordinary:
     def state(self) -> dict[str, int]:
         """Bytes of the optimizer's state on this rank."""
         held = [v for each in self.optimizer.state.values() for v in each.values()]
-        return {"optimizer": sum(v.to_local().nbytes for v in held if v.ndim)}
+        return {"optimizer": bytes_of(v.to_local() for v in held if v.ndim)}
 
 
 class Private(Ordinary):
@@ -180,13 +175,7 @@ class Private(Ordinary):
 
     def state(self) -> dict[str, int]:
         """Bytes of noise, with a row that is drawn now, and of the optimizer's state."""
-        noise = self.optimizer.noise
-        row = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in next(noise)}
-        state = [v for held in self.adam.state.values() for v in held.values()]
-        return {
-            "noise": noise.buffer_bytes + sum(s.nbytes() for s in row.values()),
-            "optimizer": sum(v.nbytes for v in state if v.ndim),
-        }
+        return noise_and_state(self.optimizer.noise, self.adam)
 
 
 @contextlib.contextmanager
@@ -229,13 +218,16 @@ def _set(functions: dict[str, Any]) -> None:
         setattr(dist, name, function)
 
 
-def measure(rank: int, world: int, name: str, args: argparse.Namespace, folder: str) -> None:
-    """One process; rank 0 writes the row."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world
-    )
-    warnings.simplefilter("ignore")
+def measure(rank: int, world: int, folder: str, name: str, args: argparse.Namespace) -> None:
+    """One process; rank 0 hands the row over."""
+    with meeting(rank, world, folder):
+        row = of_rank(rank, world, name, args)
+        if rank == 0:
+            hand_over(row, folder)
+
+
+def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Both sides' steps, and what all ranks hold and spent."""
     sides: dict[str, Ordinary] = {
         "ordinary": Ordinary(args),
         "private": Private(args, CASES[name], world),
@@ -259,40 +251,35 @@ def measure(rank: int, world: int, name: str, args: argparse.Namespace, folder: 
     held: list[Any] = [None] * world
     mine = {side: each.state() for side, each in sides.items()}
     dist.all_gather_object(held, (mine, work))
-    if rank == 0:
-        size = sum(p.numel() for p in sides["private"].module.parameters())
-        rows = CASES[name].bands if isinstance(CASES[name], BandMF) else 1
-        whole = {"noise": 4 * size * rows, "optimizer": 8 * size}
-        spent = {
-            side: [sum(each) for each in zip(*(one[side] for _, one in held), strict=True)]
-            for side in sides
-        }
-        row = {
-            "strategy": name,
-            "ranks": world,
-            "parameters": size,
-            "layers": args.layers,
-            "examples": args.examples,
-            "length": args.length,
-            "rounds": args.rounds,
-            "whole": whole,
-            "largest": {
-                what: max(one["private"][what] for one, _ in held)
-                for what in ("noise", "optimizer")
-            },
-            "payload_bytes": {side: round(payload[side]) for side in sides},
-            "processor_seconds": {side: statistics.median(spent[side]) for side in sides},
-            "processor_ratio": statistics.median(
-                one / other for one, other in zip(spent["private"], spent["ordinary"], strict=True)
-            ),
-            "clock_seconds": {side: statistics.median(clock[side]) for side in sides},
-            "clock_ratio": statistics.median(
-                one / other for one, other in zip(clock["private"], clock["ordinary"], strict=True)
-            ),
-        }
-        pathlib.Path(folder, "row.json").write_text(json.dumps(row), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    size = sum(p.numel() for p in sides["private"].module.parameters())
+    rows = CASES[name].bands if isinstance(CASES[name], BandMF) else 1
+    whole = {"noise": 4 * size * rows, "optimizer": 8 * size}
+    spent = {
+        side: [sum(each) for each in zip(*(one[side] for _, one in held), strict=True)]
+        for side in sides
+    }
+    return {
+        "strategy": name,
+        "ranks": world,
+        "parameters": size,
+        "layers": args.layers,
+        "examples": args.examples,
+        "length": args.length,
+        "rounds": args.rounds,
+        "whole": whole,
+        "largest": {
+            what: max(one["private"][what] for one, _ in held) for what in ("noise", "optimizer")
+        },
+        "payload_bytes": {side: round(payload[side]) for side in sides},
+        "processor_seconds": {side: statistics.median(spent[side]) for side in sides},
+        "processor_ratio": statistics.median(
+            one / other for one, other in zip(spent["private"], spent["ordinary"], strict=True)
+        ),
+        "clock_seconds": {side: statistics.median(clock[side]) for side in sides},
+        "clock_ratio": statistics.median(
+            one / other for one, other in zip(clock["private"], clock["ordinary"], strict=True)
+        ),
+    }
 
 
 def main() -> None:
@@ -308,9 +295,7 @@ def main() -> None:
     rows = []
     for world in args.ranks:
         for name in CASES:
-            with tempfile.TemporaryDirectory() as folder:
-                torch.multiprocessing.spawn(measure, args=(world, name, args, folder), nprocs=world)
-                row = json.loads(pathlib.Path(folder, "row.json").read_text(encoding="utf-8"))
+            row = found_by(measure, world, name, args)
             rows.append(row)
             whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
             payload = row["payload_bytes"]
@@ -321,15 +306,7 @@ def main() -> None:
                 f"{row['processor_ratio']:.3f} of the processors', {row['clock_ratio']:.3f}",
                 flush=True,
             )
-    if args.json is not None:
-        value = {
-            "rows": rows,
-            "device": "cpu",
-            "cores": len(os.sched_getaffinity(0)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write(args.json, rows)
 
 
 if __name__ == "__main__":

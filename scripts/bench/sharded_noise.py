@@ -12,25 +12,20 @@ device is counted too, where the system tells. Threads are one a rank.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import pathlib
-import platform
 import statistics
-import tempfile
 import time
-import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 from torch.utils.data import TensorDataset
 from tqdm import tqdm
 
 from dptrain import BLT, BandMF, NoiseOptions, Poisson, PrivacyEngine
 from dptrain.strategies import Strategy
+from scripts.bench.ranks import found_by, hand_over, meeting, noise_and_state, write
 
 STEPS = 1000
 EXAMPLES, BATCH = 4096, 32
@@ -79,22 +74,19 @@ class Side:
 
     def memory(self) -> dict[str, int]:
         """Bytes of noise, with a row that is drawn now, and of the optimizer's state."""
-        noise = self.optimizer.noise
-        row = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in next(noise)}
-        state = [v for held in self.state.state.values() for v in held.values()]
-        return {
-            "noise": noise.buffer_bytes + sum(s.nbytes() for s in row.values()),
-            "optimizer": sum(v.nbytes for v in state if v.ndim),
-        }
+        return noise_and_state(self.optimizer.noise, self.state)
 
 
-def measure(rank: int, world: int, rounds: int, name: str, folder: str) -> None:
-    """One process; rank 0 writes the row."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world
-    )
-    warnings.simplefilter("ignore")
+def measure(rank: int, world: int, folder: str, rounds: int, name: str) -> None:
+    """One process; rank 0 hands the row over."""
+    with meeting(rank, world, folder):
+        row = of_rank(rank, world, rounds, name)
+        if rank == 0:
+            hand_over(row, folder)
+
+
+def of_rank(rank: int, world: int, rounds: int, name: str) -> dict[str, Any]:
+    """Both sides' steps, and what all ranks hold."""
     sides = {shard: Side(CASES[name], shard) for shard in ("off", "auto")}
     for side in sides.values():
         for _ in range(WARM_UP):
@@ -111,27 +103,23 @@ def measure(rank: int, world: int, rounds: int, name: str, folder: str) -> None:
     memory = {shard: side.memory() for shard, side in sides.items()}
     held: list[Any] = [None] * world
     dist.all_gather_object(held, memory)
-    if rank == 0:
-        pairs = zip(took["auto"], took["off"], strict=True)
-        size = sum(p.numel() for p in sides["off"].module.parameters())
-        row = {
-            "strategy": name,
-            "ranks": world,
-            "parameters": size,
-            "rounds": rounds,
-            "whole": held[0]["off"],
-            "largest": {
-                what: max(one["auto"][what] for one in held) for what in ("noise", "optimizer")
-            },
-            "payload_bytes": round(2 * 4 * size * (world - 1) / world),
-            "loopback_bytes": {shard: round(sent[shard] / rounds / world) for shard in sides},
-            "seconds": {shard: statistics.median(took[shard]) for shard in sides},
-            "ratio": statistics.median(one / other for one, other in pairs),
-            "ratio_of_totals": sum(took["auto"]) / sum(took["off"]),
-        }
-        pathlib.Path(folder, "row.json").write_text(json.dumps(row), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    pairs = zip(took["auto"], took["off"], strict=True)
+    size = sum(p.numel() for p in sides["off"].module.parameters())
+    return {
+        "strategy": name,
+        "ranks": world,
+        "parameters": size,
+        "rounds": rounds,
+        "whole": held[0]["off"],
+        "largest": {
+            what: max(one["auto"][what] for one in held) for what in ("noise", "optimizer")
+        },
+        "payload_bytes": round(2 * 4 * size * (world - 1) / world),
+        "loopback_bytes": {shard: round(sent[shard] / rounds / world) for shard in sides},
+        "seconds": {shard: statistics.median(took[shard]) for shard in sides},
+        "ratio": statistics.median(one / other for one, other in pairs),
+        "ratio_of_totals": sum(took["auto"]) / sum(took["off"]),
+    }
 
 
 def loopback() -> int:
@@ -149,11 +137,7 @@ def main() -> None:
     rows = []
     for world in args.ranks:
         for name in CASES:
-            with tempfile.TemporaryDirectory() as folder:
-                torch.multiprocessing.spawn(
-                    measure, args=(world, args.rounds, name, folder), nprocs=world
-                )
-                row = json.loads(pathlib.Path(folder, "row.json").read_text(encoding="utf-8"))
+            row = found_by(measure, world, args.rounds, name)
             rows.append(row)
             whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
             print(
@@ -163,15 +147,7 @@ def main() -> None:
                 f"{row['loopback_bytes']['off'] / 2**20:.1f}; time {row['ratio']:.3f}",
                 flush=True,
             )
-    if args.json is not None:
-        value = {
-            "rows": rows,
-            "device": "cpu",
-            "cores": len(os.sched_getaffinity(0)),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    write(args.json, rows)
 
 
 if __name__ == "__main__":
