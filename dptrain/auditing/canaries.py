@@ -31,6 +31,7 @@ from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 
 _STRETCH = 4.0  # norm of a canary's gradient over the clipping norm
+FEWEST = 8  # canaries, half of whom in the best case are in: counting takes 4 of either kind
 _VERDICTS = 4  # ε by one run, the curve by one run, the curve by counting, and the noise
 
 
@@ -219,6 +220,7 @@ def run_canaries(
     m = mechanism.scheme.dataset_size
     spare = checks.integer("spare", spare, minimum=2)
     layers = checks.integer("layers", layers, maximum=m + spare)
+    seed = checks.integer("seed", seed, minimum=0)
     return play(
         mechanism,
         np.arange(m),
@@ -264,9 +266,11 @@ def play(
     Args:
         mechanism: of the run.
         owners: the canary that each example belongs to, or -1; shape (N,). Examples of a canary
-            have the same gradient, those of nobody have none.
+            have the same gradient, those of nobody have none. Canaries whose draws differ in law
+            are to be numbered at random: ``count`` halves them in this order.
         spare, layers, max_grad_norm, gradients, individual, seed, progress: see ``run_canaries``.
     """
+    max_grad_norm = checks.number("max_grad_norm", max_grad_norm, above=0)
     m = int(owners.max()) + 1
     rng = np.random.default_rng(key(seed, 0))
     included = rng.random(m) < 0.5
@@ -329,14 +333,27 @@ def audit_canaries(
         confidence: chance that an engine that is right passes.
 
     Raises:
-        ValueError: if an argument is out of range.
+        ValueError: if an argument is out of range, the run is not of the mechanism, or too few
+            canaries are in, or out.
     """
+    checks.instance("mechanism", mechanism, MatrixMechanism)
+    checks.instance("found", found, CanaryRun)
+    if found.released.shape[1] != mechanism.steps:
+        raise ValueError(
+            f"found has {found.released.shape[1]} steps and mechanism {mechanism.steps}: give the "
+            "mechanism that ran"
+        )
     confidence = checks.number("confidence", confidence, above=0, below=1)
     alpha = (1.0 - confidence) / _VERDICTS
     (game, _), *_ = found.games(mechanism)
     scores = found.scores(mechanism)
     inside, outside = scores[found.included], scores[~found.included]
     even = min(len(inside), len(outside))
+    if even < FEWEST // 2:
+        raise ValueError(
+            f"{len(inside)} of {len(scores)} canaries are in, and counting takes {FEWEST // 2} of "
+            "either kind: use more canaries, or another seed, of whose coins this is a matter"
+        )
     return CanaryAudit(
         canaries=len(scores),
         who=found.who,

@@ -2,7 +2,8 @@
 
 The examples of a canary have one coordinate of the model together, and one coin says whether all of
 them have a gradient. No two canaries share an example, so that taking one out is what the guarantee
-is about, whatever the others' coins say.
+is about, whatever the others' coins say. Laws of their draws differ, and those that are in are not
+those that are out: canaries are numbered in random order, so that both are samples of one crowd.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.auditing.canaries import CanaryRun, play
+from dptrain.auditing.canaries import FEWEST, CanaryRun, play
+from dptrain.auditing.draws import key
 from dptrain.auditing.laws import Game
-from dptrain.auditing.users.game import UserGame, audited_scheme, scored, user_game
+from dptrain.auditing.users.game import UserGame, audited_scheme, scored
 from dptrain.auditing.users.members import Lookup, Members, apart
+from dptrain.auditing.whitening import whitening_matrix
 from dptrain.core import checks
 from dptrain.engine import Gradients
 from dptrain.mechanism import MatrixMechanism
@@ -27,7 +30,7 @@ class UserCanaryRun(CanaryRun):
     """What one run with users as canaries released.
 
     Attributes:
-        users: the number of each canary in the graph, shape (m,).
+        users: the number of each canary in the graph, in random order, shape (m,).
         examples: how many examples each has, shape (m,).
     """
 
@@ -45,14 +48,26 @@ class UserCanaryRun(CanaryRun):
         """A game for each law of draws, and the canaries who follow it.
 
         Raises:
-            ValueError: if there is none of the mechanism.
+            ValueError: if there is none of the mechanism, or its graph is another one.
         """
-        first = user_game(mechanism, self.users[0])
-        lookup = Lookup(audited_scheme(mechanism).graph)
+        scheme = audited_scheme(mechanism)
+        sizes = scheme.graph.examples_per_user()
+        if max(self.users) >= len(sizes) or tuple(sizes[list(self.users)]) != self.examples:
+            raise ValueError(
+                f"mechanism: users of its graph ({len(sizes)} users) have not as many examples as "
+                "the canaries of the run: give the mechanism that ran"
+            )
+        lookup, matrix = Lookup(scheme.graph), whitening_matrix(mechanism)
         laws: dict[bytes, tuple[UserGame, list[int]]] = {}
         for row, user in enumerate(self.users):
-            members = Members(user, lookup.examples(user), groups=())
-            game = dataclasses.replace(first, members=members, inexact="")
+            mine = lookup.examples(user)
+            game = UserGame(
+                mechanism=mechanism,
+                matrix=matrix,
+                scheme=scheme,
+                members=Members(user, mine, groups=()),
+                rows=(mine,),
+            )
             laws.setdefault(game.coins().examples.tobytes(), (game, []))[1].append(row)
         return [(scored(game), np.array(rows)) for game, rows in laws.values()]
 
@@ -72,8 +87,9 @@ def run_user_canaries(
 
     Args:
         mechanism: with ``UserCyclic`` or ``UserMinSep``, the edges of its graph, and σ > 0.
-        canaries: the most users; those who are likely to lose most, if there are more of whom no
-            two share an example. Where neighbors are barred, users who share none with anybody.
+        canaries: the most users, at least 8; those who are likely to lose most, if there are more
+            of whom no two share an example. Where neighbors are barred, users who share none with
+            anybody.
         spare: k, coordinates without a canary.
         layers: of the model; canaries lie in all of them.
         max_grad_norm: R.
@@ -82,16 +98,20 @@ def run_user_canaries(
         progress: show a bar.
 
     Raises:
-        ValueError: if there is no game of the mechanism (``user_game``), fewer than two such users,
-            or an argument is out of range.
+        TypeError: if an argument is of another type.
+        ValueError: if there is no game of the mechanism (as of ``user_game``), fewer than 8 such
+            users, or an argument is out of range.
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
     scheme = audited_scheme(mechanism)
-    canaries = checks.integer("canaries", canaries, minimum=2)
+    canaries = checks.integer("canaries", canaries, minimum=FEWEST)
     spare = checks.integer("spare", spare, minimum=2)
+    seed = checks.integer("seed", seed, minimum=0)
     lookup = Lookup(scheme.graph)
-    users = apart(scheme, lookup, canaries)
-    if len(users) < 2:
+    # In the order of their exposure the halves that ``count`` makes would be of different users.
+    rng = np.random.default_rng(key(seed, 2))
+    users: list[int] = rng.permutation(apart(scheme, lookup, canaries)).tolist()
+    if len(users) < FEWEST:
         shared = isinstance(scheme, UserMinSep) and scheme.min_sep > 1
         reason = (
             f"share no example with anybody, and with min_sep={scheme.min_sep} the draws of a user "
@@ -99,8 +119,10 @@ def run_user_canaries(
             if shared
             else "share no example with each other"
         )
-        raise ValueError(f"{len(users)} users of the graph could be canaries, who {reason}")
-    user_game(mechanism, users[0])
+        raise ValueError(
+            f"{len(users)} users of the graph could be canaries, who {reason}. An audit takes "
+            f"{FEWEST}, and to show much it takes hundreds"
+        )
     layers = checks.integer("layers", layers, maximum=len(users) + spare)
     owners, sizes = np.full(scheme.dataset_size, -1), []
     for number, user in enumerate(users):

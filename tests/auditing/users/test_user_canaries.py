@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, norm
+from scipy.stats import binom, hypergeom, norm
 
 from dptrain import account, profile
 from dptrain.auditing import StatedCurve, audit_canaries, run_user_canaries, whitening_matrix
@@ -70,7 +71,7 @@ def slot_counts(mechanism, mine):
 
 def test_canaries_share_no_example_and_nobody_else_could_be_one():
     rng = np.random.default_rng(0)
-    lists = [sorted(set(rng.integers(40, size=rng.integers(1, 4)).tolist())) for _ in range(120)]
+    lists = [sorted(set(rng.integers(100, size=rng.integers(1, 4)).tolist())) for _ in range(120)]
     mechanism = in_slots(lists, steps=4, sigma=2.0)
     found = run_user_canaries(mechanism, seed=1, progress=False)
     sets = {user: examples_of(lists, user) for user in range(mechanism.scheme.graph.users)}
@@ -82,21 +83,67 @@ def test_canaries_share_no_example_and_nobody_else_could_be_one():
     for user in set(sets) - set(found.users):
         mine = sets[user]
         assert mine & together or not any(k for k, _ in slot_counts(mechanism, mine)), user
-    few = run_user_canaries(mechanism, canaries=3, seed=1, progress=False)
-    assert few.users == found.users[:3]
-    assert few.released.shape == (3, 4)
+    few = run_user_canaries(mechanism, canaries=9, seed=1, progress=False)
+    assert len(set(few.users)) == 9
+    assert set(few.users) < set(found.users)
+    assert few.released.shape == (9, 4)
+
+
+def test_exposure_says_nothing_about_the_order():
+    """Of 300 canaries 100 have three examples: in any half there are about 50 of them."""
+    sizes = [3] * 100 + [1] * 200
+    graph = AttributionGraph.from_lists([[u] for u, k in enumerate(sizes) for _ in range(k)])
+    mechanism = separated(graph, steps=2, b=1)
+    found, other = (run_user_canaries(mechanism, seed=s, progress=False) for s in (1, 2))
+    assert sorted(found.examples) == sorted(sizes)
+    assert found.users != other.users
+    low, high = hypergeom.ppf([1e-9, 1 - 1e-9], 300, 100, 150)
+    for run in (found, other):
+        assert low <= run.examples[:150].count(3) <= high
+        assert [sizes[user] for user in run.users] == list(run.examples)
+
+
+def test_a_true_statement_about_unequal_users_passes():
+    """Two examples of half of the users, hardly any noise: numbered by exposure 8% failed here.
+
+    A user is given away exactly if one of its coins comes up, with a chance of δ.
+    """
+    sizes, p, sigma = [2] * 500 + [1] * 500, 0.002, 0.05
+    graph = AttributionGraph.from_lists([[u] for u, k in enumerate(sizes) for _ in range(k)])
+    scheme = UserMinSep(graph=graph, probability=p, min_sep=1, steps=1, batch_size=3)
+    mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
+    # Noise passes one half in one of 1e23 draws.
+    delta = 1 - (1 - p) ** 2 + 1e-9
+    at = np.array([delta])
+    curve = StatedCurve(epsilon=np.zeros(1), remove=at, add=at)
+    found = run_user_canaries(mechanism, spare=2, seed=3, progress=False)
+    rng, failed, runs = np.random.default_rng(4), 0, 40
+    for _ in range(runs):
+        included = rng.random(1000) < 0.5
+        taken = rng.binomial(found.examples, p) * included
+        noise = rng.normal(0, sigma, (1002, 1))
+        played = dataclasses.replace(
+            found,
+            included=included,
+            released=taken[:, None] + noise[:1000],
+            spare=noise[1000:],
+        )
+        failed += audit_canaries(
+            mechanism, played, epsilon=1.0, delta=delta, curve=curve
+        ).counted.violated
+    assert failed <= binom.ppf(1 - 1e-6, runs, 0.01 / 4)
 
 
 def test_a_coin_is_about_all_examples_of_a_user():
     """Every slot whole in every turn: what is released is how many examples the user has there."""
-    lists = [[e // 3, 50 + e % 5] for e in range(60)]
+    lists = [[e // 3, 50 + e % 10] for e in range(60)]
     partition = GraphPartition.from_slots(
         AttributionGraph.from_lists(lists), np.arange(60) % 2, cycle=2
     )
     scheme = UserCyclic(partition=partition, batch_size=30, steps=4)
     mechanism = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1e-3)
     found = run_user_canaries(mechanism, max_grad_norm=0.3, seed=3, progress=False)
-    assert len(found.users) >= 5
+    assert len(found.users) >= 8
     assert 0 < np.count_nonzero(found.included) < len(found.users)
     for user, included, released in zip(found.users, found.included, found.released, strict=True):
         mine = examples_of(lists, user)
@@ -121,6 +168,29 @@ def test_each_canary_is_scored_by_the_law_of_its_own_draws():
             chance = math.prod(binom.pmf(j, k, q) for j, (k, q) in zip(x, steps, strict=True))
             ratio += chance * math.exp((y @ mean - mean @ mean / 2) / sigma**2)
         assert score == pytest.approx(math.log(ratio), abs=1e-9), user
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_how_often_a_test_speaks_among_random_users(seed):
+    """The law of Theorem 19.10: real zeros, and tails that the binomial law of the mean bounds."""
+    rng = np.random.default_rng(seed)
+    size, n = 9, 4
+    p = rng.beta(0.3, 0.3, size)
+    law = np.zeros(n + 1)
+    for some in itertools.combinations(range(size), n):
+        one = np.ones(1)
+        for u in some:
+            one = np.convolve(one, [1 - p[u], p[u]])
+        law += one / math.comb(size, n)
+    roots = np.roots(law[::-1])
+    assert np.abs(roots.imag).max() < 1e-6 * np.abs(roots).max()
+    mean = p.mean()
+    assert law @ np.arange(n + 1) == pytest.approx(n * mean, rel=1e-12)
+    for k in range(n + 1):
+        if k >= n * mean + 1:
+            assert law[k:].sum() <= binom.sf(k - 1, n, mean) + 1e-12
+        if k <= n * mean - 1:
+            assert law[: k + 1].sum() <= binom.cdf(k, n, mean) + 1e-12
 
 
 def rates_by_simulation(scheme, mine, runs, seed):
@@ -253,9 +323,37 @@ def test_who_cannot_be_a_canary_is_said(scheme, message):
 
 
 def test_arguments_are_checked():
-    mechanism = separated(own(5, 2))
-    for name, value in [("canaries", 1), ("spare", 1), ("layers", 5 + 3)]:
-        with pytest.raises(ValueError, match=f"{name}"):
+    mechanism = separated(own(9, 2))
+    for name, value in [
+        ("canaries", 7),
+        ("spare", 1),
+        ("layers", 9 + 3),
+        ("seed", -1),
+        ("max_grad_norm", 0.0),
+    ]:
+        with pytest.raises(ValueError, match=f"{name}={value}"):
             run_user_canaries(mechanism, **{"spare": 2, name: value}, progress=False)
     with pytest.raises(ValueError, match="noise_multiplier=0"):
         run_user_canaries(mechanism.with_noise(0.0), progress=False)
+    with pytest.raises(TypeError, match="max_grad_norm='1'"):
+        run_user_canaries(mechanism, max_grad_norm="1", progress=False)
+
+
+def test_a_run_is_judged_by_its_own_mechanism():
+    mechanism = separated(own(20, 2), steps=4)
+    found = run_user_canaries(mechanism, spare=2, seed=1, progress=False)
+    others = {
+        "steps and mechanism 5": separated(own(20, 2), steps=5),
+        r"\(20 users\) have not as many": separated(own(20, 3), steps=4),
+        r"\(9 users\)": separated(own(9, 2), steps=4),
+    }
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=message):
+            audit_canaries(other, found, epsilon=1.0, delta=1e-3)
+
+
+def test_too_few_of_either_kind_are_told():
+    found = run_user_canaries(separated(own(20, 2), steps=4), spare=2, seed=1, progress=False)
+    few = dataclasses.replace(found, included=np.arange(20) < 3)
+    with pytest.raises(ValueError, match="3 of 20 canaries are in, and counting takes 4"):
+        audit_canaries(separated(own(20, 2), steps=4), few, epsilon=1.0, delta=1e-3)
