@@ -112,8 +112,10 @@ def check_participations(game: Game, taken: Array) -> list[Finding]:
             (m, n).
 
     Returns:
-        A finding of p-value 0 for what the scheme excludes, and one for the oddest step's number of
-        participations (binomial), where the scheme is one whose rates are known.
+        A finding of p-value 0 for what the scheme excludes, and where the scheme is one whose rates
+        are known, one for the oddest step's number of participations. Where steps are independent
+        there is one for participations in both of two neighboring turns, and for users one for how
+        often several of their examples come together. All counts are binomial.
     """
     scheme = game.scheme
     found = []
@@ -137,10 +139,7 @@ def check_participations(game: Game, taken: Array) -> list[Finding]:
     if (rates := game.rates()) is None:
         return found
     counts = present.sum(axis=0)
-    values = [
-        binomtest(int(k), len(taken), float(rate)).pvalue
-        for k, rate in zip(counts, rates, strict=True)
-    ]
+    values = [_binomial(k, len(taken), rate) for k, rate in zip(counts, rates, strict=True)]
     worst = int(np.argmin(values))
     found.append(
         Finding(
@@ -149,4 +148,42 @@ def check_participations(game: Game, taken: Array) -> list[Finding]:
             p_value=min(1.0, float(values[worst]) * len(rates)),
         )
     )
+    turns = np.flatnonzero(rates)
+    if game.forgetful and len(turns) > 1:
+        first, second = turns[: len(turns) // 2 * 2].reshape(-1, 2).T
+        both = (present[:, first] & present[:, second]).sum(axis=0)
+        found.append(
+            _by_chance(
+                both,
+                np.full(len(both), len(taken)),
+                rates[first] * rates[second],
+                f"{game.who} take part in both of two turns {{hits}} times of {{of}}",
+            )
+        )
+    if (more := game.several()) is not None and (more > 0).any():
+        found.append(
+            _by_chance(
+                (taken > 1).sum(axis=0),
+                counts,
+                more,
+                f"{game.who} who take part do so with several examples {{hits}} times of {{of}}",
+            )
+        )
     return found
+
+
+def _by_chance(hits: Array, of: Array, chances: Array, what: str) -> Finding:
+    """Of counts that add up where their chances are equal, the oddest."""
+    oddest, kinds = Finding(what=what.format(hits=0, of=0), p_value=1.0), np.unique(chances)
+    for chance in kinds:
+        alike = chances == chance
+        k, n = int(hits[alike].sum()), int(of[alike].sum())
+        p = min(1.0, _binomial(k, n, chance) * len(kinds)) if n else 1.0
+        if p <= oddest.p_value:
+            text = f"{what.format(hits=k, of=n)}, expected are {n * chance:.1f}"
+            oddest = Finding(what=text, p_value=p)
+    return oddest
+
+
+def _binomial(hits: int, of: int, chance: float) -> float:
+    return float(binomtest(int(hits), int(of), min(1.0, float(chance))).pvalue)

@@ -121,6 +121,15 @@ class Game:
         """The chance of x_t > 0 of every step, shape (n,); ``None`` if it is not known."""
         return step_rates(self.scheme)
 
+    @property
+    def forgetful(self) -> bool:
+        """Whether participations in different steps are independent of each other."""
+        return isinstance(self.scheme, Poisson | CyclicPoisson)
+
+    def several(self) -> Array | None:
+        """The chance of x_t > 1 given x_t > 0, shape (n,); ``None`` if it is not known or 0."""
+        return None
+
     def play(self, count: int, seeds: tuple[int, int, int]) -> Played:
         """Runs with whoever is audited, and as many without.
 

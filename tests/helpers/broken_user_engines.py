@@ -6,10 +6,15 @@ import contextlib
 from typing import Any
 from unittest import mock
 
+import numpy as np
+from scipy.stats import binom, binomtest
+
 from dptrain import BandMF, Identity, MatrixMechanism, Poisson
 from dptrain.auditing import power_against_scaled_noise, run_user_canaries
 from dptrain.sampling import AttributionGraph, UserCyclic, UserMinSep
-from tests.helpers.broken_engines import VERDICT, Fault, never_near, quieter, shown_by_one
+from dptrain.sampling.users.user_cyclic import UserCyclicStream
+from dptrain.sampling.users.user_min_sep import UserMinSepStream
+from tests.helpers.broken_engines import CHANCE, VERDICT, Fault, never_near, quieter, shown_by_one
 
 K, USERS, SPARE = 4, 200, 2000
 LEGIBLE = 0.001  # σ beside which participations can be read
@@ -44,6 +49,16 @@ CYCLIC = MatrixMechanism(
 )
 
 
+# Few enough take part in a turn for it to matter that they are the same ones in the next.
+TURNS = MatrixMechanism(
+    scheme=UserCyclic.for_batch_size(
+        graph=own(600), batch_size=60, cycle=4, steps=16, method="greedy"
+    ),
+    strategy=Identity(),
+    noise_multiplier=LEGIBLE,
+)
+
+
 def users_ignored() -> contextlib.AbstractContextManager[Any]:
     """Batches are drawn from all examples, whichever users they are of."""
 
@@ -66,6 +81,31 @@ def unseparated() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(UserMinSep, "stream", stream)
 
 
+def one_coin() -> contextlib.AbstractContextManager[Any]:
+    """A user's examples come up together, as often as one of them at least should."""
+    whole = UserMinSepStream._sample
+
+    def sample(stream: UserMinSepStream) -> Any:
+        users = np.unique(whole(stream) // K)
+        return (users[:, None] * K + np.arange(K)).ravel()
+
+    return mock.patch.object(UserMinSepStream, "_sample", sample)
+
+
+def repeated() -> contextlib.AbstractContextManager[Any]:
+    """A slot has the same batch in every turn."""
+    whole = UserCyclicStream._draw
+
+    def draw(stream: UserCyclicStream) -> Any:
+        batches = stream.__dict__.setdefault("batches", {})
+        slot = stream.step % stream._scheme.cycle
+        if slot not in batches:
+            batches[slot] = whole(stream)
+        return batches[slot]
+
+    return mock.patch.object(UserCyclicStream, "_draw", draw)
+
+
 def canaries() -> int:
     """How many users of ``CYCLIC`` are canaries at least: one takes away its 2k neighbors."""
     return 3 * USERS // (2 * K + 1)
@@ -85,6 +125,42 @@ def _power_users_ignored() -> float:
 def _power_unseparated() -> float:
     scheme: Any = MIN_SEP.scheme
     return shown_by_one(never_near(1 - (1 - scheme.probability) ** K, scheme), canaries=USERS)
+
+
+def least(trials: int, chance: float, alpha: float) -> int:
+    """The fewest hits above what is expected whose two-sided binomial p-value is below alpha."""
+    hits = range(int(trials * chance) + 1, trials + 1)
+    return next(k for k in hits if binomtest(k, trials, chance).pvalue < alpha)
+
+
+def _power_one_coin() -> float:
+    """Of canaries that are in and take part in a step t = 0, b, 2b, …; all do so with K examples.
+
+    Whether one takes part in these steps is independent: it is a matter of b steps of coins each.
+    """
+    scheme: Any = MIN_SEP.scheme
+    counts = binom.pmf([0, 1], K, scheme.probability)
+    several = (1 - counts.sum()) / (1 - counts[0])
+    rate = (1 - counts[0]) * counts[0] ** (scheme.min_sep - 1)
+    once = 1 - (1 - rate) ** (scheme.steps // scheme.min_sep)
+    needed = next(n for n in range(1, USERS) if several**n < CHANCE / 3)
+    return float(binom.sf(needed - 1, USERS, once / 2))
+
+
+def _power_repeated() -> float:
+    """In one of the slots; of its users some are in, who take part in both turns of all pairs."""
+    scheme: Any = TURNS.scheme
+    pairs, users = scheme.steps // scheme.cycle // 2, min(scheme.partition.sizes) // K
+    rate = 1 - (1 - scheme.batch_size / max(scheme.partition.sizes)) ** K
+    found = 0.0
+    for inside in range(1, users + 1):
+        findings = 4 * scheme.cycle
+        try:
+            needed = -(-least(pairs * inside, rate**2, CHANCE / findings) // pairs)
+        except StopIteration:
+            continue
+        found += binom.pmf(inside, users, 0.5) * binom.sf(needed - 1, inside, rate)
+    return float(1 - (1 - found) ** scheme.cycle)
 
 
 USER_FAULTS = {
@@ -113,6 +189,24 @@ USER_FAULTS = {
         mechanism=MIN_SEP.with_noise(LEGIBLE),
         spare=2,
         power=_power_unseparated,
+        run=run_user_canaries,
+    ),
+    "one coin": Fault(
+        what="examples of a user come up together",
+        found_by="how many of them do, read from a run with hardly any noise",
+        broken=one_coin,
+        mechanism=MIN_SEP.with_noise(LEGIBLE),
+        spare=2,
+        power=_power_one_coin,
+        run=run_user_canaries,
+    ),
+    "repeated": Fault(
+        what="a slot of users has the same batch in every turn",
+        found_by="who took part twice, read from a run with hardly any noise",
+        broken=repeated,
+        mechanism=TURNS,
+        spare=2,
+        power=_power_repeated,
         run=run_user_canaries,
     ),
 }

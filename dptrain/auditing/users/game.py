@@ -103,6 +103,23 @@ class UserGame(Game):
         """The chance of x_t > 0, neighbors regarded; ``None`` if it is not known."""
         return self.mean()
 
+    @property
+    def forgetful(self) -> bool:
+        """Where nobody is barred every step has coins of its own."""
+        return self.coins().min_sep == 1
+
+    def several(self) -> Array | None:
+        """The chance of x_t > 1 given x_t > 0: coins are tossed for each example by itself.
+
+        Whether the user is barred says nothing of how many of its coins come up in another step.
+        """
+        coins = self.coins()
+        found = np.zeros(coins.steps)
+        for t in np.flatnonzero(coins.examples):
+            none, one = coins.counts(t)[:2]
+            found[t] = (1.0 - none - one) / (1.0 - none)
+        return found
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NeighborGame(UserGame):
@@ -132,6 +149,10 @@ class NeighborGame(UserGame):
     def denser(self) -> list[Scheme]:
         """None: nothing is weighted."""
         return []
+
+    def several(self) -> Array | None:
+        """Not known: some of the user's examples may be barred and others not."""
+        return None
 
     def rates(self) -> Array | None:
         """The chance of x_t > 0 under exclusion by sampled examples.
