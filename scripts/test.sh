@@ -43,6 +43,7 @@ quick)
 *) set -- -m "not slow" "$@" ;;
 esac
 status=0
-"$PYTHON" -m pytest -n "${DPTRAIN_TEST_WORKERS:-2}" "$@" || status=$?
+# Each worker begins with tests that are next to each other: what a module sets up, it sets up once.
+"$PYTHON" -m pytest -n "${DPTRAIN_TEST_WORKERS:-2}" --dist worksteal "$@" || status=$?
 echo "test: $((SECONDS / 60)) min $((SECONDS % 60)) s after the set-up"
 exit "$status"

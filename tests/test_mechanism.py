@@ -48,6 +48,7 @@ def test_hash_is_sha256_of_the_documented_text():
     assert MECHANISMS[0].hash == hashlib.sha256(text.encode()).hexdigest()
 
 
+@pytest.mark.slow
 def test_hash_is_the_same_in_another_process():
     code = (
         "import sys; from dptrain.mechanism import MatrixMechanism as M\n"

@@ -51,6 +51,7 @@ def test_no_place_is_before_its_step_and_there_are_twenty_at_most(of):
     assert len(set(places)) <= 21
 
 
+@pytest.mark.slow
 def test_the_cost_of_poisson_steps_is_that_of_dp_accounting():
     p, sigma, n = 0.02, 0.9, 200
     mechanism, plan = planned(Poisson(probability=p, dataset_size=5000, steps=n), Identity(), sigma)
@@ -93,6 +94,7 @@ def test_whole_epochs_against_every_pattern():
         assert found < plan.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "strategy"),
     [

@@ -81,6 +81,7 @@ def test_what_is_released_is_the_game(scheme, strategy):
     assert abs(outside.mean()) < 6 * 3.0 / np.sqrt(outside.size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_broken_is_found(name):
     """At a chance of a millionth that what is right fails."""

@@ -25,6 +25,7 @@ def test_no_error_in_m_runs_leaves_the_known_bound():
     assert least_probability(100, 100, 0.05) == pytest.approx(0.05 ** (1 / 100))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heavy", [False, True])
 def test_means_are_seldom_overestimated(heavy):
     """Of terms with heavy tails as well, 2000 times: 6 sigma above the stated chance at most."""

@@ -137,6 +137,7 @@ def test_cancelling_positions_do_not_escape_clipping(mode, scale):
     assert 0 < found <= 0.1 * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("layer", ["convolution", "normalisation"])
 def test_other_layers_with_long_gradients(layer, mode):

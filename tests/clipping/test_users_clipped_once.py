@@ -482,6 +482,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_parts_of_about_the_same_size_are_the_whole(name):
     """Records of 1 to 9 rows in five parts, against the sums of gradients that are all formed."""

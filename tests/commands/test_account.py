@@ -190,6 +190,7 @@ def test_no_figure_of_a_profile_is_minus_zero(capsys):
     assert "-0" not in capsys.readouterr().out.split("| remove")[-1].replace("e-0", "")
 
 
+@pytest.mark.slow
 def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
     folder = tmp_path / "certificates"
     command = [
@@ -214,6 +215,7 @@ def test_interrupted_certificate_exits_with_130_and_can_be_continued(tmp_path):
     assert kept.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_add_or_remove_needs_no_number_of_examples(tmp_path, capsys):
     """The nominal size stands for N, in epochs and in p, and nothing else is told or read."""
     told = []
@@ -236,6 +238,7 @@ def test_add_or_remove_needs_no_number_of_examples(tmp_path, capsys):
     assert "nominal_size=" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_configuration_is_not_asked_about_what_it_says(tmp_path, capsys):
     """Targets, noise and accountant of the privacy group; flags take precedence."""
     config = tmp_path / "run.yaml"

@@ -95,6 +95,7 @@ def test_unknown_command():
     assert error.value.code == 2
 
 
+@pytest.mark.slow
 def test_runs_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "dptrain", *SMALL, "--no-time"],
@@ -122,6 +123,7 @@ def test_a_plan_says_what_is_best_while_it_grows(capsys):
     assert "best so far: " not in said.out
 
 
+@pytest.mark.slow
 def test_an_interrupted_plan_prints_what_it_has(tmp_path, capsys, monkeypatch):
     from dptrain.planning import comparison
 

@@ -43,6 +43,7 @@ def test_the_list_of_commands_has_an_example_that_leads_on(capsys):
     assert set(COMMANDS) < set(listed.split(","))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [pytest.param(each, marks=[pytest.mark.slow] * (each == "plan")) for each in COMMANDS],
@@ -60,6 +61,7 @@ def test_examples_of_the_command_line_run(capsys, tmp_path, monkeypatch, command
         assert all(pathlib.Path(name).stat().st_size for name in written)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["open", "add", "show", "check"])
 def test_examples_of_a_ledger_run(capsys, tmp_path, monkeypatch, action):
     lines = examples(capsys, main, "odometer", action)

@@ -87,6 +87,7 @@ def test_gaussians_fill_the_total(tmp_path, written, opened, capsys):
     assert other == pytest.approx(gaussian.epsilon(1e-4 - DELTA / 2, total), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_a_sampled_run_is_charged_less_than_without_sampling(tmp_path, written, opened, capsys):
     """Next to its own ε at the same δ; more d, less μ; and a run that is over is told apart."""
     ledger = opened()
@@ -251,6 +252,7 @@ def test_what_was_changed_is_noticed(ledger_of_three, capsys):
     assert "line 4 is not complete" in told
 
 
+@pytest.mark.slow
 def test_writers_at_the_same_time_take_turns(ledger_of_three):
     small = read_ledger(ledger_of_three).entries[0]
     count = 24

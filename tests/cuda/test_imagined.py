@@ -27,6 +27,7 @@ def there(given):
     return [Elsewhere(v) if isinstance(v, torch.Tensor) else v for v in given]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=31)
 @pytest.mark.parametrize(
     ("name", "check"),

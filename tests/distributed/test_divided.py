@@ -13,6 +13,7 @@ from tests.helpers import distributed_shards as runs
 from tests.helpers.engine import flat, train
 
 WORLDS = (2, 4)
+EACH = [2, pytest.param(4, marks=pytest.mark.slow)]
 # float32 sums of four ranks' shares in another order than one process's, over six steps.
 TOLERANCE = 1e-5
 
@@ -33,12 +34,16 @@ def found(folder):
         train(private, steps=runs.STOP, after_step=scheduler.step)
         torch.save(private.state_dict(share=True), folder / f"{name}_1_0.pt")
     ranks = {}
-    for world in WORLDS:
+
+    def ran(world):
         torch.multiprocessing.spawn(runs.worker, args=(folder, world), nprocs=world)
         paths = [folder / f"found_{world}_{rank}.pt" for rank in range(world)]
-        ranks[world] = [torch.load(path, weights_only=False) for path in paths]
+        return [torch.load(path, weights_only=False) for path in paths]
 
     def of(world, name):
+        for fewer in WORLDS[: WORLDS.index(world) + 1]:  # more ranks go on where fewer stopped
+            if fewer not in ranks:
+                ranks[fewer] = ran(fewer)
         each = [rank[name] for rank in ranks[world]]
         for one in each:
             assert not isinstance(one, str), one  # the traceback
@@ -65,7 +70,14 @@ def close(mine, other, tolerance=TOLERANCE):
 
 
 @pytest.mark.parametrize(
-    ("world", "case"), [(world, case) for world in WORLDS for case in runs.cases(world)], ids=str
+    ("world", "case"),
+    [
+        pytest.param(
+            world, case, marks=[pytest.mark.slow] if world > 2 else [], id=f"{world}-{case}"
+        )
+        for world in WORLDS
+        for case in runs.cases(world)
+    ],
 )
 def test_ranks_with_slices_release_what_one_process_does(found, world, case):
     """The parameters, and the optimizer's state put together as that of one process is."""
@@ -78,7 +90,7 @@ def test_ranks_with_slices_release_what_one_process_does(found, world, case):
     close(first, runs.result(case), 2e-2 if rounded else 1e-3 if loose else TOLERANCE)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_each_rank_keeps_its_slice_and_no_more(found, world):
     whole = found(world, ("memory", "off"))
     for one, all_of_it in zip(found(world, ("memory", "auto")), whole, strict=True):
@@ -91,7 +103,7 @@ def test_each_rank_keeps_its_slice_and_no_more(found, world):
 
 
 @pytest.mark.parametrize("name", ["groups", "joined", "Adafactor"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_any_number_of_ranks_goes_on(found, folder, world, name):
     each = found(world, "resumed")
     for one in each:
@@ -107,7 +119,7 @@ def test_any_number_of_ranks_goes_on(found, folder, world, name):
     close(runs.go_on(name, shares), each[0][name, "never stopped"])
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_no_share_holds_the_noise_of_another(found, folder, world):
     """Each entry of the noise, and of the optimizer's state, is in one file."""
     found(world, "resumed")
@@ -123,7 +135,7 @@ def test_no_share_holds_the_noise_of_another(found, folder, world):
     assert max(sizes) <= size / world + 1
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_steps_are_repeated_bit_for_bit_or_refused(found, world):
     for one in found(world, "repeated"):
         assert one["same"]
@@ -131,7 +143,7 @@ def test_steps_are_repeated_bit_for_bit_or_refused(found, world):
         assert one["lines"] == 1 + runs.STEPS
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_the_users_optimizer_appears_to_work(found, world):
     private = runs.build("groups")
     train(private)
@@ -174,7 +186,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("name", runs.STRATEGIES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_slices_of_whole_chunks_are_the_streams_bits(name, world):
     """No processor can round otherwise where the blocks of a slice are those of the whole."""
     chosen = runs.STRATEGIES[name]

@@ -147,6 +147,7 @@ def test_freezing_half_way_is_refused_with_the_remedy(mode):
     assert private.steps_executed == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["written", "unfrozen", "added to the optimizer"])
 def test_parameters_that_the_run_does_not_know_are_not_updated(mode, when):
     """The wrapped optimiser would step with their plain gradients: neither clipped nor noised."""

@@ -66,6 +66,7 @@ def everything_public(kind, size, folder, **options):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", list(SCHEMES))
 @pytest.mark.parametrize("target", [{}, {"noise_multiplier": None, "target_epsilon": 3.0}])

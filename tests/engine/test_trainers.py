@@ -197,6 +197,7 @@ class Labelled(Dataset):
         return {"x": x, "labels": y}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"microbatches": 3}])
 def test_hugging_faces_trainer_runs_the_whole_plan(tmp_path, options):
     transformers = pytest.importorskip("transformers")
@@ -312,6 +313,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("steps", "lines"), [(4, 1), (6, 0)])
 def test_a_program_says_it_once(steps, lines):

@@ -64,6 +64,7 @@ def test_478_full_norm_steps_are_admitted_and_not_one_more():
     assert drive(record, left * 0.9999)[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2, 10, 477, 100_000])
 def test_calibrated_noise_admits_the_steps_it_was_asked_for(steps):
     individual = gdp(3.0, max_steps=200_000)

@@ -66,6 +66,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=5)
 @pytest.mark.parametrize("norms", [lognormal, growing])
 @pytest.mark.parametrize("personal", [None, 1.0, 1.5])

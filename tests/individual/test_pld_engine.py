@@ -14,6 +14,7 @@ def pld(epsilon=6.0, **options):
     return PLDFilter(target_epsilon=epsilon, target_delta=1e-3, max_steps=50, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.0])

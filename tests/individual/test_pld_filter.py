@@ -90,6 +90,7 @@ def composed(q, sigma, steps):
     ).self_compose(steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q", "sigma", "epsilon"),
     [
@@ -185,6 +186,7 @@ def test_is_written_and_read():
     assert IndividualFilter.from_settings(pld().to_dict()) == pld()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("personal", [None, 1.5])
 def test_the_record_goes_through_a_checkpoint_unchanged(personal):

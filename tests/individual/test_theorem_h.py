@@ -37,6 +37,7 @@ def adaptive(rng, bins, steps, augmentations):
     return table.__getitem__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("personal", [None, 1.0, 1.5])
 def test_adaptive_runs_keep_the_budget_in_both_directions(personal):
     rng = np.random.default_rng(20)

@@ -23,6 +23,7 @@ def program(name):
     return module
 
 
+@pytest.mark.slow
 def test_a_classifier_is_trained_evaluated_and_published(tmp_path, capsys):
     metrics = program("bert_classification").main(
         ["--output", str(tmp_path), "--rows", "400", "--epochs", "2", "--delta", "1e-3"]
@@ -34,6 +35,7 @@ def test_a_classifier_is_trained_evaluated_and_published(tmp_path, capsys):
     assert "for each training example" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_adapters_of_a_decoder_protect_users(tmp_path, capsys):
     example = program("lora_decoder")
     example.main(["--output", str(tmp_path), "--rows", "100", "--steps", "4"])

@@ -94,6 +94,7 @@ def gpt2():
     return transformers.GPT2LMHeadModel(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "data"),
     [
@@ -114,6 +115,7 @@ def test_the_step_is_made_of_the_models_own_loss_of_one_example_at_a_time(tmp_pa
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_label_smoothing_is_that_of_the_trainer_for_every_example(tmp_path):
     smoother = transformers.trainer_pt_utils.LabelSmoother(epsilon=0.2)
     model = tagger()
@@ -144,6 +146,7 @@ class PrivateOwnLoss(PrivateTrainerMixin, OwnLoss):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["function", "class before"])
 def test_a_loss_of_the_users_that_keeps_the_examples_apart_is_taken(tmp_path, how):
     model = tagger()
@@ -176,6 +179,7 @@ def padding():
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_processing_class", [True, False])
 def test_padding_collators_and_unused_columns(tmp_path, as_processing_class):
     words = padding()
@@ -191,6 +195,7 @@ def test_padding_collators_and_unused_columns(tmp_path, as_processing_class):
     assert again.pad_token == "<eos>"
 
 
+@pytest.mark.slow
 def test_random_masks_come_out_the_same_when_a_run_goes_on(tmp_path):
     words = padding()
     words.mask_token = "<unk>"
@@ -209,6 +214,7 @@ def test_random_masks_come_out_the_same_when_a_run_goes_on(tmp_path):
     assert torch.equal(flat(whole.model), flat(goes_on.model))
 
 
+@pytest.mark.slow
 def test_a_transform_of_a_data_set_sees_one_row_at_a_time(tmp_path):
     seen = []
 
@@ -225,6 +231,7 @@ def test_a_transform_of_a_data_set_sees_one_row_at_a_time(tmp_path):
 # Users
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_a_column_says_who_is_protected(tmp_path, several):
     data = tokenized()
@@ -244,6 +251,7 @@ def test_a_column_says_who_is_protected(tmp_path, several):
     assert private.guarantee().unit.kind == "user"
 
 
+@pytest.mark.slow
 def test_the_column_does_not_reach_the_collator(tmp_path):
     data = tokenized().remove_columns("text")
     asked = privacy(user_column="author", scheme={"type": "UserMinSep", "min_sep": 2})
@@ -281,6 +289,7 @@ def adapted():
     return model
 
 
+@pytest.mark.slow
 def test_adapters_are_trained_alone(tmp_path):
     model = adapted()
     expected = one_at_a_time(model, (model(**row).loss for row in rows_of(Copied(16))))
@@ -288,6 +297,7 @@ def test_adapters_are_trained_alone(tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_and_go_on(tmp_path):
     def made():
         return trainer(tmp_path, adapted(), Copied(20), private=privacy(noise_seed=3),
@@ -324,6 +334,7 @@ def sft(folder, *, data=None, private=None, more=None, **args):
     )
 
 
+@pytest.mark.slow
 def test_completions_alone_are_learned_example_by_example(tmp_path):
     """The reference is the model's loss of one example, its prompt masked, by plain autograd."""
     data, model, words = sentences(), llama(), tokenizer()
@@ -344,6 +355,7 @@ def test_completions_alone_are_learned_example_by_example(tmp_path):
     torch.testing.assert_close(before - flat(private.model), expected, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"peft_config": None}])
 def test_sft_runs_the_plan_and_goes_on(tmp_path, more):
     if "peft_config" in more:
@@ -394,6 +406,7 @@ def test_other_trainers_of_trl_are_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_users_of_prompts_and_completions(tmp_path):
     asked = privacy(user_column="author", scheme={"type": "UserMinSep", "min_sep": 2})
     private = sft(tmp_path, private=asked, per_device_train_batch_size=2,

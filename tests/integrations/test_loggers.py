@@ -140,6 +140,7 @@ def offline(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_wandb_keeps_the_released_figures_offline(offline):
     rows = wandb_rows(offline)
     assert [row["_step"] for row in rows] == [10, 30]
@@ -178,6 +179,7 @@ def database(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_the_released_figures_in_a_local_database(database):
     client, run = mlflow_run(database / "mlflow")
     assert run.info.status == "FINISHED"

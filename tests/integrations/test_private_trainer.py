@@ -50,6 +50,7 @@ def by_hand(scheme, strategy, *, part=4, dropout=0.0, learning_rate=0.1, linear=
     return flat(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scheme", "strategy"),
     [
@@ -79,6 +80,7 @@ def test_the_weights_are_those_of_a_loop_by_hand(tmp_path, scheme, strategy):
     assert torch.equal(flat(model), by_hand(mechanism.scheme, mechanism.strategy, part=2))
 
 
+@pytest.mark.slow
 def test_empty_batches_are_steps_like_any_other(tmp_path):
     private = trainer(
         tmp_path, private=privacy(scheme={"type": "Poisson"}), data=Texts(20), max_steps=15,
@@ -100,6 +102,7 @@ class _Counts(transformers.TrainerCallback):
         self.sizes.append(len(self.trainer.private.loader.current.indices))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "steps", "expected"),
     [
@@ -132,6 +135,7 @@ def test_a_scheme_of_whole_epochs_takes_the_trainers_epochs(tmp_path):
     assert private.plan.steps == 2 * private.plan.steps_per_epoch == 10
 
 
+@pytest.mark.slow
 def test_a_scheme_that_is_made_already_states_its_steps(tmp_path):
     scheme = MinSep.for_batch_size(batch_size=6, dataset_size=40, min_sep=2, steps=9)
     private = trainer(tmp_path, private=privacy(scheme=scheme), max_steps=-1)
@@ -142,6 +146,7 @@ def test_a_scheme_that_is_made_already_states_its_steps(tmp_path):
         trainer(tmp_path, private=privacy(scheme=scheme), max_steps=7)
 
 
+@pytest.mark.slow
 def test_the_learning_rate_falls_once_a_logical_step(tmp_path):
     private = trainer(tmp_path, logging_steps=1, per_device_train_batch_size=2,
                       gradient_accumulation_steps=4)  # fmt: skip
@@ -152,6 +157,7 @@ def test_the_learning_rate_falls_once_a_logical_step(tmp_path):
     assert seen == pytest.approx([1e-2 * (1 - k / 6) for k in range(6)])
 
 
+@pytest.mark.slow
 def test_the_noise_is_secret_and_not_of_the_arguments_seed(tmp_path):
     ends = []
     for _ in range(2):
@@ -165,6 +171,7 @@ def test_the_noise_is_secret_and_not_of_the_arguments_seed(tmp_path):
     assert any("seed was set by hand" in note for note in known.guarantee().notes)
 
 
+@pytest.mark.slow
 def test_the_default_max_grad_norm_of_the_arguments_is_not_used(tmp_path):
     """1.0 is its default, and would shorten a noisy gradient of norm far above."""
     ends = []
@@ -191,6 +198,7 @@ def resumable(folder, *, dropout=0.1, private=None, of=None, **args):
                    **common)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_resumed_trainer_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path, step):
     """With dropout, AdamW, correlated noise, evaluations between and batches in parts."""
@@ -217,6 +225,7 @@ class _Killed(transformers.TrainerCallback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_within_an_epoch_goes_on(tmp_path):
     whole = resumable(tmp_path / "whole", max_steps=-1, num_train_epochs=2)
     whole.train()
@@ -237,6 +246,7 @@ class _Stops(transformers.TrainerCallback):
         return control
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_plan_is_said_and_can_be_taken_back(tmp_path, caplog):
     known = privacy(noise_seed=3)
     whole = resumable(tmp_path / "whole", private=known)
@@ -254,6 +264,7 @@ def test_a_stop_before_the_plan_is_said_and_can_be_taken_back(tmp_path, caplog):
     assert torch.equal(flat(whole.model), flat(stopped.model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -272,6 +283,7 @@ def test_a_checkpoint_of_another_plan_is_refused(tmp_path, change, told):
         other.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_parts_may_have_another_size_when_a_run_goes_on(tmp_path):
     resumable(tmp_path, private=privacy()).train()
     other = resumable(tmp_path, private=privacy(), per_device_train_batch_size=8,
@@ -280,6 +292,7 @@ def test_parts_may_have_another_size_when_a_run_goes_on(tmp_path):
     assert other.private.steps_executed == 8
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_the_private_state_is_refused(tmp_path):
     resumable(tmp_path, save_only_model=True).train()
     with pytest.raises(ValueError, match=r"there is no private_state\.pt.*save_only_model"):
@@ -293,6 +306,7 @@ def accuracy(found):
     return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_the_plain_trainer(tmp_path):
     model = bert()
     plain = transformers.Trainer(model=model, args=arguments(tmp_path), eval_dataset=Texts(11, 4),
@@ -311,6 +325,7 @@ def test_evaluation_is_that_of_the_plain_trainer(tmp_path):
     assert list(labels) == [int(Texts(11, 4)[row]["labels"]) for row in range(11)]
 
 
+@pytest.mark.slow
 def test_the_best_model_is_loaded_and_an_early_stop_is_no_accident(tmp_path, caplog):
     more = {
         "eval_dataset": Texts(11, 4),
@@ -335,6 +350,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.slow
 def test_what_save_model_writes_may_be_published(tmp_path):
     private = trainer(tmp_path / "run", private=privacy(epsilon=6.0, noise_multiplier=None))
     private.train()
@@ -361,6 +377,7 @@ def test_what_save_model_writes_may_be_published(tmp_path):
             assert key.encode() not in path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_statement_is_of_the_weights_beside_it(tmp_path):
     """Whatever lay in the folder before, and whatever is done to the model after."""
     folder = tmp_path / "published"
@@ -388,6 +405,7 @@ def test_a_statement_is_of_the_weights_beside_it(tmp_path):
     assert stated() == (None, set())
 
 
+@pytest.mark.slow
 def test_dropout_is_not_of_the_arguments_seed(tmp_path):
     """All rows in every batch and next to no noise: what differs between two runs is dropout."""
     ends = []
@@ -411,6 +429,7 @@ def test_dropout_is_not_of_the_arguments_seed(tmp_path):
     assert float((still[0] - still[1]).norm()) < 1e-6
 
 
+@pytest.mark.slow
 def test_figures_that_were_asked_for_are_returned_and_go_no_further(tmp_path):
     data = Texts()
     private = trainer(tmp_path, data=data)
@@ -425,6 +444,7 @@ def metadata_of(path: pathlib.Path):
     return yaml.safe_load(path.read_text(encoding="utf-8").split("---\n")[1])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_private_and_readable_by_its_owner_only(tmp_path, caplog):
     private = resumable(tmp_path)
     private.train()
@@ -446,6 +466,7 @@ class _Spy(transformers.TrainerCallback):
         self.seen += list(logs)
 
 
+@pytest.mark.slow
 def test_figures_of_training_batches_reach_nobody_but_the_console(tmp_path, capsys, monkeypatch):
     spy, service = _Spy(), _Spy()
     monkeypatch.setattr(
@@ -465,6 +486,7 @@ def test_figures_of_training_batches_reach_nobody_but_the_console(tmp_path, caps
     assert "loss (not for release)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_and_goes_on_alike_after_an_evaluation(tmp_path):
     """Evaluation prepares a model for autocast too, and once is enough."""
     whole = resumable(tmp_path, private=privacy(noise_seed=3), bf16=True)
@@ -476,6 +498,7 @@ def test_bfloat16_trains_and_goes_on_alike_after_an_evaluation(tmp_path):
     assert torch.equal(flat(whole.model), flat(goes_on.model))
 
 
+@pytest.mark.slow
 def test_checkpointed_activations_and_workers_change_nothing(tmp_path):
     ends = []
     for args in ({}, {"activation_checkpointing": True}, {"dataloader_num_workers": 1}):

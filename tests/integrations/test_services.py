@@ -98,6 +98,7 @@ def secrets(private):
     return found
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_what_may_be_released(reported):
     folder, _ = reported
     rows = wandb_rows(folder)
@@ -155,6 +156,7 @@ def test_the_state_of_the_trainer_tells_the_same(reported):
     assert any(times <= set(entry) for entry in private.training_log)
 
 
+@pytest.mark.slow
 def test_predictions_on_trained_examples_are_told_to_nobody(tmp_path):
     told = _Everything()
     data = Texts()
@@ -168,6 +170,7 @@ def test_predictions_on_trained_examples_are_told_to_nobody(tmp_path):
     assert "test_loss" in told.figures
 
 
+@pytest.mark.slow
 def test_a_run_of_the_scripts_own_that_records_the_console_is_told_nothing_private(
     tmp_path, capsys, monkeypatch
 ):

@@ -67,6 +67,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_resumes_bit_for_bit_in_another_process(folder):
     whole, resumed = (torch.load(folder / f"{name}.pt") for name in ("whole", "resumed"))
     assert len(whole) == 5  # weights and biases of two layers, and the shift
@@ -101,6 +102,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_its_names_once_it_is_imported(tmp_path):
     config, out = tmp_path / "run.yaml", tmp_path / "mechanism.json"
     config.write_text(CONFIGURATION, encoding="utf-8")

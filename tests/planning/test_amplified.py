@@ -45,6 +45,7 @@ def momentum_matrix(beta: float, rates: tuple[float, ...]) -> np.ndarray:
     return entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [False, True])
 def test_certified_and_better(schedule):
     rates = linear_decay(STEPS)
@@ -93,6 +94,7 @@ def test_never_worse_whatever_was_estimated(monkeypatch):
     assert plain.gain >= 0
 
 
+@pytest.mark.slow
 def test_says_what_was_chosen(estimated):
     choice = estimated
     assert choice.calibration is None
@@ -112,6 +114,7 @@ def test_says_what_was_chosen(estimated):
     np.testing.assert_allclose(declared.coefficients, choice.strategy.coefficients, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_other_schemes(estimated):
     bins = BallsInBins(bins=30, epochs=4, dataset_size=1000)
     chosen = amplified_band_mf(scheme=bins, bands=4, certify=False, **TARGET, **QUICK)

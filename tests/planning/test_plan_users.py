@@ -25,6 +25,7 @@ def plan():
     return plan_users(GRAPH, bounds=(1, 2), max_bands=4, progress=False, **ASKED)
 
 
+@pytest.mark.slow
 def test_rows_are_what_calibration_says(plan):
     assert len(plan.rows) > 12
     kinds = {type(row.mechanism.scheme).__name__ for row in plan.rows}
@@ -86,6 +87,7 @@ def test_what_it_says_to_train_with_runs(plan):
     assert len(next(names["scheme"].stream(0))) > 0
 
 
+@pytest.mark.slow
 def test_the_command_reads_a_file_of_users(tmp_path, capsys):
     file, out, plot = tmp_path / "users.txt", tmp_path / "plan.json", tmp_path / "plan.png"
     file.write_text("".join(" ".join(f"u{u}" for u in row) + "\n" for row in LISTS))
@@ -115,6 +117,7 @@ def means(plan):
     return [row for row in plan.rows if isinstance(row.mechanism.scheme, PerUser)]
 
 
+@pytest.mark.slow
 def test_means_of_users_are_compared_where_users_share_nothing(plan, owned):
     assert not means(plan)
     assert "alignment" not in str(plan)
@@ -181,6 +184,7 @@ def test_what_a_plan_says_of_means_runs(owned):
     assert {row["clipped"] for row in again["rows"]} == {"examples", "users"}
 
 
+@pytest.mark.slow
 def test_the_command_compares_means(tmp_path, capsys):
     file, plot = tmp_path / "users.txt", tmp_path / "plan.png"
     file.write_text("".join(f"u{u}\n" for u in OWNED.members))
@@ -255,6 +259,7 @@ def test_a_delta_that_is_none_is_refused_before_anything_is_computed(delta):
     assert "no scheme" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_slots_without_a_turn_are_not_kept():
     # Of 8 slots a run of 4 steps reaches 4.
     graph = graph_of([[e] for e in range(64)])

@@ -40,6 +40,7 @@ def plan():
     return compare(small(buffers=1), **QUICK)
 
 
+@pytest.mark.slow
 def test_rows_are_the_accountants_answers(plan):
     assert plan.question.steps == 20
     proven = [row for row in plan.rows if not row.is_estimate]
@@ -119,6 +120,7 @@ def test_best_obeys_memory_and_constant_batches():
     assert found.to_dict()["best"] is None
 
 
+@pytest.mark.slow
 def test_certifies_while_an_estimate_is_best(tmp_path):
     # At the δ of a small data set this takes seconds.
     question = Question(
@@ -139,6 +141,7 @@ def test_certifies_while_an_estimate_is_best(tmp_path):
         assert row.noise_multiplier == pytest.approx(before.noise_multiplier, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [pytest.param(1.0, marks=pytest.mark.slow), 6.0])
 def test_estimate_is_near_an_exact_answer(epsilon):
     # Poisson sampling can be simulated too, and is known exactly.

@@ -61,6 +61,7 @@ def finished(tiny, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_statement_and_the_graph(finished):
     names = {path.name for path in finished.iterdir()}
     assert {"graph.txt", "graph.png", "privacy_report.md", "checkpoint.pt", "summary.txt"} <= names
@@ -99,6 +100,7 @@ def test_the_saved_model_and_tokenizer_are_complete(finished):
     assert len(tokenizer) == model.config.vocab_size
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_resume_ends_in_the_same_model(tiny, finished, tmp_path, monkeypatch):
     # Certificates draw at random: calibrating again may end at the next noise multiplier.
     noise = load_checkpoint(finished)["run"]["mechanism"]["noise_multiplier"]
@@ -183,6 +185,7 @@ def _edited(edit):
     return change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "status"),
     [

@@ -85,6 +85,7 @@ SIZES = ["--hidden-size", "16", "--layers", "1", "--heads", "2", "--intermediate
 SHORT = ["--max-length", "16", "--most-masked", "4", "--vocabulary", "150"]
 
 
+@pytest.mark.slow
 def test_a_private_run_starts_from_what_was_made(papers, tmp_path, caplog):
     """Both heads, with the recipe's own reading of the folder."""
     output, cache = tmp_path / "warm", tmp_path / "cache"

@@ -34,6 +34,7 @@ def _run(config, output, *options):
     return main(["--config", str(CONFIGS / config), "--output", str(output), *SMALL, *options])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_augmented_views_resume_in_the_same_model(tmp_path, monkeypatch, workers):
     """The views of a step are drawn again after an interruption, also in other processes."""

@@ -75,6 +75,7 @@ def _metrics(output):
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_style_and_logs_norms_apart(config, tmp_path, capsys):
     automatic = ["clipping.type=Automatic", "clipping.gamma=0.1"]
     plain, debug = tmp_path / "plain", tmp_path / "debug"

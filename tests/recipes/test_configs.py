@@ -84,6 +84,7 @@ def images(tmp_path_factory):
     return places
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("files", ["batches", "parquet", "folders"])
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ def test_the_noise_follows_from_the_start(quiet):
     assert float(spent.max()) <= B**2
 
 
+@pytest.mark.slow
 def test_the_statement_is_that_of_the_budget(reported):
     guarantee = _guarantee(reported)
     assert guarantee.accountant == GDPFilter.name
@@ -106,6 +107,7 @@ def test_the_statement_is_that_of_the_budget(reported):
         assert delta == pytest.approx(exact, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_where_the_plan_is_the_smaller_bound_its_curve_is_drawn(config, tmp_path):
     """With noise for many more steps than run, no example can spend its budget."""
     options = [*RUN, "individual.start=null", "privacy.noise_multiplier=50"]
@@ -156,6 +158,7 @@ def test_what_is_asked_for_is_marked_and_for_the_owner_only(reported):
             assert path.read_text().startswith("# NOT FOR RELEASE")
 
 
+@pytest.mark.slow
 def test_the_files_hold_what_the_ledger_says(reported):
     folder, ledger = reported / INDIVIDUAL, _ledger(reported)
     end = IndividualReport.load(folder / REPORT)

@@ -81,6 +81,7 @@ def test_numbers_that_json_cannot_write_are_texts(config, tmp_path, capsys):
     assert told(capsys)[0]["guarantee"]["epsilon"] == "inf"
 
 
+@pytest.mark.slow
 def test_a_grid_prints_its_results(config, tmp_path, capsys):
     grid = tmp_path / "grid.yaml"
     grid.write_text(

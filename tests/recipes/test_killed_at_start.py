@@ -53,6 +53,7 @@ def contents(path):
     return {str(p.relative_to(path)): p.read_text() for p in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [pytest.param("nothing", marks=pytest.mark.slow), "a run"])
 def test_killed_anywhere_the_old_run_comes_back_or_the_new_one_is_there(tmp_path, before):
     path, whole = tmp_path / "run", {}
@@ -132,6 +133,7 @@ def test_killed_before_the_first_checkpoint_it_starts_again(config, tmp_path, ki
     assert not [p.name for p in left.iterdir() if p.name.endswith(".tmp") or "-" in p.name]
 
 
+@pytest.mark.slow
 def test_killed_while_it_replaces_a_run_that_run_goes_on(config, tmp_path, killed):
     assert run(config, tmp_path / "run", *PLAIN) == 0
     report = (tmp_path / "run" / "privacy_report.md").read_text()

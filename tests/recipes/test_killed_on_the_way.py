@@ -74,6 +74,7 @@ def uninterrupted(config, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arm", "numbers"),
     [

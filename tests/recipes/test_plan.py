@@ -49,6 +49,7 @@ WORDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_says_how_the_file_was_made_and_how_to_train(tmp_path, capsys):
     out = tmp_path / "run.yaml"
     assert plan.main([*WORDS, "--out", str(out)]) == 0

@@ -16,6 +16,7 @@ from recipes.vision import VisionSettings
 from tests.helpers.tiny_vision import PLAIN, run
 
 
+@pytest.mark.slow
 def test_model_and_statement_are_there_before_the_profile(config, tmp_path, monkeypatch):
     output, seen = tmp_path / "run", {}
 

@@ -94,6 +94,7 @@ def test_a_run_that_fails_is_named_and_run_again(tmp_path):
     assert [state for _, state, _ in states(tmp_path)] == ["FAIL", "COMPLETE", "FAIL"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [0.02, 2.0])
 def test_what_is_worse_than_the_others_is_ended(tmp_path, monkeypatch, look):
     """However seldom it is looked at: a good run may have ended, a bad one be far ahead by then."""
@@ -107,6 +108,7 @@ def test_what_is_worse_than_the_others_is_ended(tmp_path, monkeypatch, look):
     assert (jobs[1].folder / "started").read_text() == "x"
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_is_locked_until_its_runs_end_and_then_goes_on(tmp_path):
     """The sweep's process is killed outright; its run lives on for a while."""
     job = fake(tmp_path, "slow", 1.0, steps=150)
@@ -171,6 +173,7 @@ def of_report(folder):
     return Guarantee.from_json(json.dumps(value))
 
 
+@pytest.mark.slow
 def test_all_runs_of_a_grid_are_composed(tmp_path, capsys):
     """The figure is that of the runs' own curves, and so is at most what adding up gives."""
     assert main(["--grid", _grid(tmp_path)]) == 0
@@ -240,6 +243,7 @@ def in_this_process(found, arguments, recipe, output):
     return sweep.one_by_one(found, arguments, recipe)
 
 
+@pytest.mark.slow
 def test_a_random_search_releases_the_best_and_nothing_else(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sweep, "studied", in_this_process)
     monkeypatch.setattr(secrets, "randbelow", lambda most: int(0.6 * most))  # K = 2

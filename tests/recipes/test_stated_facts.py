@@ -3,6 +3,8 @@
 import json
 import subprocess
 
+import pytest
+
 from dptrain.commands import main
 from recipes.report import commit_of
 from tests.helpers.tiny_vision import PLAIN, SEED, run
@@ -16,6 +18,7 @@ def facts(config, output, *words):
     return json.loads(text)["run"]
 
 
+@pytest.mark.slow
 def test_settings_are_stated_and_the_hash_knows_no_seed(config, tmp_path, capsys):
     found = facts(config, tmp_path / "one", "privacy.max_grad_norm=0.7", "optimizer.lr=0.25")
     assert found["max_grad_norm"] == 0.7

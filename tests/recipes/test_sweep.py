@@ -112,6 +112,7 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, capsys):
     assert "1 runs failed: tiny_momentum=2.0" in captured.err
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_the_sweep(tmp_path, monkeypatch):
     """The run that was stopped says so, and the ones after it are not begun."""
     path = _grid(tmp_path)

@@ -26,6 +26,7 @@ def finished(config, tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_every_file_is_written(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {

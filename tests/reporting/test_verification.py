@@ -76,6 +76,7 @@ def test_honest_statements_are_reproduced(tmp_path, name):
     assert restate(guarantee).epsilon == pytest.approx(guarantee.epsilon, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["poisson", "cyclic", "min-sep", "balls in bins"])
 def test_what_calibration_states_is_reproduced(tmp_path, name):
     scheme, strategy = PAIRS[name]
@@ -112,6 +113,7 @@ def changed(value, path, new):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "new", "words"),
     [
@@ -157,6 +159,7 @@ def test_what_was_changed_is_found(tmp_path, capsys, stated, path, new, words):
     assert words in said.rpartition("NOT REPRODUCED: ")[2]
 
 
+@pytest.mark.slow
 def test_a_line_of_the_text_that_was_changed_is_found(tmp_path, capsys):
     """Every line, by a digit or by words; left out, or added."""
     scheme = Poisson(probability=1.0, dataset_size=1000, steps=4)
@@ -199,6 +202,7 @@ def test_a_new_hash_does_not_help(stated):
         assert verify_statement(json.loads(claimed.to_json())).reproduced is good
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made_by", ["account", "calibrate"])
 def test_a_changed_certificate_is_found(made_by):
     scheme, strategy = PAIRS["min-sep"]

@@ -96,6 +96,7 @@ def _jobs(*, tuning):
     ]
 
 
+@pytest.mark.slow
 def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch):
     jobs = _jobs(tuning=True)
     results.complete(jobs[:2], tmp_path, 1)
@@ -109,6 +110,7 @@ def test_finished_runs_are_kept_and_not_run_again(results, tmp_path, monkeypatch
     assert {path.stem for path in (tmp_path / "tiny/finished").iterdir()} == {j.name for j in jobs}
 
 
+@pytest.mark.slow
 def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
     ours = results.noise("ours", 4.0)
     smaller = resized(ours, methods(4.0)["ours"], 180)
@@ -120,6 +122,7 @@ def test_both_libraries_add_the_same_noise_and_tuning_has_it_too(results):
     assert smaller["scheme"]["probability"] == ours["scheme"]["probability"]
 
 
+@pytest.mark.slow
 def test_the_table_is_of_the_best_rate_and_fresh_seeds(results, tmp_path):
     results.complete(_jobs(tuning=False), tmp_path, 1)
     assert results.table()["cells"] == {}  # nothing is chosen yet
@@ -153,6 +156,7 @@ def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
         assert wider.best_rate(method, 4.0) == rates[-1]
 
 
+@pytest.mark.slow
 def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
     results.complete(_jobs(tuning=True), tmp_path, 1)
     again = Results(dataclasses.replace(CONTEST, seeds=(7,)), tmp_path / "again")

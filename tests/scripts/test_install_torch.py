@@ -141,6 +141,7 @@ def machine(tmp_path: pathlib.Path, python: pathlib.Path) -> Machine:
     return Machine(tmp_path, python)
 
 
+@pytest.mark.slow
 def test_public_index_without_a_driver_takes_the_cpu_build(machine: Machine) -> None:
     machine.serves("cuda")
     machine.uv()

@@ -102,6 +102,7 @@ def test_mse_is_that_of_the_definition():
     assert found.mse == pytest.approx((error**2).sum() / n * found.sigma**2)
 
 
+@pytest.mark.slow
 def test_truncated_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(truncated_poisson, "_TABLE", 40_001)
     truncated_poisson.main(

@@ -20,6 +20,7 @@ from tests.helpers.image_files import write_mnist
 pytest.importorskip("matplotlib")
 
 
+@pytest.mark.slow
 def test_renyi_is_above_pld_and_the_bound_above_the_curve(tmp_path, capsys):
     individual_fig1.main(
         ["--rows", "20", "--epochs", "0.2", "--probability", "0.02", "--points", "12",
@@ -58,6 +59,7 @@ def test_every_row_is_counted_at_every_step_by_its_norm():
         assert np.flatnonzero(counts).tolist() == [int(grid.bucket(min(norm / 4.0, 1.0)))]
 
 
+@pytest.mark.slow
 def test_mnist_in_its_own_setting_and_files(tmp_path, monkeypatch):
     write_mnist(tmp_path / "mnist", train=200, test=50)
     seen = []

@@ -23,6 +23,7 @@ pytest.importorskip("matplotlib")
 BINS = ["--bins", "5", "--points", "2", "--samples", "2000"]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("script", "arguments", "files", "columns"),

@@ -107,6 +107,7 @@ def test_own_work_is_no_load_of_others(monkeypatch):
     assert load.read() == pytest.approx(0.5, abs=0.1)  # 3 s less 2 of our own, over 2 s
 
 
+@pytest.mark.slow
 def test_peak_memory_is_of_the_steps(small_mlp, monkeypatch):
     if not (step_memory.PROC / "status").exists():
         pytest.skip("no /proc here")

@@ -173,6 +173,7 @@ def small_law():
     return mean_of_lognormals([(0.9, 5)])
 
 
+@pytest.mark.slow
 def test_mass_and_mean_are_kept():
     """E_Q[P/Q] = 1, after every step, up to the padding of 1e-12 a variable."""
     single = lognormal(0.9, 0.02)
@@ -286,6 +287,7 @@ def test_unequal_bins():
     )
 
 
+@pytest.mark.slow
 def test_more_costs_and_less_pays():
     sigmas = [equal(9, 4).epsilons(s, 1e-5) for s in (0.4, 0.5, 1.0, 2.0, 8.0)]
     bins = [equal(b, 4).epsilons(1.0, 1e-5) for b in (1, 2, 7, 8, 20, 50)]

@@ -108,6 +108,7 @@ def plain_delta(mechanism, epsilon, samples) -> tuple[float, float]:
     return float(terms.mean()), float(terms.std() / math.sqrt(samples))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("strategy", "share"), [(BSR(bands=3), 0.9), (BSR(bands=20), 0.95)])
 def test_the_default_is_tighter_than_what_is_proven_and_above_the_truth(strategy, share) -> None:

@@ -302,6 +302,7 @@ def shifted_estimate(bins, picks, sigma, epsilon, *, draws):
     return terms.mean(), terms.std() / math.sqrt(draws)
 
 
+@pytest.mark.slow
 def test_calibration_leaves_a_certificate_that_is_found_again(tmp_path) -> None:
     scheme = made(bins=24, picks=6, sigma=1.0).scheme
     member = AllocationImportance(cache=tmp_path, seed=4, max_samples=40_000, progress=False)

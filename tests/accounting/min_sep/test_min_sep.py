@@ -42,6 +42,7 @@ def test_moments_equal_the_direct_means() -> None:
     np.testing.assert_allclose(hockey_stick_moments(losses, grid), expected, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_poisson_agrees_with_composition() -> None:
     from dp_accounting.pld import privacy_loss_distribution as pld
 

@@ -117,6 +117,7 @@ class TestAnyMatrixMonteCarlo(AccountantContract):
         return MatrixMechanism(scheme=scheme, strategy=SquareRoot(), noise_multiplier=2.5)
 
 
+@pytest.mark.slow
 def test_close_to_the_exact_accountant_where_both_apply() -> None:
     scheme = MinSep(probability=0.1, min_sep=4, dataset_size=500, steps=24)
     mechanism = MatrixMechanism(scheme=scheme, strategy=BSR(bands=3), noise_multiplier=2.0)

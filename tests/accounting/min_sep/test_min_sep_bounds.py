@@ -234,6 +234,7 @@ class TestMinSepImportance(AccountantContract):
         )
 
 
+@pytest.mark.slow
 def test_certified_values_lie_between_the_truth_and_the_deterministic_bound() -> None:
     scheme = MinSep(probability=0.1, min_sep=1, dataset_size=1000, steps=20)
     same = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.2)
@@ -339,6 +340,7 @@ def test_a_fresh_digest_forges_no_weighted_certificate(tmp_path) -> None:
         read(recheck=True)
 
 
+@pytest.mark.slow
 def test_where_sampling_does_not_pay_the_deterministic_bound_stands() -> None:
     """Seven steps at δ = 1e-8: plain terms would take 1.3e8 samples at some probes."""
     scheme = MinSep(probability=0.5, min_sep=2, dataset_size=100, steps=7)
@@ -368,6 +370,7 @@ def test_who_asks_for_the_deterministic_bound_draws_no_sample(monkeypatch) -> No
         MinSepImportance(progress=False).guarantee(mechanism(), delta=1e-5)
 
 
+@pytest.mark.slow
 def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) -> None:
     """Order 2 alone is quick here and nothing may be drawn: all orders count in the end."""
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40)

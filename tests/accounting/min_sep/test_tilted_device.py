@@ -188,6 +188,7 @@ def test_spoiled_samples_count_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> N
         assert drawn[1] < terms.ceiling
 
 
+@pytest.mark.slow
 @needs_numba
 def test_a_certificate_names_the_engine_and_is_read_without_a_gpu(
     tmp_path, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def by_counts(law: MinSepLaw, order: int) -> tuple[dict[tuple[int, ...], float],
     return {key: weight / total for key, weight in weights.items()}, math.log(total)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_compiled_draws_have_the_tilted_law(name: str, order: int) -> None:

@@ -12,6 +12,7 @@ from dptrain.accounting.min_sep.losses import sample_losses
 DELTA = 5e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 6.0])
 @pytest.mark.parametrize(
     "scheme",
@@ -29,6 +30,7 @@ def test_near_an_exact_answer(scheme, epsilon):
     assert found == pytest.approx(exact.mechanism.noise_multiplier, rel=0.03)
 
 
+@pytest.mark.slow
 def test_where_delta_falls_by_orders_of_magnitude_within_a_step_of_sigma():
     # The tilt that suits δ = 2e-3 shows nothing of δ = 1e-5. A certificate is above the truth, by
     # 1 % a point of its grid and two points at least; the estimate has to be near it.
@@ -73,6 +75,7 @@ def test_starting_nearby_changes_little():
     assert estimate.delta_at(laws[1], second) == pytest.approx(1e-5, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [1e-6, 1e-2, 0.3, 100.0])
 def test_a_bad_start_is_left(off):
     # Of a σ far too small a tilt may see nothing at all: that is no reason to lower it further.
@@ -83,6 +86,7 @@ def test_a_bad_start_is_left(off):
     assert estimate.noise(law, start=off * right) == pytest.approx(right, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_tilt_of_another_law_is_left():
     # From a law of rare participations without bands to one where everybody takes part at once.
     rare = Poisson(probability=0.002, dataset_size=10_000, steps=300)

@@ -282,6 +282,7 @@ def test_terms_are_those_of_whole_batches_and_the_loss():
         assert (drawn <= cut[direction].ceiling).all()
 
 
+@pytest.mark.slow
 def test_dear_orders_come_last_under_a_cap_too(monkeypatch):
     """Order 2 alone is quick here: the first σ is by that, the better one by all orders."""
     scheme = MinSep(probability=0.02, min_sep=4, dataset_size=1000, steps=40, max_batch_size=120)

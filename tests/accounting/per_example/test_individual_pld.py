@@ -147,6 +147,7 @@ def test_one_step(q, sigma, loose):
         assert steps == 0.0 or one_step(q, sigma, steps / loose - 1e-6) >= delta, delta
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("q", "sigma", "steps"),

@@ -29,6 +29,7 @@ def homogeneous(steps, grid):
     return np.uint32(steps) * np.eye(len(grid.values), dtype=np.uint32)[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("probability", "sigma", "steps"), [(0.01, 1.0, 3000), (0.3, 5.0, 200)])
 def test_is_never_below_the_pld_and_never_above_the_worst_case(probability, sigma, steps):

@@ -246,6 +246,7 @@ def test_truncated_parts_of_one_size_are_turns_of_that_size():
     assert found.epsilon == same.epsilon(3.0, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("assignment", ["equal", "independent"])

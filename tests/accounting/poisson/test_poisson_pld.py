@@ -113,6 +113,7 @@ def test_without_subsampling_it_is_the_gaussian(count):
             assert exact - 1e-9 <= composition.epsilon(delta) <= exact * (1 + 1e-5) + 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("p", "sigma", "steps"), [(0.01, 1.0, 1000), (0.1, 2.0, 100), (0.001, 0.5, 500)]
 )
@@ -134,6 +135,7 @@ def test_agrees_with_dp_accounting(p, sigma, steps):
     assert curve.epsilon(sigma, 1e-5) >= optimistic.get_epsilon_for_delta(1e-5)
 
 
+@pytest.mark.slow
 def test_rare_large_losses_fit_into_memory():
     # Nearly every step loses nothing: a window sized by the standard deviation is 1e9 cells wide.
     p, sigma, steps, delta = 1e-6, 0.3, 1000, 1e-7

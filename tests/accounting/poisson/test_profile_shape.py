@@ -138,6 +138,7 @@ PROVEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("accountant", PROVEN)
 def test_every_profile_falls_and_is_convex(accountant: DeterministicAccountant) -> None:
@@ -177,6 +178,7 @@ def test_plain_dp_sgd_has_no_jumps_and_asks_for_little_memory(q, steps, sigma) -
         assert (before[seen] <= direction[seen] * 1.001).all()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("q", "steps", "sigma"),

@@ -67,6 +67,7 @@ def attained(law, other, sigma, epsilons, planar):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("sigma", [0.6, 1.5])

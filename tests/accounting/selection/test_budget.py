@@ -79,6 +79,7 @@ def interaction(generator, budget, spent=(), depth=3):
     return first, second, any(part[2] for part in parts)
 
 
+@pytest.mark.slow
 def test_no_adaptive_tree_that_passes_exceeds_the_budget():
     """240 interactions of up to three releases, enumerated whole, in both directions."""
     generator = np.random.default_rng(20)

@@ -52,6 +52,7 @@ def best_of(law, chances):
     return np.append(found, number[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.describe())
 def test_no_selection_loses_more_than_is_claimed(law):
     """Hundreds of pairs of laws on a few outputs, in every order of scores that was drawn."""

@@ -176,6 +176,7 @@ def check_graphs(graphs, cases, sigma):
 CASES = [(1, 1, False, None), (2, 1, True, None), (2, 2, False, None), (3, 1, True, None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("examples", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_no_user_of_any_small_graph_loses_more_than_is_claimed(examples, case):
@@ -189,6 +190,7 @@ def test_no_user_of_any_small_graph_loses_more_than_is_claimed(examples, case):
         assert tight > 0.99
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [1, 2, 3])
 def test_cut_batches_of_users_cost_no_more_than_is_claimed(largest):
     """Whoever was kept among others shows what the user drew: enumerated, coin by coin."""

@@ -106,6 +106,7 @@ def accusations(scheme):
     return believed, right
 
 
+@pytest.mark.slow
 def test_the_attack_finds_nothing_where_slots_are_public():
     """The same graph and attacker, who reads every draw off the scheme that bars neighbors.
 

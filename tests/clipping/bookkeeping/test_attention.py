@@ -317,6 +317,7 @@ def test_what_is_shared_between_blocks_of_rows():
     )
 
 
+@pytest.mark.slow
 def test_the_rule_by_itself():
     for options in ({}, {"bias": False}, {"add_bias_kv": True}, {"kdim": 4, "vdim": 3}):
         layer = attention(**options)

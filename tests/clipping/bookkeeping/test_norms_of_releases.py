@@ -102,6 +102,7 @@ def test_every_rule_is_among_the_cases():
     assert {type(build()) for build, _ in CASES.values()} == EVERY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_no_norm_is_of_one_number_and_the_release_another(name):
     build, inputs = CASES[name]

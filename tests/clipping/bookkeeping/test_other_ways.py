@@ -142,6 +142,7 @@ BACKENDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced_anew")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("fused", [False, True])
@@ -150,6 +151,7 @@ def test_compiled_before_the_run(plain, backend, fused):
     same(trained(model, wrap=lambda module: torch.compile(module, backend=backend)), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced_anew")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_after_the_run_was_made(plain, backend):
@@ -157,6 +159,7 @@ def test_compiled_after_the_run_was_made(plain, backend):
     same(trained(model, forward=lambda module: torch.compile(module, backend=backend)), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced_anew")
 def test_compiled_in_place(plain):
     model = Decoder()

@@ -267,6 +267,7 @@ def test_subclasses_and_layers_that_are_passed_by_name(kind):
     check_like_loop(case(Named(Own(WIDTH, HIDDEN, batch_first=True)), torch.randn(ROWS, 4, WIDTH)))
 
 
+@pytest.mark.slow
 def test_the_rules_by_themselves():
     torch.manual_seed(0)
     x = torch.randn(4, 6, WIDTH)

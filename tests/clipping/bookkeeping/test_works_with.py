@@ -200,6 +200,7 @@ def test_forward_passes_without_a_backward_pass_leave_no_memory():
     assert not private.optimizer.clipper._uses
 
 
+@pytest.mark.slow
 def test_reports_are_dropped_with_the_step():
     """Nothing of a batch outlives it: neither inputs nor gradients."""
     a = dense()

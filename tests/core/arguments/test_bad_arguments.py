@@ -606,6 +606,7 @@ def test_bad_values_are_refused_in_one_line_that_names_them(
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=5)
 @pytest.mark.parametrize(
     ("call", "right", "argument", "kind"),

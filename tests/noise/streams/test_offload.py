@@ -249,6 +249,7 @@ def test_the_file_is_nobody_elses_and_has_no_name_when_it_is_written(folder, mon
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_file_goes_with_the_stream(folder):
     stream = open_stream(BSR(bands=4), folder=folder)
     state = rows(stream, 2) and stream.state_dict()
@@ -288,6 +289,7 @@ def script(text, folder):
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_pages_are_read_ahead_ends_well(folder):
     """A thread that Python stops within a call would abort the process."""
     done = script(
@@ -307,12 +309,14 @@ def test_a_process_that_ends_while_pages_are_read_ahead_ends_well(folder):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_no_file(folder):
     done = script("os.kill(os.getpid(), signal.SIGKILL)", folder)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_change_the_history_of_its_parent(folder):
     done = script(
         """

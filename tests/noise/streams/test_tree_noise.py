@@ -78,6 +78,7 @@ def node_noise(rows, size):
     return z.double().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("strategy", [Tree(), TreeRestart(height=3)], ids=["one tree", "restarts"])
 def test_ten_thousand_float32_steps_do_not_drift(strategy):

@@ -65,6 +65,7 @@ def test_generators_are_put_back_when_an_example_fails():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_spawned_workers():
     """Nothing in the loader depends on workers inheriting the memory of their parent."""
     loader = make(num_workers=1, multiprocessing_context="spawn", max_physical_batch_size=4)

@@ -123,6 +123,7 @@ class TestIndependentCut(_Contract):
         return joint(14, 4, 1000 / 20_000, (1000 / 5000) ** 2 / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assignment", ["equal", "independent"])
 @pytest.mark.parametrize(("size", "steps", "p", "cycle", "largest", "runs"), WHOLE_RUNS)
 def test_whole_runs(size, steps, p, cycle, largest, assignment, runs):

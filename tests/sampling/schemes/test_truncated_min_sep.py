@@ -125,6 +125,7 @@ class TestLongerThanTheRun(TruncatedContract):
         return tiny(100, 8, 0.2, 30, 3, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize(("size", "steps", "p", "b", "largest"), TINY)
 def test_runs_against_enumeration(size, steps, p, b, largest, warm):
@@ -194,6 +195,7 @@ def test_drawn_examples_are_barred_whether_kept_or_cut(warm):
     assert was_cut > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize(("size", "steps", "p", "b", "largest"), TINY)
 def test_draws_of_one_and_counts_of_the_others(size, steps, p, b, largest, warm):

@@ -207,6 +207,7 @@ def test_json_and_attach() -> None:
     np.testing.assert_array_equal(copy.members, graph.members)
 
 
+@pytest.mark.slow
 def test_sets_of_users_are_read_alike_in_every_process() -> None:
     """Python orders a set of texts anew in every process; the graph must not follow."""
     code = (

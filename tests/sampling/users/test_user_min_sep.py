@@ -115,6 +115,7 @@ def test_sampled_examples_exclude_whether_used_or_not(monkeypatch):
     assert injected(other, samples, monkeypatch) == [{0}, set(), {2}]
 
 
+@pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize(
     ("lists", "b", "p", "steps"),
@@ -155,6 +156,7 @@ def test_short_burn_in_is_the_stationary_regime(lists, b):
     assert first != warm  # the cold start is another regime
 
 
+@pytest.mark.slow
 def test_default_burn_in_draws_the_stationary_law():
     scheme = scheme_of(copies(PATH, 40_000), min_sep=3, steps=2)
     assert scheme.burn_in == 2

@@ -76,6 +76,7 @@ def test_errors_against_dense_matrices(theta, omega, n):
     assert largest == pytest.approx(np.sum(w**2, axis=1).max(), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("theta", [(1 - 1e-7, 0.9999, 0.9), (1 - 1e-9, 1 - 1e-8, 0.5)])
 def test_errors_against_a_series_of_ten_million_terms(theta):
     n = 10**7

@@ -180,6 +180,7 @@ def test_more_bands_are_better(n, m, b):
     assert values[-1] >= np.sum(1 / (2 * np.sin((2 * j - 1) * np.pi / (4 * n + 2)))) / n
 
 
+@pytest.mark.slow
 def test_longer_than_the_separation():
     # The regular pattern must not be dodged: the report for the schedule is what was optimized.
     n, m, b = 24, 4, 6

@@ -156,6 +156,7 @@ def test_refuses_columns_that_are_no_integers():
         TreeRestart(height=2).columns(4, [0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("strategy", [Tree(), TreeRestart(height=11)])
 def test_ten_million_steps(strategy):
