@@ -12,7 +12,6 @@ from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.convolution.direct import (
     ConvGradients,
     form_gradients,
-    storage_size,
 )
 from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
 from dptrain.clipping.bookkeeping.convolution.grouped import (
@@ -34,7 +33,6 @@ __all__ = [
     "per_example_weight_gradients",
     "runs_in_groups",
     "squared_norms",
-    "storage_size",
     "weighted_sum",
 ]
 
@@ -92,7 +90,7 @@ def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
 
 
 def per_example_weight_gradients(
-    a: torch.Tensor, g: torch.Tensor, shape: ConvShape, out: torch.Tensor | None = None
+    a: torch.Tensor, g: torch.Tensor, shape: ConvShape
 ) -> torch.Tensor:
     """The gradients of ``form_gradients`` in the weight's own order.
 
@@ -100,12 +98,11 @@ def per_example_weight_gradients(
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
         shape: of the convolution.
-        out: memory to reuse, see ``form_gradients``.
 
     Returns:
         Shape (B, *weight.shape).
     """
-    return form_gradients(a, g, shape, out).gradients()
+    return form_gradients(a, g, shape).gradients()
 
 
 def weighted_sum(

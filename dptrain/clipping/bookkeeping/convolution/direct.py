@@ -2,46 +2,76 @@
 
 from __future__ import annotations
 
+import abc
+import functools
 import math
+from collections.abc import Sequence
 from itertools import product
+from typing import ClassVar, NamedTuple
 
 import torch
+from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms, summing_dtype
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
 
+# Rows of a product, or numbers next to each other in a copy, from which on they are not few.
+_MANY = 16
+
+
+class Block(NamedTuple):
+    """Gradients of some taps of the first dimension, of all examples.
+
+    Attributes:
+        taps: which.
+        storage: of shape (B, p, taps, other taps, c) where channels are last, else
+            (B · groups, taps, c / groups, other taps, p / groups).
+        channels_last: which of the two.
+    """
+
+    taps: tuple[int, ...]
+    storage: torch.Tensor
+    channels_last: bool
+
+    def rows(self, groups: int) -> torch.Tensor:
+        """Shape (B, numbers)."""
+        return self.storage.unflatten(0, (len(self.storage) // groups, groups)).flatten(1)
+
+    def as_weights(self, rows: torch.Tensor, groups: int) -> torch.Tensor:
+        """Rows as ``rows`` has them, as (B, p, c / groups, taps, *other taps)."""
+        found = rows.view(len(rows), groups, *self.storage.shape[1:])
+        last = found.dim() - 1
+        order = (2, last, 3) if self.channels_last else (last, 3, 2)
+        return found.permute(0, 1, *order, *range(4, last)).flatten(1, 2)
+
 
 class ConvGradients:
     """Per-example gradients of a convolution's weight, in the order in which they are formed.
 
-    The order is (taps of the first dimension, B, groups, c / groups, other taps, p / groups): each
-    matrix product then writes a block without gaps. Norms and weighted sums need no other order.
+    Each matrix product then writes a block without gaps. Norms and weighted sums need no other
+    order.
 
     Args:
-        storage: shape (taps of the first dimension, B · groups, c / groups · other taps,
-            p / groups).
+        blocks: with every tap of the first dimension once.
         shape: of the convolution.
     """
 
-    def __init__(self, storage: torch.Tensor, shape: ConvShape) -> None:
-        self.storage, self.shape = storage, shape
-        taps, rows, c, p = storage.shape
-        self._rows = storage.view(taps, rows // shape.groups, shape.groups * c * p)
+    def __init__(self, blocks: Sequence[Block], shape: ConvShape) -> None:
+        self.blocks, self.shape = list(blocks), shape
 
     def __len__(self) -> int:
         """The number B of examples."""
-        return self._rows.shape[1]
+        return len(self.blocks[0].storage) // self.shape.groups
 
-    def gradients(self) -> torch.Tensor:
-        """A view of shape (B, *weight.shape)."""
-        return _as_weights(self._rows, self.shape)
+    def gradients(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """Those of examples ``start`` to ``stop``, shape (stop - start, *weight.shape)."""
+        return self._weights([block.rows(self.shape.groups)[start:stop] for block in self.blocks])
 
     def norms(self) -> torch.Tensor:
         """‖g_i‖₂, shape (B,), to a few units in the last place."""
-        taps, examples, numbers = self._rows.shape
-        parts = row_norms(self._rows.view(taps * examples, numbers)).view(taps, examples)
-        return torch.linalg.vector_norm(parts, dim=0)
+        parts = [row_norms(block.rows(self.shape.groups)) for block in self.blocks]
+        return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """Σ_i f_i g_i, shape weight.shape; an example of factor 0 may be anything, NaN too.
@@ -50,21 +80,45 @@ class ConvGradients:
             factors: shape (B,). Gradients of factor 0 are overwritten with 0.
         """
         unused = factors == 0
-        if bool(unused.any()):
-            self._rows[:, unused] = 0
-        total = torch.stack([factors.to(rows.dtype) @ rows for rows in self._rows])
-        return _as_weights(total[:, None], self.shape)[0]
+        broken, totals = bool(unused.any()), []
+        for block in self.blocks:
+            rows = block.rows(self.shape.groups)
+            if broken:
+                rows[unused] = 0
+            totals.append((factors.to(rows.dtype) @ rows)[None])
+        return self._weights(totals)[0]
+
+    def select(self, index: torch.Tensor) -> ConvGradients:
+        """Those of some examples, in this order."""
+        return self._of(
+            [
+                block.storage.unflatten(0, (len(self), self.shape.groups))[index].flatten(0, 1)
+                for block in self.blocks
+            ]
+        )
+
+    def plus(self, other: ConvGradients) -> ConvGradients:
+        """The sum with gradients of as many examples, of a convolution of the same shape."""
+        pairs = zip(self.blocks, other.blocks, strict=True)
+        return self._of([one.storage + another.storage for one, another in pairs])
+
+    def _of(self, storages: Sequence[torch.Tensor]) -> ConvGradients:
+        pairs = zip(self.blocks, storages, strict=True)
+        return ConvGradients([block._replace(storage=some) for block, some in pairs], self.shape)
+
+    def _weights(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Rows of each block, of shape (examples, numbers), as (examples, *weight.shape)."""
+        groups = self.shape.groups
+        found = [b.as_weights(some, groups) for b, some in zip(self.blocks, rows, strict=True)]
+        if len(found) == 1:
+            return found[0].reshape(len(found[0]), *self.shape.weight_shape)
+        taps = [tap for block in self.blocks for tap in block.taps]
+        places = [taps.index(tap) for tap in range(len(taps))]
+        parts = [part for some in found for part in some.unbind(3)]
+        return torch.stack([parts[place] for place in places], dim=3)
 
 
-def storage_size(shape: ConvShape, examples: int) -> tuple[int, int, int, int]:
-    """The shape of ``ConvGradients``' storage, for a caller that reuses one."""
-    c, p = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    return shape.kernel[0], examples * shape.groups, c * positions(shape.kernel[1:]), p
-
-
-def form_gradients(
-    a: torch.Tensor, g: torch.Tensor, shape: ConvShape, out: torch.Tensor | None = None
-) -> ConvGradients:
+def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGradients:
     """All per-example gradients; half precision is summed in float32.
 
     A kernel row slides over whole rows of the input. So if shifted copies of the input are made
@@ -72,96 +126,165 @@ def form_gradients(
     cache), the inputs of each tap of the first dimension are a slice of that workspace without
     gaps between rows, and its gradients are one product with g. Compared to unfolding all taps
     that is the k-th part of the copying; compared to a convolution with an example in each group,
-    the products are larger and nothing is put into another layout. Strides in the first dimension
-    put the rows of each remainder next to each other.
+    the products are larger. Strides in the first dimension put the rows of each remainder next to
+    each other.
 
     Args:
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
         shape: of the convolution.
-        out: contiguous memory of ``storage_size`` and of g's summing dtype; fresh where
-            ``None``.
 
     Raises:
         ValueError: if shapes do not belong together.
     """
     shape.check(a, g)
     a, shape = shape.padded(a)
-    dtype, examples = summing_dtype(g), len(g)
-    size = storage_size(shape, examples)
-    if out is None:
-        out = g.new_empty(size, dtype=dtype)
-    elif out.shape != size or out.dtype != dtype or not out.is_contiguous():
-        raise ValueError(
-            f"out has shape {tuple(out.shape)} and {out.dtype}: expected contiguous memory of "
-            f"shape {size} and {dtype}, see storage_size()"
-        )
-    if examples:
-        _Products(a, g, shape, dtype).into(out)
-    return ConvGradients(out, shape)
+    return ConvGradients(_way(a, g, shape).blocks(), shape)
 
 
-class _Products:
+def _way(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> _Products:
+    """The order in which products and copies cost less.
+
+    With channels last the input is put into another order, which takes as long as copies in short
+    pieces do. It pays where taps overlap, so that this happens once for several copies, which are
+    then made in long pieces; and where only taps that share a product make it wide enough.
+    """
+    first = _ChannelsFirst(a, g, shape)
+    # Not measured on other devices, nor for a layout other than torch's own.
+    if shape.groups > 1 or g.device.type != "cpu" or not first.needs_copies:
+        return first
+    last = _ChannelsLast(a, g, shape)
+    overlap = positions(shape.kernel[1:]) > positions(shape.stride[1:]) and last.piece >= _MANY
+    wider = first.width < _MANY <= last.width
+    return last if overlap or wider else first
+
+
+class _Products(abc.ABC):
     """The products of one layer; the arguments are those of ``form_gradients``."""
 
-    def __init__(
-        self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape, dtype: torch.dtype
-    ) -> None:
-        self.a, self.g, self.shape, self.dtype = a, g, shape, dtype
+    channels_last: ClassVar[bool]
+
+    def __init__(self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> None:
+        self.a, self.g, self.shape, self.dtype = a, g, shape, summing_dtype(g)
         stride, dilation = shape.stride[0], shape.dilation[0]
         starts = [tap * dilation for tap in range(shape.kernel[0])]
-        self.remainders = sorted({start % stride for start in starts})
+        self.remainders = list(dict.fromkeys(start % stride for start in starts))
         # Where each tap of the first dimension finds its rows: remainder, first row.
         self.taps = [(self.remainders.index(s % stride), s // stride) for s in starts]
         self.inner, self.length = positions(g.shape[3:]), positions(g.shape[2:])
         self.rows = max(first for _, first in self.taps) + g.shape[2]
-        self.width = shape.in_channels // shape.groups * positions(shape.kernel[1:])
-        self.chunk = min(len(g), chunk_size(g, self._numbers()))
+        self.in_group = shape.in_channels // shape.groups
+        self.out_group = shape.out_channels // shape.groups
+        self.width = self.in_group * positions(shape.kernel[1:])  # of a tap's gradients
 
-    def _numbers(self) -> int:
-        """Numbers that one example touches."""
-        inputs = len(self.remainders) * self.shape.groups * self.width * self.rows * self.inner
-        return inputs + self.g[:1].numel() + math.prod(self.shape.weight_shape)
+    def blocks(self) -> list[Block]:
+        """All gradients, a few examples at a time."""
+        groups, examples = self.shape.groups, len(self.g)
+        found = [
+            Block(
+                taps,
+                self.g.new_empty((examples * groups, *size), dtype=self.dtype),
+                self.channels_last,
+            )
+            for taps, size in self.sizes()
+        ]
+        if not examples:
+            return found
+        numbers = self.numbers() + self.g[:1].numel() + math.prod(self.shape.weight_shape)
+        turns = -(-examples // chunk_size(self.g, numbers))
+        step, ready = -(-examples // turns), 0
+        results = [self.matrices(block.storage) for block in found]
+        for start in range(0, examples, step):
+            a, g = self.a[start : start + step], self.g[start : start + step].to(self.dtype)
+            if len(a) != ready:
+                self.prepare(len(a))
+                ready = len(a)
+            outputs = g.reshape(len(g) * groups, self.out_group, self.length)
+            into = [result.narrow(0, start * groups, len(outputs)) for result in results]
+            self.multiply(a, outputs, into)
+        return found
 
-    def into(self, out: torch.Tensor) -> None:
-        """Write all gradients."""
-        groups, ready = self.shape.groups, 0
-        if needs_copies := self._needs_copies():
-            workspace, (places, sources) = self._workspace(), self._copies()
-        results = out.unbind(0)
-        for start in range(0, len(self.g), self.chunk):
-            examples = min(self.chunk, len(self.g) - start)
-            part = self.a.narrow(0, start, examples)
-            if needs_copies:
-                if examples != ready:  # else the views are those of the last turn
-                    used, ready = workspace.narrow(1, 0, examples), examples
-                    targets, inputs = [used[place] for place in places], self._by_tap(used)
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(part[source])
-            else:
-                inputs = self._by_tap(part.to(self.dtype).contiguous()[None])
-            outputs = self.g.narrow(0, start, examples).to(self.dtype)
-            transposed = outputs.reshape(examples * groups, -1, self.length).transpose(1, 2)
-            for result, rows in zip(results, inputs, strict=True):
-                into = result.narrow(0, start * groups, examples * groups)
-                torch.bmm(rows, transposed, out=into)
+    @abc.abstractmethod
+    def sizes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The taps of each block, and the sizes of its storage but the first."""
 
-    def _workspace(self) -> torch.Tensor:
-        """Zeros for the shifted copies of a chunk."""
-        size = (len(self.remainders), self.chunk, self.shape.in_channels)
-        kernel, inner = self.shape.kernel[1:], self.g.shape[3:]
-        return self.g.new_zeros((*size, *kernel, self.rows, *inner), dtype=self.dtype)
+    @abc.abstractmethod
+    def numbers(self) -> int:
+        """Numbers that one example has in the workspace."""
 
-    def _by_tap(self, used: torch.Tensor) -> list[torch.Tensor]:
+    @abc.abstractmethod
+    def matrices(self, storage: torch.Tensor) -> torch.Tensor:
+        """A block's storage as what products are written into."""
+
+    @abc.abstractmethod
+    def prepare(self, examples: int) -> None:
+        """Make the workspace for so many examples at a time."""
+
+    @abc.abstractmethod
+    def multiply(self, a: torch.Tensor, g: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
+        """Write the gradients of a few examples.
+
+        Args:
+            a: their inputs.
+            g: their output gradients, shape (examples · groups, p / groups, positions).
+            into: their part of the matrices of each block.
+        """
+
+
+class _ChannelsFirst(_Products):
+    """Shifted copies in the order of the input, and a product for each tap."""
+
+    channels_last = False
+
+    @override
+    def sizes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        size = (1, self.in_group, *self.shape.kernel[1:], self.out_group)
+        return [((tap,), size) for tap in range(len(self.taps))]
+
+    @override
+    def numbers(self) -> int:
+        copies = positions(self.shape.kernel[1:]) * self.rows * self.inner
+        return len(self.remainders) * self.shape.in_channels * copies
+
+    @override
+    def matrices(self, storage: torch.Tensor) -> torch.Tensor:
+        return storage.flatten(1, -2)
+
+    @override
+    def prepare(self, examples: int) -> None:
+        if not self.needs_copies:
+            return
+        size = (len(self.remainders), examples, self.shape.in_channels)
+        size = (*size, *self.shape.kernel[1:], self.rows, *self.g.shape[3:])
+        workspace = self.g.new_zeros(size, dtype=self.dtype)
+        places, self._sources = self._copies()
+        self._targets, self._inputs = (
+            [workspace[place] for place in places],
+            self._by_tap(workspace),
+        )
+
+    def _by_tap(self, workspace: torch.Tensor) -> list[torch.Tensor]:
         """For each tap of the first dimension its part of the workspace."""
-        count = used.shape[1] * self.shape.groups
-        inputs = used.view(len(used), count, self.width, self.rows * self.inner)
+        count = workspace.shape[1] * self.shape.groups
+        inputs = workspace.view(len(workspace), count, self.width, self.rows * self.inner)
         return [
             inputs[remainder].narrow(2, first * self.inner, self.length)
             for remainder, first in self.taps
         ]
 
-    def _needs_copies(self) -> bool:
+    @override
+    def multiply(self, a: torch.Tensor, g: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
+        if self.needs_copies:
+            for target, source in zip(self._targets, self._sources, strict=True):
+                target.copy_(a[source])
+        else:
+            self._inputs = self._by_tap(a.to(self.dtype).contiguous()[None])
+        transposed = g.transpose(1, 2)
+        for inputs, out in zip(self._inputs, into, strict=True):
+            torch.bmm(inputs, transposed, out=out)
+
+    @functools.cached_property
+    def needs_copies(self) -> bool:
         """Whether the workspace would be anything but the input itself."""
         inner = zip(
             self.shape.kernel[1:], self.shape.stride[1:], self.shape.padding[1:], strict=True
@@ -196,11 +319,94 @@ class _Products:
         return places, origins
 
 
-def _as_weights(rows: torch.Tensor, shape: ConvShape) -> torch.Tensor:
-    """(taps of the first dimension, B, numbers) as (B, *weight.shape), without copying."""
-    c, p = shape.in_channels // shape.groups, shape.out_channels // shape.groups
-    examples, others = rows.shape[1], shape.kernel[1:]
-    rows = rows.reshape(shape.kernel[0], examples, shape.groups, c, *others, p)
-    last = rows.dim() - 1
-    order = (1, 2, last, 3, 0, *range(4, last))
-    return rows.permute(order).reshape(examples, *shape.weight_shape)
+class _ChannelsLast(_Products):
+    """Shifted copies that have the channels of a position next to each other.
+
+    So have neighbouring taps, and one copy makes those of all taps. Remainders are side by side:
+    taps that begin at the same row of them share a product. For one group of channels.
+    """
+
+    channels_last = True
+
+    def __init__(self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> None:
+        super().__init__(a, g, shape)
+        self._tap = self.width  # numbers of one tap of the first dimension at a position
+        # First row, first remainder, and how many of those that follow.
+        self._runs: list[tuple[int, int, int]] = []
+        for remainder, first in self.taps:
+            start, before, many = self._runs[-1] if self._runs else (-1, 0, 0)
+            if (start, before + many) == (first, remainder):
+                self._runs[-1] = (start, before, many + 1)
+            else:
+                self._runs.append((first, remainder, 1))
+        self.width = self._tap * max(many for _, _, many in self._runs)
+
+    @property
+    def piece(self) -> int:
+        """Numbers that are next to each other where they are copied from and to."""
+        together = len(self.shape.kernel) > 1 and self.shape.dilation[-1] == 1
+        return self.in_group * (self.shape.kernel[-1] if together else 1)
+
+    @override
+    def sizes(self) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        done = 0
+        for _, _, many in self._runs:
+            size = (self.out_group, many, *self.shape.kernel[1:], self.in_group)
+            found.append((tuple(range(done, done + many)), size))
+            done += many
+        return found
+
+    @override
+    def numbers(self) -> int:
+        copies = self.rows * self.inner * len(self.remainders) * self._tap
+        return copies + self.in_group * positions(self._bordered())
+
+    def _bordered(self) -> tuple[int, ...]:
+        """Sizes of the input with all around it that any tap reads."""
+        shape, outputs = self.shape, self.g.shape[3:]
+        last = [(self.rows - 1) * shape.stride[0] + max(self.remainders)]
+        for d, size in enumerate(outputs, start=1):
+            taps = (shape.kernel[d] - 1) * shape.dilation[d]
+            last.append((size - 1) * shape.stride[d] + taps)
+        inputs = zip(self.a.shape[2:], shape.padding, last, strict=True)
+        return tuple(max(before + size, most + 1) for size, (before, _), most in inputs)
+
+    @override
+    def matrices(self, storage: torch.Tensor) -> torch.Tensor:
+        return storage.flatten(2)
+
+    @override
+    def prepare(self, examples: int) -> None:
+        shape, outputs = self.shape, self.g.shape[3:]
+        bordered = self.g.new_zeros((examples, *self._bordered(), self.in_group), dtype=self.dtype)
+        within = bordered
+        for d, (size, (before, _)) in enumerate(zip(self.a.shape[2:], shape.padding, strict=True)):
+            within = within.narrow(1 + d, before, size)
+        self._within = within.movedim(-1, 1)
+
+        taps, many = shape.kernel[1:], len(self.remainders)
+        size = (examples, self.rows, *outputs, many, *taps, self.in_group)
+        copies = bordered.new_empty(size)
+        self._targets = copies.unbind(2 + len(outputs))
+        example, first, *others, _ = bordered.stride()
+        steps = [own * step for own, step in zip(shape.stride, (first, *others), strict=True)]
+        between = [own * step for own, step in zip(shape.dilation[1:], others, strict=True)]
+        strides, size = (example, *steps, *between, 1), self._targets[0].shape
+        self._sources = [bordered.as_strided(size, strides, r * first) for r in self.remainders]
+
+        matrices = copies.view(examples, self.rows * self.inner, many * self._tap)
+        self._inputs = [
+            matrices.narrow(1, start * self.inner, self.length).narrow(
+                2, before * self._tap, together * self._tap
+            )
+            for start, before, together in self._runs
+        ]
+
+    @override
+    def multiply(self, a: torch.Tensor, g: torch.Tensor, into: Sequence[torch.Tensor]) -> None:
+        self._within.copy_(a)
+        for target, source in zip(self._targets, self._sources, strict=True):
+            target.copy_(source)
+        for inputs, out in zip(self._inputs, into, strict=True):
+            torch.bmm(g, inputs, out=out)

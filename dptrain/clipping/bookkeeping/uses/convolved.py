@@ -85,7 +85,7 @@ class Formed(Use):
 
     @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
-        return self.formed.gradients()[start:stop]
+        return self.formed.gradients(start, stop)
 
     @override
     def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
@@ -101,9 +101,7 @@ class Formed(Use):
 
     @override
     def select(self, index: torch.Tensor) -> Formed:
-        groups = self.formed.shape.groups
-        kept = self.formed.storage.unflatten(1, (-1, groups))[:, index].flatten(1, 2)
-        return Formed(ConvGradients(kept, self.formed.shape))
+        return Formed(self.formed.select(index))
 
     @override
     def folded(self, views: int | RowGroups) -> Use:
@@ -112,6 +110,5 @@ class Formed(Use):
     def merged(self, other: Use) -> Use | None:
         """The sum, where the other is formed in the same order."""
         if isinstance(other, Formed) and other.formed.shape == self.formed.shape:
-            total = self.formed.storage + other.formed.storage
-            return Formed(ConvGradients(total, self.formed.shape))
+            return Formed(self.formed.plus(other.formed))
         return None
