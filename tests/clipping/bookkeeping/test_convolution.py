@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -21,6 +21,7 @@ from dptrain.clipping.bookkeeping.convolution.convolution import (
     squared_norms,
     weighted_sum,
 )
+from dptrain.clipping.bookkeeping.convolution.direct import ChannelsFirst, ChannelsLast
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.
@@ -126,12 +127,61 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     assert bool((excess <= allowance).all()), (excess, allowance)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("order", [ChannelsFirst, ChannelsLast])
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(case=cases(), at_once=st.integers(1, 3))
+def test_both_orders_of_copies_have_the_gradients(order, case, at_once):
+    layer, a, g = case
+    shape, expected = ConvShape.of(layer), one_at_a_time(layer, a, g)
+    assume(order is ChannelsFirst or shape.groups == 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convolution_direct, "chunk_size", lambda tensor, numbers: at_once)
+        patch.setattr(convolution_direct, "cheaper_order", order)
+        formed = form_gradients(a, g, shape)
+    near = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(formed.gradients(), expected, **near)
+    torch.testing.assert_close(formed.gradients(1, 3), expected[1:3], **near)
+    torch.testing.assert_close(formed.norms(), expected.flatten(1).norm(dim=1), **near)
+    index = torch.arange(len(a) - 1, -1, -2)
+    torch.testing.assert_close(formed.select(index).gradients(), expected[index], **near)
+    torch.testing.assert_close(formed.plus(formed).gradients(), 2 * expected, **near)
+    factors = torch.rand(len(a), dtype=torch.float64)
+    factors[0] = 0
+    total = torch.einsum("b,b...->...", factors, expected)
+    torch.testing.assert_close(formed.weighted_sum(factors), total, **near)
+
+
+@pytest.mark.parametrize(
+    ("layer", "order"),
+    [
+        (nn.Conv2d(1, 16, 8, 2, padding=3), ChannelsLast),  # 8 taps of one row, 16 of two
+        (nn.Conv2d(16, 32, 4, 2), ChannelsLast),  # taps overlap
+        (nn.Conv2d(64, 64, 3, padding=1), ChannelsLast),
+        (nn.Conv2d(3, 40, 4, 4), ChannelsLast),  # 12 of one row, 48 of four
+        (nn.Conv1d(1, 8, 16, 16), ChannelsLast),
+        (nn.Conv2d(3, 64, 3, padding=1), ChannelsFirst),  # 9 however they are taken
+        (nn.Conv2d(64, 128, 1, 2), ChannelsFirst),  # three quarters of the input are not read
+        (nn.Conv2d(64, 128, 1), ChannelsFirst),  # no copies
+        (nn.Conv2d(64, 128, 2, 2), ChannelsFirst),
+        (nn.Conv2d(64, 64, 3, padding=1, groups=2), ChannelsFirst),
+    ],
+    ids=str,
+)
+def test_channels_go_last_where_taps_overlap_or_have_to_share_a_product(layer, order):
+    a = torch.randn(2, layer.in_channels, *(16,) * len(layer.kernel_size))
+    g = torch.randn_like(layer(a).detach())
+    assert type(convolution_direct.cheaper_order(a, g, ConvShape.of(layer))) is order
+
+
 LAYERS = {
     "plain": nn.Conv2d(3, 4, 3, padding=1),
     "pointwise": nn.Conv2d(3, 4, 1),
     "strided": nn.Conv2d(4, 2, 5, stride=2, padding=2, groups=2),
     "1d": nn.Conv1d(3, 4, 3, padding="same"),
     "depthwise": nn.Conv2d(4, 4, 3, padding=1, groups=4),
+    "many channels": nn.Conv2d(6, 4, 3, padding=1),
+    "one channel": nn.Conv2d(1, 4, 8, stride=2, padding=3),
 }
 
 
@@ -185,7 +235,7 @@ def test_all_factors_zero(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_memory_is_reused(name):
+def test_output_gradients_may_be_scaled_in_memory_of_the_callers(name):
     layer, a, g = example_of(name)
     shape = ConvShape.of(layer)
     factors = torch.rand(5)

@@ -139,27 +139,35 @@ def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGr
     """
     shape.check(a, g)
     a, shape = shape.padded(a)
-    return ConvGradients(_way(a, g, shape).blocks(), shape)
+    return ConvGradients(cheaper_order(a, g, shape).blocks(), shape)
 
 
-def _way(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> _Products:
-    """The order in which products and copies cost less.
+def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Products:
+    """What forms the gradients, by the order of the copies that costs less.
 
-    With channels last the input is put into another order, which takes as long as copies in short
-    pieces do. It pays where taps overlap, so that this happens once for several copies, which are
-    then made in long pieces; and where only taps that share a product make it wide enough.
+    Channels are put last one number at a time, which takes as long as copies in short pieces do. It
+    pays where taps overlap, so that every number is copied more than once, and in long pieces then;
+    and where a product is wide enough only with all taps that may share it. With one thread of an
+    Intel processor with 512-bit vectors, an 8×8 kernel of stride 2 on one channel took 0.7 of the
+    time with channels first, 4×4 of stride 2 on 16 channels 0.8, 3×3 on 64 channels 0.9; 3×3 on
+    three channels, where neither is so, would have taken 1.2, and 1×1 of stride 2 1.7 (MKL held to
+    vectors of 256 bits: 0.6, 1, 1, 1.1 and 1.7).
+
+    Args:
+        a: inputs, shape (B, c, *spatial).
+        g: gradients of the loss by the output, shape (B, p, *out).
+        shape: of the convolution, with no other padding than zeros.
     """
-    first = _ChannelsFirst(a, g, shape)
-    # Not measured on other devices, nor for a layout other than torch's own.
+    first = ChannelsFirst(a, g, shape)
     if shape.groups > 1 or g.device.type != "cpu" or not first.needs_copies:
-        return first
-    last = _ChannelsLast(a, g, shape)
+        return first  # on no other device was it measured
+    last = ChannelsLast(a, g, shape)
     overlap = positions(shape.kernel[1:]) > positions(shape.stride[1:]) and last.piece >= _MANY
-    wider = first.width < _MANY <= last.width
-    return last if overlap or wider else first
+    shared = first.width < _MANY <= last.width
+    return last if overlap or shared else first
 
 
-class _Products(abc.ABC):
+class Products(abc.ABC):
     """The products of one layer; the arguments are those of ``form_gradients``."""
 
     channels_last: ClassVar[bool]
@@ -231,7 +239,7 @@ class _Products(abc.ABC):
         """
 
 
-class _ChannelsFirst(_Products):
+class ChannelsFirst(Products):
     """Shifted copies in the order of the input, and a product for each tap."""
 
     channels_last = False
@@ -319,7 +327,7 @@ class _ChannelsFirst(_Products):
         return places, origins
 
 
-class _ChannelsLast(_Products):
+class ChannelsLast(Products):
     """Shifted copies that have the channels of a position next to each other.
 
     So have neighbouring taps, and one copy makes those of all taps. Remainders are side by side:
