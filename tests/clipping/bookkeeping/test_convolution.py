@@ -100,7 +100,7 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     total = torch.einsum("b,b...->...", factors, expected)
     squares = expected.flatten(1).square().sum(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution_direct, "chunk_size", lambda tensor, numbers: at_once)
+        patch.setattr(convolution_direct, "product_size", lambda tensor, numbers: at_once)
         formed = form_gradients(a, g, shape)
     near = {"rtol": 1e-10, "atol": 1e-10}
     torch.testing.assert_close(formed.gradients(), expected, **near)
@@ -136,7 +136,7 @@ def test_both_orders_of_copies_have_the_gradients(order, case, at_once):
     shape, expected = ConvShape.of(layer), one_at_a_time(layer, a, g)
     assume(order is ChannelsFirst or shape.groups == 1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convolution_direct, "chunk_size", lambda tensor, numbers: at_once)
+        patch.setattr(convolution_direct, "product_size", lambda tensor, numbers: at_once)
         patch.setattr(convolution_direct, "cheaper_order", order)
         formed = form_gradients(a, g, shape)
     near = {"rtol": 1e-10, "atol": 1e-10}

@@ -13,7 +13,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.clipping.base.rows import row_norms, summing_dtype
-from dptrain.clipping.bookkeeping.cache import chunk_size
+from dptrain.clipping.bookkeeping.cache import product_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
 
 # Rows of a product, or numbers next to each other in a copy, from which on they are not few.
@@ -199,7 +199,7 @@ class Products(abc.ABC):
         if not examples:
             return found
         numbers = self.numbers() + self.g[:1].numel() + math.prod(self.shape.weight_shape)
-        turns = -(-examples // chunk_size(self.g, numbers))
+        turns = -(-examples // product_size(self.g, numbers))
         step, ready = -(-examples // turns), 0
         results = [self.matrices(block.storage) for block in found]
         for start in range(0, examples, step):
