@@ -203,13 +203,14 @@ class Products(abc.ABC):
         step, ready = -(-examples // turns), 0
         results = [self.matrices(block.storage) for block in found]
         for start in range(0, examples, step):
-            a, g = self.a[start : start + step], self.g[start : start + step].to(self.dtype)
-            if len(a) != ready:
-                self.prepare(len(a))
-                ready = len(a)
-            outputs = g.reshape(len(g) * groups, self.out_group, self.length)
-            into = [result.narrow(0, start * groups, len(outputs)) for result in results]
-            self.multiply(a, outputs, into)
+            many = min(step, examples - start)
+            if many != ready:
+                self.prepare(many)
+                ready = many
+            g = self.g.narrow(0, start, many).to(self.dtype)
+            outputs = g.reshape(many * groups, self.out_group, self.length)
+            into = [result.narrow(0, start * groups, many * groups) for result in results]
+            self.multiply(self.a.narrow(0, start, many), outputs, into)
         return found
 
     @abc.abstractmethod
@@ -387,7 +388,9 @@ class ChannelsLast(Products):
     @override
     def prepare(self, examples: int) -> None:
         shape, outputs = self.shape, self.g.shape[3:]
-        bordered = self.g.new_zeros((examples, *self._bordered(), self.in_group), dtype=self.dtype)
+        sizes = self._bordered()
+        new = self.g.new_empty if sizes == tuple(self.a.shape[2:]) else self.g.new_zeros
+        bordered = new((examples, *sizes, self.in_group), dtype=self.dtype)
         within = bordered
         for d, (size, (before, _)) in enumerate(zip(self.a.shape[2:], shape.padding, strict=True)):
             within = within.narrow(1 + d, before, size)
