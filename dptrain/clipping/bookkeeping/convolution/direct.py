@@ -397,14 +397,13 @@ class ChannelsLast(Products):
         self._within = within.movedim(-1, 1)
 
         taps, many = shape.kernel[1:], len(self.remainders)
-        size = (examples, self.rows, *outputs, many, *taps, self.in_group)
-        copies = bordered.new_empty(size)
+        copies = bordered.new_empty((examples, self.rows, *outputs, many, *taps, self.in_group))
         self._targets = copies.unbind(2 + len(outputs))
         example, first, *others, _ = bordered.stride()
         steps = [own * step for own, step in zip(shape.stride, (first, *others), strict=True)]
         between = [own * step for own, step in zip(shape.dilation[1:], others, strict=True)]
-        strides, size = (example, *steps, *between, 1), self._targets[0].shape
-        self._sources = [bordered.as_strided(size, strides, r * first) for r in self.remainders]
+        strides, like = (example, *steps, *between, 1), self._targets[0].shape
+        self._sources = [bordered.as_strided(like, strides, r * first) for r in self.remainders]
 
         matrices = copies.view(examples, self.rows * self.inner, many * self._tap)
         self._inputs = [
