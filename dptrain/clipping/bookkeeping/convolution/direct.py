@@ -20,7 +20,7 @@ from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, p
 _MANY = 16
 
 
-class Block(NamedTuple):
+class TapGradients(NamedTuple):
     """Gradients of some taps of the first dimension, of all examples.
 
     Attributes:
@@ -57,7 +57,7 @@ class ConvGradients:
         shape: of the convolution.
     """
 
-    def __init__(self, blocks: Sequence[Block], shape: ConvShape) -> None:
+    def __init__(self, blocks: Sequence[TapGradients], shape: ConvShape) -> None:
         self.blocks, self.shape = list(blocks), shape
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGr
     return ConvGradients(cheaper_order(a, g, shape).blocks(), shape)
 
 
-def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Products:
+def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> TapProducts:
     """What forms the gradients, by the order of the copies that costs less.
 
     Channels are put last one number at a time, which takes as long as copies in short pieces do. It
@@ -167,7 +167,7 @@ def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> Product
     return last if overlap or shared else first
 
 
-class Products(abc.ABC):
+class TapProducts(abc.ABC):
     """The products of one layer; the arguments are those of ``form_gradients``."""
 
     channels_last: ClassVar[bool]
@@ -185,11 +185,11 @@ class Products(abc.ABC):
         self.out_group = shape.out_channels // shape.groups
         self.width = self.in_group * positions(shape.kernel[1:])  # of a tap's gradients
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[TapGradients]:
         """All gradients, a few examples at a time."""
         groups, examples = self.shape.groups, len(self.g)
         found = [
-            Block(
+            TapGradients(
                 taps,
                 self.g.new_empty((examples * groups, *size), dtype=self.dtype),
                 self.channels_last,
@@ -240,7 +240,7 @@ class Products(abc.ABC):
         """
 
 
-class ChannelsFirst(Products):
+class ChannelsFirst(TapProducts):
     """Shifted copies in the order of the input, and a product for each tap."""
 
     channels_last = False
@@ -328,7 +328,7 @@ class ChannelsFirst(Products):
         return places, origins
 
 
-class ChannelsLast(Products):
+class ChannelsLast(TapProducts):
     """Shifted copies that have the channels of a position next to each other.
 
     So have neighbouring taps, and one copy makes those of all taps. Remainders are side by side:
