@@ -1,6 +1,6 @@
 """The privacy engine: from a module, an optimizer and a loader to a private run."""
 
-from dptrain.engine.checkpoint import check_seal, seal
+from dptrain.engine.checkpoints import check_seal, seal
 from dptrain.engine.optimizers import JoinedOptimizer, ScaledAdam
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
 from dptrain.engine.privacy_engine import PrivacyEngine

@@ -30,7 +30,7 @@ from dptrain.core import (
     global_state,
     restore_global_state,
 )
-from dptrain.engine.checkpoint import (
+from dptrain.engine.checkpoints import (
     SHARE,
     check_fields,
     check_format,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dptrain import BLT, BSR, BallsInBins, BandMF, Guarantee, Kind, MatrixMechanism, NoiseOptions
-from dptrain.engine.checkpoint import seal
+from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import SEED_NOTE
 from dptrain.noise.generators.secure import SecureNormals
 from dptrain.reporting.report import conditions

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dptrain import MatrixMechanism, Poisson, account
-from dptrain.engine.checkpoint import seal
+from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import FORMAT
 from dptrain.engine.release_ledger import checksum
 from tests.helpers.engine import (

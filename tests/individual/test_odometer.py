@@ -7,7 +7,7 @@ import pytest
 
 from dptrain.accounting.losses import gaussian
 from dptrain.core.guarantee import Kind
-from dptrain.engine.checkpoint import seal
+from dptrain.engine.checkpoints import seal
 from dptrain.individual import GDPFilter, GDPOdometer, IndividualFilter
 from dptrain.reporting.report import privacy_report
 from tests.helpers.engine import images, small_net, train

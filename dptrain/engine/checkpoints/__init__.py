@@ -1,0 +1,29 @@
+"""Saved states of runs: what is in them, whether they are whole, and where they lie."""
+
+from dptrain.engine.checkpoints.sealed import (
+    CHECKSUM,
+    SHARE,
+    check_fields,
+    check_format,
+    check_guarantee,
+    check_seal,
+    check_settings,
+    noise_of,
+    on_cpu,
+    seal,
+    shares_of,
+)
+
+__all__ = [
+    "CHECKSUM",
+    "SHARE",
+    "check_fields",
+    "check_format",
+    "check_guarantee",
+    "check_seal",
+    "check_settings",
+    "noise_of",
+    "on_cpu",
+    "seal",
+    "shares_of",
+]
