@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -32,6 +34,7 @@ from dptrain.core import (
 )
 from dptrain.engine.checkpoints import (
     SHARE,
+    Holder,
     check_fields,
     check_format,
     check_guarantee,
@@ -39,8 +42,10 @@ from dptrain.engine.checkpoints import (
     check_settings,
     noise_of,
     on_cpu,
+    read_folder,
     seal,
     shares_of,
+    write_folder,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
 from dptrain.engine.optimizers import ScalesGradients, joined_states
@@ -474,22 +479,7 @@ class PrivateTraining:
         check_fields(state)
         for each in shares:
             check_seal(each)
-        if state["mechanism_hash"] != self.mechanism.hash:
-            saved = MatrixMechanism.from_dict(state["mechanism"])
-            raise ValueError(
-                f"the checkpoint belongs to another mechanism: it has {saved}, this run has "
-                f"{self.mechanism}; build the engine with "
-                "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
-            )
-        check_settings(state["settings"], self._settings)
-        if len(state["schedulers"]) != len(self._schedulers):
-            raise ValueError(
-                f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
-                f"{len(self._schedulers)}: register them before load_state_dict()"
-            )
-        guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
-        for guarantee in guarantees:
-            check_guarantee(guarantee, self.mechanism)
+        guarantees = self._check_of_this_run(state)
         private = state["private"]
         self.optimizer.watch.check()
         if self.individual_filter is not None:
@@ -535,6 +525,86 @@ class PrivateTraining:
         self.optimizer.watch.restart()
         restore_global_state(private["rng"])
         self._boundary.restart()
+
+    def _check_of_this_run(self, state: Mapping[str, Any]) -> list[Guarantee]:
+        """Refuse the state of another run, by what it says of itself; returns its guarantees."""
+        if state["mechanism_hash"] != self.mechanism.hash:
+            saved = MatrixMechanism.from_dict(state["mechanism"])
+            raise ValueError(
+                f"the checkpoint belongs to another mechanism: it has {saved}, this run has "
+                f"{self.mechanism}; build the engine with "
+                "mechanism=MatrixMechanism.from_dict(state['mechanism'])"
+            )
+        check_settings(state["settings"], self._settings)
+        if len(state["schedulers"]) != len(self._schedulers):
+            raise ValueError(
+                f"the checkpoint holds {len(state['schedulers'])} scheduler(s), this run has "
+                f"{len(self._schedulers)}: register them before load_state_dict()"
+            )
+        guarantees = [Guarantee.from_json(text) for text in state["guarantees"]]
+        for guarantee in guarantees:
+            check_guarantee(guarantee, self.mechanism)
+        return guarantees
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a checkpoint into a new folder, of which each rank writes its part.
+
+        What ``state_dict()`` has, in the format of ``torch.distributed.checkpoint``: no rank has
+        more of a model that ``fully_shard`` divided than its shards, and any number of ranks reads
+        back what it needs (``load``). All ranks call it after the same step.
+
+        **The folder is secret**, as the state's ``private`` part is, and closed to others (mode
+        0700, its files 0600). It gets its name when all of it is written.
+
+        Args:
+            folder: that is not there yet, on a disk that all ranks see.
+
+        Raises:
+            TypeError: if it is no path.
+            ValueError: if there is such a folder, or several ranks have the whole model, which
+                ``state_dict(share=True)`` is for.
+            RuntimeError: as ``state_dict`` says, or on ranks that learn of another's ValueError.
+        """
+        checks.instance("folder", folder, (str, os.PathLike))
+        holder = self._holder()
+        write_folder(self.state_dict(share=True), pathlib.Path(folder), holder)
+
+    def load(self, folder: str | os.PathLike[str], *, accept_lost_ledger: bool = False) -> None:
+        """Continue the run that ``save`` was called in, bit for bit on as many ranks as there were.
+
+        All ranks call it. What belongs to another run is refused as by ``load_state_dict``. Load
+        folders of your own only: torch reads their list of contents by pickle.
+
+        Args:
+            folder: that ``save`` made, which all ranks see.
+            accept_lost_ledger: as ``load_state_dict`` has it.
+
+        Raises:
+            TypeError: if it is no path, or the switch neither True nor False.
+            ValueError: if it holds no checkpoint, a damaged one or one of another run; nothing has
+                been changed then.
+            RuntimeError: after ``detach``, or on ranks that learn of another's ValueError.
+        """
+        checks.instance("folder", folder, (str, os.PathLike))
+        if self._left is not None:
+            raise RuntimeError(f"{DETACHED}, and load the checkpoint there")
+
+        def check(state: Mapping[str, Any]) -> None:
+            check_format(state, FORMAT)
+            check_fields(state)
+            self._check_of_this_run(state)
+
+        state = read_folder(pathlib.Path(folder), self._holder(), check)
+        self.load_state_dict(state, accept_lost_ledger=accept_lost_ledger)
+
+    def _holder(self) -> Holder:
+        return Holder(
+            ranks=self.optimizer.shared.ranks,
+            module=uncompiled(self._attached.own),
+            optimizer=self.optimizer.original_optimizer,
+            noise=self.optimizer.noise,
+            shards=self.optimizer.shards,
+        )
 
     def end_early(self) -> None:
         """Say that the run is meant to end before its plan: nothing is then said of it at exit.

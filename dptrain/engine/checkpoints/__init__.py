@@ -1,7 +1,7 @@
 """Saved states of runs: what is in them, whether they are whole, and where they lie."""
 
+from dptrain.engine.checkpoints.divided import Holder, read_folder, write_folder
 from dptrain.engine.checkpoints.sealed import (
-    CHECKSUM,
     SHARE,
     check_fields,
     check_format,
@@ -15,8 +15,8 @@ from dptrain.engine.checkpoints.sealed import (
 )
 
 __all__ = [
-    "CHECKSUM",
     "SHARE",
+    "Holder",
     "check_fields",
     "check_format",
     "check_guarantee",
@@ -24,6 +24,8 @@ __all__ = [
     "check_settings",
     "noise_of",
     "on_cpu",
+    "read_folder",
     "seal",
     "shares_of",
+    "write_folder",
 ]

@@ -35,8 +35,6 @@ FIELDS = {
     "private",
 }
 
-
-# What the share of a rank has; that of rank 0 has all the rest of the state as well.
 SHARE = (
     "format",
     "mechanism",
@@ -46,6 +44,7 @@ SHARE = (
     "ledger_run",
     "share",
 )
+"""What the share of a rank has; that of rank 0 has all the rest of the state as well."""
 
 
 def shares_of(state: object) -> list[Mapping[str, Any]]:

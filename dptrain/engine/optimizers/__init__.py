@@ -3,7 +3,10 @@
 from dptrain.engine.optimizers.joined import JoinedOptimizer, single_optimizers
 from dptrain.engine.optimizers.scaled_adam import ScaledAdam, ScalesGradients, scales_of
 from dptrain.engine.optimizers.sliced import (
+    PIECES,
     SlicedOptimizer,
+    all_of,
+    for_each_part,
     in_pieces,
     joined_states,
     laid_out_like,
@@ -11,10 +14,13 @@ from dptrain.engine.optimizers.sliced import (
 )
 
 __all__ = [
+    "PIECES",
     "JoinedOptimizer",
     "ScaledAdam",
     "ScalesGradients",
     "SlicedOptimizer",
+    "all_of",
+    "for_each_part",
     "in_pieces",
     "joined_states",
     "laid_out_like",

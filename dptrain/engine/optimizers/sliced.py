@@ -125,7 +125,7 @@ class SlicedOptimizer:
         if len(states) == 1:
             self.optimizer.load_state_dict(dict(states[0]))
         else:
-            self.optimizer.load_state_dict(_for_each_part(self.optimizer, states, self._cut))
+            self.optimizer.load_state_dict(for_each_part(self.optimizer, states, self._cut))
 
     def step(self) -> None:
         """The optimizer steps on the pieces, whose gradients are set; they are taken off then."""
@@ -189,7 +189,7 @@ class SlicedOptimizer:
     ) -> dict[str, Any]:
         wanted = {
             index: (*self._place[self._to_piece[p]], p)
-            for index, p in enumerate(_all_of(single))
+            for index, p in enumerate(all_of(single))
             if p in self._to_piece
         }
         return cut_state(states, wanted)
@@ -198,7 +198,7 @@ class SlicedOptimizer:
         """By the index that a state has it under, the place of each piece in the groups."""
         return {
             index: self._place[piece]
-            for index, piece in enumerate(_all_of(single))
+            for index, piece in enumerate(all_of(single))
             if piece in self._place
         }
 
@@ -217,15 +217,15 @@ def joined_states(
     """
 
     def whole(single: torch.optim.Optimizer, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        wanted = {index: (0, p.numel(), p) for index, p in enumerate(_all_of(single))}
+        wanted = {index: (0, p.numel(), p) for index, p in enumerate(all_of(single))}
         state = cut_state(found, wanted)
         del state[PIECES]
         return state
 
-    return _for_each_part(optimizer, states, whole)
+    return for_each_part(optimizer, states, whole)
 
 
-def _for_each_part(
+def for_each_part(
     optimizer: torch.optim.Optimizer,
     states: Sequence[Mapping[str, Any]],
     made: Callable[[torch.optim.Optimizer, Sequence[Mapping[str, Any]]], dict[str, Any]],
@@ -240,7 +240,7 @@ def _for_each_part(
             "those that they were taken from, in their order"
         )
     each = zip(optimizer.parts, zip(*parts, strict=True), strict=True)
-    return {"parts": [_for_each_part(part, found, made) for part, found in each]}
+    return {"parts": [for_each_part(part, found, made) for part, found in each]}
 
 
 def in_pieces(state: Mapping[str, Any]) -> bool:
@@ -328,7 +328,8 @@ def laid_out_like(like: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(like, dtype=values.dtype, device=values.device).copy_(values)
 
 
-def _all_of(single: torch.optim.Optimizer) -> list[Any]:
+def all_of(single: torch.optim.Optimizer) -> list[Any]:
+    """The parameters of an optimizer, in the order of the indices of its state."""
     return [p for group in single.param_groups for p in group["params"]]
 
 
