@@ -3,7 +3,7 @@
 A case is one ``torchrun --max-restarts`` of two ranks. In each of its lives but the last, one rank
 kills itself at a random moment: before one of its Python calls, of any step, exchange, line of the
 ledger or checkpoint. Model, optimizer, noise and ledger have to end as those of a run that nobody
-kills.
+kills. The ranks of half of the cases divide the model by ``fully_shard``, and save it in folders.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ RANKS = 2
 _LIFE = 300  # seconds that a life may take, on a machine that is busy too
 # A life ends within so many calls, of some 16,000 a step; a checkpoint is due every three steps.
 _REACH = 80_000
+_REACH_DIVIDED = 150_000  # two thirds of the first rank's calls are of its checkpoints
 
 
-def outcome(kills: list[tuple[int, int]]) -> dict[str, Any]:
+def outcome(kills: list[tuple[int, int]], *, divided: bool = False) -> dict[str, Any]:
     """What a run leaves behind that must not depend on kills, and how many of them there were.
 
     Args:
         kills: for every life but the last, the rank and before which of its calls it dies.
+        divided: whether the ranks divide the model.
 
     Raises:
         Finding: if the run does not end well.
@@ -44,7 +46,7 @@ def outcome(kills: list[tuple[int, int]]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         folder = pathlib.Path(name)
         (folder / worker.KILLS).write_text(json.dumps(kills))
-        launch(folder, restarts=len(kills))
+        launch(folder, restarts=len(kills), divided=divided)
         saved = [
             torch.load(folder / worker.OUTCOME.format(rank=rank), weights_only=True)
             for rank in range(RANKS)
@@ -64,7 +66,7 @@ def outcome(kills: list[tuple[int, int]]) -> dict[str, Any]:
         return parts
 
 
-def launch(folder: pathlib.Path, restarts: int) -> None:
+def launch(folder: pathlib.Path, restarts: int, *, divided: bool) -> None:
     """Run ``torchrun`` in a process group of its own, until it ends.
 
     Raises:
@@ -72,6 +74,7 @@ def launch(folder: pathlib.Path, restarts: int) -> None:
     """
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     again = ["--max-restarts", str(restarts), "-m", worker.__name__, str(folder)]
+    again += ["divided"] if divided else []
     process = subprocess.Popen(
         [sys.executable, "-m", *launcher, *again],
         cwd=ROOT,
@@ -93,26 +96,27 @@ def launch(folder: pathlib.Path, restarts: int) -> None:
 
 
 @functools.cache
-def uninterrupted() -> dict[str, Any]:
+def uninterrupted(*, divided: bool = False) -> dict[str, Any]:
     """The outcome of a run that nobody kills."""
-    return outcome([])
+    return outcome([], divided=divided)
 
 
 def case(seed: int) -> int:
     """A run of which ranks are killed up to three times; how many kills there were."""
     rng = random.Random(seed)
-    return killed(
-        [(rng.randrange(RANKS), rng.randint(1, _REACH)) for _ in range(rng.randint(1, 3))]
-    )
+    divided = rng.random() < 0.5
+    reach = _REACH_DIVIDED if divided else _REACH
+    kills = [(rng.randrange(RANKS), rng.randint(1, reach)) for _ in range(rng.randint(1, 3))]
+    return killed(kills, divided=divided)
 
 
-def killed(kills: list[tuple[int, int]]) -> int:
+def killed(kills: list[tuple[int, int]], *, divided: bool = False) -> int:
     """How many of the kills there were, if the run ends as one without them.
 
     Raises:
         Finding: if it does not.
     """
-    found, expected = outcome(kills), uninterrupted()
+    found, expected = outcome(kills, divided=divided), uninterrupted(divided=divided)
     count = found["kills"]
     different = [
         part for part in found if part != "kills" and not _same(found[part], expected[part])

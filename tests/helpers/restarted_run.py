@@ -1,7 +1,8 @@
 """What each rank of a run does that torchrun starts, and starts again when a rank was killed.
 
 ``kills.json`` in the folder says for every life of the run which rank is to kill itself, and before
-which of its Python calls, counted from the moment at which it begins to train or to go on.
+which of its Python calls, counted from the moment at which it begins to train or to go on. With the
+word ``divided`` the model is one that ``fully_shard`` divided, and each checkpoint a folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 from types import FrameType
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, MinSep, PrivacyEngine
@@ -28,10 +31,13 @@ KILLS, CHECKPOINT, LEDGER = "kills.json", "run.pt", "ledger.jsonl"
 OUTCOME = "outcome{rank}.pt"
 
 
-def built(folder: pathlib.Path) -> PrivateTraining:
+def built(folder: pathlib.Path, *, divided: bool) -> PrivateTraining:
     """The run at its start; dropout draws from torch's global generator."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+    if divided:
+        fully_shard(module[0])
+        fully_shard(module)
     data = TensorDataset(torch.randn(120, 6), torch.randint(0, 3, (120,)))
     return PrivacyEngine(ledger=folder / LEDGER).make_private(
         module=module,
@@ -58,24 +64,27 @@ def kill_before(call: int) -> None:
     sys.setprofile(count)
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path, *, divided: bool) -> None:
     """Train to the end, from the checkpoint if there is one."""
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     rank, life = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     kills = json.loads((folder / KILLS).read_text())
-    private = built(folder)
+    private = built(folder, divided=divided)
     if life < len(kills) and kills[life][0] == rank:
         kill_before(kills[life][1])
-    if (folder / CHECKPOINT).exists():
+    write = save_in_folder if divided else save
+    if divided and (saved := folders(folder)):
+        private.load(saved[-1])
+    elif not divided and (folder / CHECKPOINT).exists():
         private.load_state_dict(torch.load(folder / CHECKPOINT, weights_only=True))
     else:
-        save(private, folder)
+        write(private, folder)
     for x, y in private.loader:
         private.optimizer.zero_grad()
         nn.functional.cross_entropy(private.module(x), y).backward()
         private.optimizer.step()
         if private.steps_executed % EVERY == 0:
-            save(private, folder)
+            write(private, folder)
     sys.setprofile(None)
     outcome = {"life": life, "state": private.state_dict()}
     torch.save(outcome, folder / OUTCOME.format(rank=rank))
@@ -90,5 +99,18 @@ def save(private: PrivateTraining, folder: pathlib.Path) -> None:
         os.replace(folder / "run.tmp", folder / CHECKPOINT)
 
 
+def folders(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Checkpoints of a divided model that are whole, the latest last."""
+    return sorted(folder.glob("run-*"), key=lambda path: int(path.name.split("-")[1]))
+
+
+def save_in_folder(private: PrivateTraining, folder: pathlib.Path) -> None:
+    """The checkpoint of all ranks, each its part; earlier ones stay until it is whole."""
+    private.save(folder / f"run-{private.steps_executed}")
+    if dist.get_rank() == 0:
+        for old in folders(folder)[:-1]:
+            shutil.rmtree(old)
+
+
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), divided=sys.argv[2:] == ["divided"])

@@ -168,19 +168,31 @@ def test_a_checkpoint_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_killed_ranks_go_on_bit_for_bit() -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_killed_ranks_go_on_bit_for_bit(divided: bool) -> None:
     """Each in a life of its own: of the first rank, of the second, and a life that ends well."""
-    assert ranks.killed([(1, 45_000), (0, 20_000)]) == 2
+    assert ranks.killed([(1, 45_000), (0, 20_000)], divided=divided) == 2
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_ranks_that_divide_a_model() -> None:
+    """At random moments of steps, exchanges and checkpoints, four to a run."""
+    rng, kills = random.Random(22), 0
+    for _ in range(5):
+        moments = [(rng.randrange(ranks.RANKS), rng.randint(1, 150_000)) for _ in range(4)]
+        kills += ranks.killed(moments, divided=True)
+    assert kills == 20
 
 
 def test_a_run_that_goes_on_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = {"module": {"weight": torch.ones(2)}, "releases": ["a", "b"], "kills": 0}
     found = {**ends, "module": {"weight": torch.tensor([1.0, 1 + 2**-23])}, "kills": 1}
-    monkeypatch.setattr(ranks, "outcome", lambda kills: found if kills else ends)
+    monkeypatch.setattr(ranks, "outcome", lambda kills, divided: found if kills else ends)
     ranks.uninterrupted.cache_clear()
     with pytest.raises(Finding, match="after 1 kills the run has another module"):
         ranks.killed([(0, 5)])
-    monkeypatch.setattr(ranks, "outcome", lambda kills: {**ends, "kills": len(kills)})
+    more = lambda kills, divided: {**ends, "kills": len(kills)}  # noqa: E731
+    monkeypatch.setattr(ranks, "outcome", more)
     ranks.uninterrupted.cache_clear()
     assert ranks.case(3) > 0
     ranks.uninterrupted.cache_clear()
