@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import IterableDataset
 
 from dptrain import Gradients, Poisson
@@ -19,7 +20,7 @@ from dptrain.integrations.transformers import (
 from dptrain.integrations.transformers.plan import graph_of
 from tests.integrations.tiny import Texts, arguments, bert, flat, privacy, tokenizer, trainer
 
-pytest.importorskip("accelerate")
+accelerate = pytest.importorskip("accelerate")
 
 MISTAKES = [
     ({"train_sampling_strategy": "group_by_length"}, r"train_sampling_strategy='group_by_length'.*"
@@ -67,6 +68,26 @@ def test_a_setting_of_another_backend_is_refused_by_name(tmp_path, name, value, 
     setattr(args, name, value)
     with pytest.raises(ValueError, match=told):
         PrivateTrainer(model=bert(), args=args, train_dataset=Texts(), privacy=privacy())
+
+
+@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_what_the_environment_asks_of_accelerate_is_refused(tmp_path, monkeypatch, kind):
+    """``accelerate launch --use_fsdp`` says it in the environment, and not in the arguments."""
+    found = property(lambda _: accelerate.DistributedType[kind])
+    monkeypatch.setattr(accelerate.Accelerator, "distributed_type", found)
+    told = f"distributed_type is {kind}.*ACCELERATE_USE_{kind}.*torchrun"
+    with pytest.raises(ValueError, match=told):
+        trainer(tmp_path)
+
+
+def test_a_model_that_is_divided_is_refused(tmp_path):
+    store = f"file://{tmp_path}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match=r"divided by fully_shard.*a loop of your own"):
+            trainer(tmp_path, model=fully_shard(bert()))
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 class Stream(IterableDataset):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+from dptrain.distributed import FullySharded
+
 _SPREAD = (
     "each process of a private run holds the whole model, and gradients are added up over "
     "processes by the run itself"
@@ -43,7 +45,9 @@ def _given(value: Any) -> bool:
 
 _ARGUMENTS = (
     _Refused("fsdp", _given, f"parts of the model would lie on other processes, and {_SPREAD}",
-             "leave fsdp out and start the script with torchrun"),
+             "leave fsdp out and start the script with torchrun, which divides the noise and the "
+             "optimizer; for a model that no process has room for, call fully_shard and "
+             "make_private in a loop of your own"),
     _Refused("deepspeed", _given, f"it has an optimizer and gradients of its own, and {_SPREAD}",
              "leave deepspeed out and start the script with torchrun"),
     _Refused("parallelism_config", _given, f"it spreads an example over processes, and {_SPREAD}",
@@ -223,6 +227,19 @@ def check_trainer(trainer: Any, known: Any) -> None:
             f"the trainer sees {trainer.args.n_gpu} GPUs in one process and would use "
             f"DataParallel: {_SPREAD}; start the script with torchrun, or set "
             "CUDA_VISIBLE_DEVICES=0"
+        )
+    kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
+    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+        raise ValueError(
+            f"the accelerator's distributed_type is {kind}, as accelerate launch or "
+            f"ACCELERATE_USE_{kind} of the environment has it: {_SPREAD}; start the script with "
+            "torchrun, or set that to false"
+        )
+    if FullySharded.there(trainer.model):
+        raise ValueError(
+            "model was divided by fully_shard, and the trainer saves and evaluates models that "
+            "each process has whole: call make_private in a loop of your own, or leave "
+            "fully_shard out"
         )
     if same_data(trainer.eval_dataset, known):
         raise ValueError(
