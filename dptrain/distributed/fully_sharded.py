@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.distributed.ranks import Ranks
+from dptrain.distributed.ranks import Grid, Ranks
 
-_HOW = "call fully_shard(layer) and, last, fully_shard(model), with a mesh of one dimension"
+_HOW = (
+    "call fully_shard(layer) and, last, fully_shard(model), with one mesh of all ranks, of one "
+    "dimension or of two (replicas, shards)"
+)
 
 
 class FullySharded:
@@ -25,6 +28,9 @@ class FullySharded:
     While a block is whole, its layers hold other parameters than the optimizer does: torch
     exchanges the two. What looks at a layer from within (``dptrain.clipping``) knows the whole
     ones, whose memory comes and goes; the optimizer, the noise and checkpoints know the shards.
+
+    On a mesh of two dimensions (HSDP) each row of ranks has the whole model between them, and the
+    ranks of a column have the same shards.
 
     torch 2.13 has no public names for most of this: they are used here, and nowhere else.
 
@@ -59,6 +65,13 @@ class FullySharded:
         self._hooks: list[Any] = []
         for p in self._each:
             self._check(p)
+        meshes = {p.sharded_param.device_mesh for p in self._each}
+        if len({tuple(mesh.shape) for mesh in meshes}) > 1:
+            raise ValueError(
+                "layers are divided by several meshes, of the shapes "
+                f"{sorted(tuple(mesh.shape) for mesh in meshes)}: {_HOW}"
+            )
+        self._mesh = next(iter(meshes), None)
 
     @staticmethod
     def there(module: Any) -> bool:
@@ -72,12 +85,12 @@ class FullySharded:
         name = p._module_info.param_name
         what = f"parameter {name!r} of a {type(p._module_info.module).__name__}"
         placements = tuple(str(each) for each in p.sharded_param.placements)
-        if p.is_dtensor or placements != ("S(0)",):
+        if p.is_dtensor or placements not in (("S(0)",), ("R", "S(0)")):
             raise ValueError(
                 f"{what} is placed as {', '.join(placements)} on a mesh of "
                 f"{p.sharded_param.device_mesh.ndim} dimension(s): a private run knows models "
-                "whose parameters are divided by their first dimension among all ranks, without "
-                f"tensor parallelism or replicas: {_HOW} and without shard_placement_fn"
+                "whose parameters are divided by their first dimension, without tensor "
+                f"parallelism: {_HOW}, and without shard_placement_fn"
             )
         if p.offload_to_cpu:
             raise ValueError(
@@ -111,20 +124,29 @@ class FullySharded:
                     "(or none), and leave PrivacyEngine(distributed=False) out"
                 )
 
+    @property
+    def grid(self) -> Grid | None:
+        """The rows and columns of ranks on a mesh of two dimensions, else ``None``."""
+        if self._mesh is None or self._mesh.ndim == 1:
+            return None
+        return Grid(self._mesh.size(1), self._mesh.get_group(1), self._mesh.get_group(0))
+
     def pieces(
-        self, parameters: Sequence[nn.Parameter], world_size: int
+        self, parameters: Sequence[torch.Tensor], world_size: int
     ) -> list[list[tuple[int, int]]]:
         """For each rank, the first entry and one past the last of its shard of each parameter.
 
-        A shard is some rows, as many for each rank, and fewer or none for the last ones.
+        A shard is some rows, as many for each rank of a row of the mesh, and fewer or none for the
+        last ones.
         """
+        shards = world_size if self.grid is None else self.grid.shards
         found = []
         for rank in range(world_size):
-            own = []
+            own, place = [], rank % shards
             for p in parameters:
                 rows, length = p.shape[0], math.prod(p.shape[1:])
-                each = -(-rows // world_size)
-                low, high = (min(place * each, rows) * length for place in (rank, rank + 1))
+                each = -(-rows // shards)
+                low, high = (min(at * each, rows) * length for at in (place, place + 1))
                 own.append((low, high) if low < high else (0, 0))
             found.append(own)
         return found

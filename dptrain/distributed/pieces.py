@@ -29,8 +29,9 @@ def reduce_pieces(
     pieces: Pieces,
     *,
     rank: int,
+    group: Any = None,
 ) -> list[torch.Tensor]:
-    """See ``Ranks.scatter_sums``."""
+    """See ``Ranks.scatter_sums``; ``rank`` and ``pieces`` are of the process group."""
     found: dict[int, torch.Tensor] = {}
     kinds = [(summing_dtype(tensor), tensor.device) for tensor in like]
     for dtype, device, members in _alike(kinds):
@@ -45,7 +46,7 @@ def reduce_pieces(
                     first = source * length + at - start
                     sent[first : first + high - low] = flat[index][low:high]
             sent = sent.to(device_for(device))
-            got = _reduced(sent, len(pieces))
+            got = _reduced(sent, len(pieces), group)
             mine = own[start:stop]
             mine.copy_(got[: len(mine)])
         for index, at in cut.starts(rank):
@@ -56,18 +57,18 @@ def reduce_pieces(
     return [found[index] for index in range(len(like))]
 
 
-def _reduced(sent: torch.Tensor, world: int) -> torch.Tensor:
+def _reduced(sent: torch.Tensor, world: int, group: Any) -> torch.Tensor:
     """This rank's part of the sum over the ranks of vectors of ``world`` parts of one length."""
     if sent.device.type == "cpu":
         # A reduce-scatter of gloo's is an all-reduce of which most is thrown away: twice the
         # traffic. So each rank is sent the others' parts, and adds them up in the ranks' order.
         parts = torch.empty_like(sent)
         with reported():
-            dist.all_to_all_single(parts, sent)
+            dist.all_to_all_single(parts, sent, group=group)
         return parts.view(world, -1).sum(0)
     got = sent.new_empty(len(sent) // world)
     with reported():
-        _REDUCE(got, sent)
+        _REDUCE(got, sent, group=group)
     return got
 
 

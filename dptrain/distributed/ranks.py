@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,20 @@ REMEDY = (
     "every rank has to build the same run, load the same checkpoint, and take every batch and "
     "every optimizer.step() that the others take; go on from the last checkpoint on all ranks"
 )
+
+
+class Grid(NamedTuple):
+    """Ranks in rows, each of which has all of a model, so that those of a column have the same.
+
+    Attributes:
+        shards: how many ranks a row has; rank r is in row r // shards and column r % shards.
+        row: torch's process group of this rank's row.
+        column: that of its column.
+    """
+
+    shards: int
+    row: Any
+    column: Any
 
 
 class Ranks:
@@ -249,22 +264,32 @@ class Ranks:
         tensors: Sequence[torch.Tensor | None],
         like: Sequence[torch.Tensor],
         pieces: Pieces,
+        grid: Grid | None = None,
     ) -> list[torch.Tensor]:
         """The sums over the ranks of this rank's pieces; ``None`` counts 0.
 
-        Half of the traffic of ``sum``: the other half is that of ``gather_pieces``.
+        Half of the traffic of ``sum``: the other half is that of ``gather_pieces``. In a grid the
+        sums of each row are scattered in it, and those of a column are added up, to the same bits
+        on all of its ranks.
 
         Args:
             tensors: one for each of ``like``, or ``None`` where this rank has nothing to add.
             like: the parameters that they are sums for.
             pieces: of all ranks, the first and one past the last entry of each flattened tensor.
+            grid: of the ranks, where those of a column have the same pieces.
 
         Returns:
             New tensors of the dtype of sums: of the shape of ``like`` where the piece is all of it,
             one-dimensional otherwise.
         """
         self._meet("a sum", len(tensors))
-        return reduce_pieces(tensors, like, pieces, rank=self.rank)
+        if grid is None:
+            return reduce_pieces(tensors, like, pieces, rank=self.rank)
+        row, place = pieces[: grid.shards], self.rank % grid.shards
+        own = reduce_pieces(tensors, like, row, rank=place, group=grid.row)
+        for bucket in buckets(own):
+            travel(bucket, functools.partial(dist.all_reduce, group=grid.column))
+        return own
 
     def gather_pieces(
         self, own: Sequence[torch.Tensor], into: Sequence[torch.Tensor], pieces: Pieces
@@ -292,14 +317,21 @@ class Ranks:
             found.append(mine if source == self.rank else box[0])
         return found
 
-    def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors, whose shapes are the same on all ranks, with those of rank 0."""
+    def copy_from_first(self, tensors: Iterable[torch.Tensor], grid: Grid | None = None) -> None:
+        """Overwrite tensors with those of rank 0, or, in a grid, of the first rank of the column.
+
+        Their shapes are the same on all of these ranks.
+        """
         if self.world_size == 1:
             return
         self._meet("a value of rank 0")
+        column = {} if grid is None else {"group": grid.column}
+        source = 0 if grid is None else self.rank % grid.shards
         for bucket in buckets([tensor.detach() for tensor in tensors]):
             # Bytes: not every backend knows every dtype.
-            travel(bucket, lambda flat: dist.broadcast(flat.view(torch.uint8), src=0))
+            travel(
+                bucket, lambda flat: dist.broadcast(flat.view(torch.uint8), src=source, **column)
+            )
 
     def _meet(self, place: str, *numbers: int) -> list[tuple[int, ...]]:
         """Everybody's numbers, all slots; refuses ranks that are at other places."""

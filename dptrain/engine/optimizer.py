@@ -479,7 +479,8 @@ class PrivateOptimizer(DPOptimizer):
         if self.step_hook is not None:
             self.step_hook(self)
         released = [p.grad for p in self._stepped]
-        digest = self.shared.digest_of(released, in_pieces=self._sliced is not None)
+        with_pieces = () if self.shards is None or self._sliced is None else self.shards.with_all
+        digest = self.shared.digest_of(released, ranks=with_pieces)
         self.shared.record(self.ledger, self.steps_executed, digest)
 
     def _reset_sums(self) -> None:

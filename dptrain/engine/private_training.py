@@ -48,7 +48,7 @@ from dptrain.engine.checkpoints import (
     write_folder,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
-from dptrain.engine.optimizers import ScalesGradients, joined_states
+from dptrain.engine.optimizers import ScalesGradients, joined_states, nothing_of
 from dptrain.engine.request import RunRequest
 from dptrain.engine.shards import MODULE_PIECES, load_module, module_state
 from dptrain.engine.unfinished import Boundary
@@ -404,6 +404,9 @@ class PrivateTraining:
         if shards is not None:
             facts = {"step": self.steps_executed, "share": share, "ledger": ledger.digests}
             ranks.agree("a checkpoint", lambda: facts, secret=("ledger",))
+            if shards.copies:
+                noise = {**noise, "blocks": [], "buffers": []}
+                optimizer = nothing_of(self.optimizer.original_optimizer, optimizer)
             if not share:
                 noise = ranks.shares(on_cpu(noise))
                 if shards.sliced is not None:

@@ -62,6 +62,21 @@ class Shards:
         return [shard_pieces(like, rank=rank, world=world) for rank in range(world)]
 
     @property
+    def with_all(self) -> range:
+        """The ranks that have all pieces between them, with this one."""
+        return range(self._ranks.world_size)
+
+    @property
+    def saving(self) -> range:
+        """The ranks whose pieces a checkpoint has; the others have the same ones."""
+        return range(len(self.with_all))
+
+    @property
+    def copies(self) -> bool:
+        """Whether another rank saves what this one has."""
+        return self._ranks.rank not in self.saving
+
+    @property
     def noise_of_a_rank(self) -> dict[str, Any]:
         """Which noise ``noise_stream`` is asked for."""
         return {"shard": (self._ranks.rank, self._ranks.world_size)}
@@ -148,6 +163,10 @@ class DividedModule(Shards):
     as they are formed, some at a time, so that a rank never has all of them. That is the traffic of
     fully_shard's own reduction, which takes place for every microbatch too.
 
+    On a mesh of two dimensions every row of ranks has all pieces, and a column has the same ones.
+    The sums are reduced over both, and all ranks of a column add the same noise to the same bits of
+    a sum: it is the noise of one release, of which there are copies.
+
     Args:
         ranks: the processes of the run.
         parameters: that are trained: shards, DTensors.
@@ -170,6 +189,21 @@ class DividedModule(Shards):
         return self.module.pieces(parameters, self._ranks.world_size)
 
     @property
+    def with_all(self) -> range:
+        """The ranks that have all pieces between them, with this one: its row of the mesh."""
+        if (grid := self.module.grid) is None:
+            return super().with_all
+        first = self._ranks.rank // grid.shards * grid.shards
+        return range(first, first + grid.shards)
+
+    def begin_alike(self, module: nn.Module) -> None:
+        """Ranks that have the same pieces begin with those of the first."""
+        self.module.rest()
+        if (grid := self.module.grid) is not None:
+            state = [*module.parameters(), *module.buffers()]
+            self._ranks.copy_from_first([local_of(t) for t in state if is_divided(t)], grid)
+
+    @property
     def noise_of_a_rank(self) -> dict[str, Any]:
         """Which noise ``noise_stream`` is asked for."""
         return {"pieces": self.pieces[self._ranks.rank]}
@@ -190,6 +224,7 @@ class DividedModule(Shards):
                 [total for _, total in waiting],
                 [like[index] for index in indices],
                 [[each[index] for index in indices] for each in self.pieces],
+                self.module.grid,
             )
             waiting.clear()
             add_part(found, [parameters[index] for index in indices])
@@ -235,7 +270,7 @@ def module_state(
         shards: of the run.
         ranks: of the run, all of which have to ask where the module is divided.
         share: what this rank has of it alone, with ``MODULE_PIECES``; what no rank has a part of
-            is in the share of the first.
+            is in the share of the first, and nothing in those of ranks that have what others have.
     """
     if not isinstance(shards, DividedModule):
         return {"module": copy.deepcopy(module.state_dict())}
@@ -244,11 +279,15 @@ def module_state(
     parts = {name: value for name, value in found.items() if is_divided(value)}
     pieces = shards.module.pieces(list(parts.values()), ranks.world_size)
     own = [local_of(value) for value in parts.values()]
+    if share and shards.copies:
+        return {"module": {}, MODULE_PIECES: {}}
     if share:
         held = {} if ranks.rank else {n: copy.deepcopy(found[n]) for n in found if n not in parts}
         held |= {n: t.reshape(-1).clone() for n, t in zip(parts, own, strict=True)}
         places = zip(parts, pieces[ranks.rank], strict=True)
         return {"module": held, MODULE_PIECES: {name: list(place) for name, place in places}}
+    nothing = [(0, 0)] * len(parts)  # sent by ranks that have what others have
+    pieces = [each if rank in shards.saving else nothing for rank, each in enumerate(pieces)]
     whole = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in parts.items()}
     for name, mine, each in zip(whole, own, zip(*pieces, strict=True), strict=True):
         ranks.gather_pieces([mine.cpu()], [whole[name]], [[place] for place in each])

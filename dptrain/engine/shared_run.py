@@ -18,6 +18,7 @@ from dptrain.distributed import Ranks, is_divided
 from dptrain.engine.options import MOVED, Gradients, Loading, NoiseOptions
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
+from dptrain.engine.shards import DividedModule
 from dptrain.engine.shared_step import settings_of
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
@@ -138,3 +139,5 @@ def begin_together(ranks: Ranks, private: PrivateTraining, module: nn.Module) ->
     )
     state = [*module.parameters(), *module.buffers()]
     ranks.copy_from_first([tensor for tensor in state if not is_divided(tensor)])
+    if isinstance(private.optimizer.shards, DividedModule):
+        private.optimizer.shards.begin_alike(module)

@@ -12,7 +12,7 @@ import torch
 
 from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
-from dptrain.distributed import Ranks, is_divided
+from dptrain.distributed import Ranks, is_divided, local_of
 from dptrain.engine.release_ledger import StepLedger, checksum
 from dptrain.engine.shards import Shards
 from dptrain.individual import IndividualRecord
@@ -120,19 +120,21 @@ class SharedStep:
             p.summed_grad = total
         return [p for p in missing if not _any(p.summed_grad)]
 
-    def digest_of(self, released: Sequence[torch.Tensor], *, in_pieces: bool) -> str:
+    def digest_of(self, released: Sequence[torch.Tensor], *, ranks: Sequence[int] = ()) -> str:
         """Of the bits of a release, the same on all ranks.
 
         Args:
             released: the tensors, or this rank's pieces of them.
-            in_pieces: which of the two; the digest is then over the digests of all ranks, in order.
+            ranks: that have all pieces between them, this one with them; the digest is then over
+                those of these ranks, in order.
         """
         digest = checksum(released)
-        if not in_pieces:
+        if not ranks:
             return digest
         words = [int(digest[i : i + 8] or "0", 16) for i in range(0, 32, 8)]  # exact as floats
         columns, _ = self.ranks.gather(np.array([words], dtype=np.float64))
-        return hashlib.sha256(columns.tobytes()).hexdigest()[:32]
+        each = columns.reshape(self.ranks.world_size, -1)[list(ranks)]
+        return hashlib.sha256(each.tobytes()).hexdigest()[:32]
 
     def record(self, ledger: StepLedger, step: int, digest: str) -> None:
         """Enter a release before any rank's model is updated with it.
@@ -148,9 +150,12 @@ class SharedStep:
     def _facts(self, optimizer: Stepping, parts: int, bound: float) -> dict[str, Any]:
         if self._origin is None:
             noise, released = optimizer.noise.normals.seed, optimizer.ledger.digests
-            # Shards are other numbers on every rank.
             same = [p for p in optimizer.params if not is_divided(p)]
             began = f"{noise}/{checksum(same)}/{released}"
+            # Shards are other numbers on every rank of a row, and the same in every row.
+            if optimizer.shards is not None and len(same) < len(optimizer.params):
+                own = [local_of(p) for p in optimizer.params if is_divided(p)]
+                began += self.digest_of(own, ranks=optimizer.shards.with_all)
             self._origin = hashlib.sha256(began.encode()).hexdigest()[:16]
         return {
             "step": optimizer.steps_executed,

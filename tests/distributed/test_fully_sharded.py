@@ -57,6 +57,24 @@ def close(mine, other, tolerance=TOLERANCE):
         assert mine == other
 
 
+def check_parts(one):
+    """A release of ``conv`` is the sum of the clipped gradients and, once, the noise."""
+    module = runs.conv()
+    trained = [p for p in module.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in trained))
+    for x, y in runs.images():
+        loss = nn.functional.cross_entropy(module(x[None]), y[None])
+        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
+        assert gradient.norm() > runs.SMALL  # or nothing would be clipped
+        total += gradient * (runs.SMALL / gradient.norm())
+    # The factor has 1e-6 in it, so that norms that are rounded down are clipped all the same.
+    torch.testing.assert_close(one["without noise"], total, rtol=1e-5, atol=1e-7)
+    stream = noise_stream(one["strategy"], steps=1, like=trained, seed=one["seed"])
+    row = torch.cat([t.flatten() for t in next(stream)])
+    noise = (one["with noise"] - one["without noise"]) / runs.SMALL
+    torch.testing.assert_close(noise, row, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("world", "name"), [(world, name) for world in WORLDS for name in runs.cases(world)]
 )
@@ -71,22 +89,8 @@ def test_ranks_release_what_one_process_does(found, world, name):
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_release_is_clipped_gradients_and_the_noise_of_the_seed(found, world):
     """Against one autograd call for each example, and a stream for the whole model."""
-    module = runs.conv()
-    trained = [p for p in module.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in trained))
-    data = runs.images()
-    for x, y in data:
-        loss = nn.functional.cross_entropy(module(x[None]), y[None])
-        gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
-        assert gradient.norm() > runs.SMALL  # or nothing would be clipped
-        total += gradient * (runs.SMALL / gradient.norm())
     for one in found(world, "parts of a release"):
-        # The factor has 1e-6 in it, so that norms that are rounded down are clipped all the same.
-        torch.testing.assert_close(one["without noise"], total, rtol=1e-5, atol=1e-7)
-        stream = noise_stream(one["strategy"], steps=1, like=trained, seed=one["seed"])
-        row = torch.cat([t.flatten() for t in next(stream)])
-        noise = (one["with noise"] - one["without noise"]) / runs.SMALL
-        torch.testing.assert_close(noise, row, rtol=1e-4, atol=1e-4)
+        check_parts(one)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -171,8 +175,8 @@ def test_a_repeat_is_the_same_bits(found, world):
 
 REFUSED = {
     "placement": "without shard_placement_fn",
-    "replicas": "without tensor parallelism or replicas",
     "offload": "leave offload_policy= out",
+    "other meshes": "layers are divided by several meshes",
     "half the ranks": "give fully_shard a mesh of all ranks",
     "each for itself": "leave PrivacyEngine(distributed=False) out",
     "hooks": "use Gradients(mode='bookkeeping')",
@@ -188,7 +192,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusals_name_the_remedy(found, name):
-    for one in found(4 if name in ("replicas", "half the ranks") else 2, "refusals"):
+    for one in found(4 if name in ("other meshes", "half the ranks") else 2, "refusals"):
         assert one[name].startswith("ValueError: "), one[name]
         assert REFUSED[name] in one[name]
 

@@ -261,9 +261,11 @@ def cases(world):
     return list(CASES) if world == 2 else list(FOUR)
 
 
-def case(name, *, sharded):
+def case(name, *, sharded, mesh=None):
     options = dict(CASES[name])
     scaled = options.pop("scaled", False)
+    if mesh is not None:
+        options["how"] = {**options.get("how", {}), "mesh": mesh}
     return outcome(build(name.split(",")[0], sharded=sharded, **options), scaled)
 
 
@@ -278,11 +280,11 @@ def one_release(**options):
     return private, releases[0] * 24
 
 
-def parts_of_a_release():
-    private, noisy = one_release()
+def parts_of_a_release(**options):
+    private, noisy = one_release(**options)
     return {
         "with noise": noisy,
-        "without noise": one_release(noise_multiplier=0.0)[1],
+        "without noise": one_release(noise_multiplier=0.0, **options)[1],
         "strategy": private.mechanism.strategy,
         "seed": private.optimizer.noise.normals.seed,
     }
@@ -412,14 +414,16 @@ def memory():
     return found
 
 
-def stopping(*, sharded, state=None, steps=None):
+def stopping(*, sharded, state=None, steps=None, how=None, folder=None):
     """A run with dropped-out rates, gone on with from a state, or left after some steps."""
     private = build(
-        "conv", sharded=sharded, **{**separated(24, STEPS), "max_physical_batch_size": 2}
+        "conv", sharded=sharded, how=how, **{**separated(24, STEPS), "max_physical_batch_size": 2}
     )
     scheduler = private.register_scheduler(optim.lr_scheduler.ExponentialLR(private.optimizer, 0.7))
     if state is not None:
         private.load_state_dict(state)
+    if folder is not None:
+        private.load(folder)
     for _ in range((steps or STEPS) - private.steps_executed):
         train(private, steps=private.steps_executed + 1)
         scheduler.step()
@@ -525,9 +529,10 @@ def refusals(rank, world):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["b"]
         return wired(fully_shard(flat_net(), mesh=mesh))
 
-    def replicas():
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-        return wired(fully_shard(flat_net(), mesh=mesh))
+    def other_meshes():
+        module = flat_net()
+        fully_shard(module[1], mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
+        return wired(fully_shard(module, mesh=init_device_mesh("cpu", (4,))))
 
     def by_columns():
         def place(p):
@@ -554,7 +559,7 @@ def refusals(rank, world):
         "LSTM": lstm,
     }
     if world == 4:
-        work = {"replicas": replicas, "half the ranks": halves}
+        work = {"other meshes": other_meshes, "half the ranks": halves}
     else:
         work["compiled"] = compiled
     return {name: error_of(do) for name, do in work.items()}

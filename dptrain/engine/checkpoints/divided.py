@@ -72,7 +72,7 @@ class Holder:
         if not is_divided(tensor):
             return 0, tensor.numel()
         assert isinstance(self.shards, DividedModule)
-        pieces = self.shards.module.pieces([tensor], self.ranks.world_size)  # type: ignore[list-item]
+        pieces = self.shards.module.pieces([tensor], self.ranks.world_size)
         return pieces[self.ranks.rank][0]
 
     def parameter(self, key: str) -> torch.Tensor:
@@ -105,8 +105,9 @@ def write_folder(state: Mapping[str, Any], folder: pathlib.Path, holder: Holder)
     if ranks.rank == 0:
         rest["private"] = {**rest["private"], _ENTRIES: totals}
         tensors[_REST] = _as_bytes(seal(rest))
+    held = {_RUN: tensors} if tensors else {}  # nothing, where others save what this rank has
     with _by_itself(ranks) as alone:
-        dcp.save({_RUN: tensors}, storage_writer=dcp.FileSystemWriter(part), no_dist=alone)
+        dcp.save(held, storage_writer=dcp.FileSystemWriter(part), no_dist=alone)
     with _all_alike(ranks):
         if ranks.rank == 0:
             for path in part.iterdir():
@@ -385,12 +386,13 @@ def _numbers(
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
     """What a rank answers for: name, its entries of a tensor, and the place of the first.
 
-    Tensors that are not divided are answered for by the first rank.
+    Tensors that are not divided are answered for by the first rank, and copies by no one.
     """
+    copies = holder.shards is not None and holder.shards.copies
     for key, tensor in tensors.items():
-        if is_divided(tensor):
+        if is_divided(tensor) and not copies:
             yield key, local_of(tensor), holder.place(tensor)[0]
-        elif not _is_noise(key) and holder.ranks.rank == 0:
+        elif not is_divided(tensor) and not _is_noise(key) and holder.ranks.rank == 0:
             yield key, tensor, 0
 
 

@@ -10,6 +10,7 @@ from dptrain.engine.optimizers.sliced import (
     in_pieces,
     joined_states,
     laid_out_like,
+    nothing_of,
     whole_because,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "in_pieces",
     "joined_states",
     "laid_out_like",
+    "nothing_of",
     "scales_of",
     "single_optimizers",
     "whole_because",

@@ -225,6 +225,11 @@ def joined_states(
     return for_each_part(optimizer, states, whole)
 
 
+def nothing_of(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of pieces, without the pieces."""
+    return for_each_part(optimizer, [state], lambda _, found: {**found[0], "state": {}, PIECES: {}})
+
+
 def for_each_part(
     optimizer: torch.optim.Optimizer,
     states: Sequence[Mapping[str, Any]],
