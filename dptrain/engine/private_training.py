@@ -38,6 +38,7 @@ from dptrain.engine.checkpoints import (
     check_fields,
     check_format,
     check_guarantee,
+    check_not_in_dcp,
     check_seal,
     check_settings,
     noise_of,
@@ -392,8 +393,9 @@ class PrivateTraining:
             RuntimeError: on every rank, if not all of those that divide the noise ask; if
                 ``optimizer.step()`` was interrupted in the middle of a release, the module holds
                 what a forward pass left behind (see ``StateWatch``), or it was trained after
-                ``detach``.
+                ``detach``; if ``dcp.save`` asks, in place of which there is ``save``.
         """
+        check_not_in_dcp()
         module = self.released_module()
         between = not self._under_way and self._left is None
         ledger = self.optimizer.ledger

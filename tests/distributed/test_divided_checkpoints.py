@@ -128,6 +128,31 @@ def test_refusals_name_the_reason(found, name):
         assert REFUSED[name] in one[name]
 
 
+class App:
+    """As torch's tutorials have a program keep its state."""
+
+    def __init__(self, private):
+        self.private = private
+
+    def state_dict(self):
+        return {"private": self.private.state_dict()}
+
+    def load_state_dict(self, state):
+        self.private.load_state_dict(state["private"])
+
+
+@pytest.mark.parametrize("held", [lambda private: private, App])
+def test_torch_is_not_given_the_run_itself(tmp_path, held):
+    """It would write it for all to read, and not load the optimizer's state into a new run."""
+    private = runs.trained("tied", sharded=False, steps=1)
+    with pytest.raises(RuntimeError, match=r"private\.save\(folder\)"):
+        dcp.save({"run": held(private)}, checkpoint_id=tmp_path / "run", no_dist=True)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    private.save(tmp_path / "saved")
+    with pytest.raises(RuntimeError, match=r"private\.load\(folder\)"):
+        dcp.load({"run": held(private)}, checkpoint_id=tmp_path / "saved", no_dist=True)
+
+
 def test_what_cannot_be_is_said(found):
     for one in found(2, "refusals"):
         assert one["no path"].startswith("TypeError: folder=3")

@@ -1,6 +1,11 @@
 """Saved states of runs: what is in them, whether they are whole, and where they lie."""
 
-from dptrain.engine.checkpoints.divided import Holder, read_folder, write_folder
+from dptrain.engine.checkpoints.divided import (
+    Holder,
+    check_not_in_dcp,
+    read_folder,
+    write_folder,
+)
 from dptrain.engine.checkpoints.sealed import (
     SHARE,
     check_fields,
@@ -20,6 +25,7 @@ __all__ = [
     "check_fields",
     "check_format",
     "check_guarantee",
+    "check_not_in_dcp",
     "check_seal",
     "check_settings",
     "noise_of",

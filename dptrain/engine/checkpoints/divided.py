@@ -14,6 +14,7 @@ import io
 import itertools
 import pathlib
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -79,6 +80,27 @@ class Holder:
         """That a tensor of the optimizer's state is for."""
         _, single, index, _ = key.split(".", 3)
         return all_of(list(single_optimizers(self.optimizer))[int(single)])[int(index)]
+
+
+def check_not_in_dcp() -> None:
+    """Refuse to give a state to ``dcp.save`` or ``dcp.load``, which cannot do right by it.
+
+    The files would be open to others. And a state is only read into what is there already, in an
+    optimizer that has not stepped: into nothing.
+
+    Raises:
+        RuntimeError: with the remedy.
+    """
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
+            raise RuntimeError(
+                "torch.distributed.checkpoint asks a private run for its state: it would write "
+                "secrets into files that others may read, and could not load all of it again; call "
+                "private.save(folder) and private.load(folder), which make a checkpoint of that "
+                "format, and leave the run out of dcp.save"
+            )
 
 
 def write_folder(state: Mapping[str, Any], folder: pathlib.Path, holder: Holder) -> None:
