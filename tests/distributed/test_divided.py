@@ -11,9 +11,8 @@ from dptrain.noise import noise_stream, shard_pieces
 from dptrain.noise.generators import chunk_length
 from tests.helpers import distributed_shards as runs
 from tests.helpers.engine import flat, train
+from tests.helpers.worlds import EACH, WORLDS, each_of, found_by
 
-WORLDS = (2, 4)
-EACH = [2, pytest.param(4, marks=pytest.mark.slow)]
 # float32 sums of four ranks' shares in another order than one process's, over six steps.
 TOLERANCE = 1e-5
 
@@ -33,23 +32,7 @@ def found(folder):
         )
         train(private, steps=runs.STOP, after_step=scheduler.step)
         torch.save(private.state_dict(share=True), folder / f"{name}_1_0.pt")
-    ranks = {}
-
-    def ran(world):
-        torch.multiprocessing.spawn(runs.worker, args=(folder, world), nprocs=world)
-        paths = [folder / f"found_{world}_{rank}.pt" for rank in range(world)]
-        return [torch.load(path, weights_only=False) for path in paths]
-
-    def of(world, name):
-        for fewer in WORLDS[: WORLDS.index(world) + 1]:  # more ranks go on where fewer stopped
-            if fewer not in ranks:
-                ranks[fewer] = ran(fewer)
-        each = [rank[name] for rank in ranks[world]]
-        for one in each:
-            assert not isinstance(one, str), one  # the traceback
-        return each
-
-    return of
+    return found_by(runs.worker, folder)
 
 
 def close(mine, other, tolerance=TOLERANCE):
@@ -69,16 +52,7 @@ def close(mine, other, tolerance=TOLERANCE):
         assert mine == other
 
 
-@pytest.mark.parametrize(
-    ("world", "case"),
-    [
-        pytest.param(
-            world, case, marks=[pytest.mark.slow] if world > 2 else [], id=f"{world}-{case}"
-        )
-        for world in WORLDS
-        for case in runs.cases(world)
-    ],
-)
+@pytest.mark.parametrize(("world", "case"), each_of(runs.cases))
 def test_ranks_with_slices_release_what_one_process_does(found, world, case):
     """The parameters, and the optimizer's state put together as that of one process is."""
     first, *others = found(world, case)

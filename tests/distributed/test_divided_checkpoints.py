@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 
 from tests.distributed.test_fully_sharded import close
 from tests.helpers import divided_checkpoints as runs
-
-WORLDS = (2, 4)
+from tests.helpers.worlds import EACH, WORLDS, found_by
 
 
 @pytest.fixture(scope="module")
@@ -25,24 +22,11 @@ def found(folder):
     """What the ranks found, by how many there were and what they did."""
     for name in runs.CASES:
         runs.saved(folder, name, 1)
-    ranks = {}
-    for world in WORLDS:
-        torch.multiprocessing.spawn(runs.worker, args=(folder, world), nprocs=world)
-        paths = [folder / f"found_{world}_{rank}.pt" for rank in range(world)]
-        ranks[world] = [torch.load(path, weights_only=False) for path in paths]
-
-    def of(world, name):
-        each = [rank[name] for rank in ranks[world]]
-        for one in each:
-            assert not isinstance(one, str), one  # the traceback
-        return each
-
-    of.folder = folder
-    return of
+    return found_by(runs.worker, folder)
 
 
 @pytest.mark.parametrize("name", runs.CASES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_a_folder_goes_on_to_the_same_bits(found, world, name):
     """Model, noise, optimizer, ledger, sampler: as those of a run that never stopped."""
     for one in found(world, name):
@@ -51,8 +35,8 @@ def test_a_folder_goes_on_to_the_same_bits(found, world, name):
 
 
 @pytest.mark.parametrize("name", runs.CASES)
-@pytest.mark.parametrize("world", WORLDS)
-def test_any_number_of_ranks_goes_on(found, world, name):
+@pytest.mark.parametrize("world", EACH)
+def test_any_number_of_ranks_goes_on(found, folder, world, name):
     """To the same noise bit for bit, and to the parameters up to the order of floats' sums."""
     for one in found(world, name):
         for before in (1, *WORLDS[: WORLDS.index(world)]):
@@ -63,7 +47,7 @@ def test_any_number_of_ranks_goes_on(found, world, name):
             # Bits of releases, which another number of ranks rounds otherwise, but for the first.
             assert len(one[before]["ledger"]) == len(one["never stopped"]["ledger"])
     alone = runs.outcome(
-        runs.trained(name, sharded=False, folder=runs.path_of(found.folder, name, world))
+        runs.trained(name, sharded=False, folder=runs.path_of(folder, name, world))
     )
     close(alone["parameters"], one["never stopped"]["parameters"])
     close(alone["optimizer"], one["never stopped"]["optimizer"])
@@ -76,7 +60,7 @@ def test_a_process_by_itself_goes_on_to_the_same_bits(found, folder, name):
     close(runs.outcome(again), runs.outcome(runs.trained(name, sharded=False)), tolerance=0.0)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_every_entry_is_there_once(found, folder, world):
     """And by the names of the user's model, as DTensors of which each rank wrote its own."""
     found(world, "tied")
@@ -95,7 +79,7 @@ def test_every_entry_is_there_once(found, folder, world):
     assert len(list(runs.path_of(folder, "tied", world).glob("*.distcp"))) == world
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_others_cannot_read_it(found, folder, world):
     for one in found(world, "modes"):
         assert one.pop(f"conv_{world}") == 0o700

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from dptrain.noise import noise_stream
 from tests.helpers import fully_sharded_runs as runs
+from tests.helpers.worlds import EACH, WORLDS, each_of, found_by
 
-WORLDS = (2, 4)
 # float32: sums of some ranks' shares in another order than one process's, over a few steps, which
 # AdamW divides by their size.
 TOLERANCE = 2e-6
@@ -25,19 +24,7 @@ def folder(tmp_path_factory):
 def found(folder):
     """What the ranks found, by how many there were and what they did."""
     runs.saved(folder)
-    ranks = {}
-    for world in WORLDS:
-        torch.multiprocessing.spawn(runs.worker, args=(folder, world), nprocs=world)
-        paths = [folder / f"found_{world}_{rank}.pt" for rank in range(world)]
-        ranks[world] = [torch.load(path, weights_only=False) for path in paths]
-
-    def of(world, name):
-        each = [rank[name] for rank in ranks[world]]
-        for one in each:
-            assert not isinstance(one, str), one  # the traceback
-        return each
-
-    return of
+    return found_by(runs.worker, folder)
 
 
 def close(mine, other, tolerance=TOLERANCE):
@@ -75,9 +62,7 @@ def check_parts(one):
     torch.testing.assert_close(noise, row, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("world", "name"), [(world, name) for world in WORLDS for name in runs.cases(world)]
-)
+@pytest.mark.parametrize(("world", "name"), each_of(runs.cases))
 def test_ranks_release_what_one_process_does(found, world, name):
     """The parameters, the release and the optimizer's state, put together."""
     first, *others = found(world, name)
@@ -86,14 +71,14 @@ def test_ranks_release_what_one_process_does(found, world, name):
     close(first, runs.case(name, sharded=False))
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_the_release_is_clipped_gradients_and_the_noise_of_the_seed(found, world):
     """Against one autograd call for each example, and a stream for the whole model."""
     for one in found(world, "parts of a release"):
         check_parts(one)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_gradients_in_half_precision_are_clipped_and_added_up_in_float32(found, world):
     """Against one autograd call for each example of the model in bfloat16, as torch gathers it."""
     module = runs.conv().bfloat16()
@@ -112,7 +97,7 @@ def test_gradients_in_half_precision_are_clipped_and_added_up_in_float32(found, 
         assert one["release"].norm() <= runs.SMALL * 24
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_a_shard_without_noise_would_show(found, world):
     """The comparison above fails in just the entries of the rank that is made to leave it out."""
     for one in found(world, "a shard without noise"):
@@ -121,7 +106,7 @@ def test_a_shard_without_noise_would_show(found, world):
         assert torch.equal(differ, one["its entries"])
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_what_leaves_a_rank_is_clipped(found, world):
     """Of examples with gradients of 10^4 R no more than R each is sent, and no rank keeps more."""
     for one in found(world, "sent"):
@@ -135,7 +120,7 @@ def test_what_leaves_a_rank_is_clipped(found, world):
         assert one["gradients"] == []  # left in p.grad, of shards or of whole parameters
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_each_rank_keeps_the_state_of_its_shards(found, world):
     each = found(world, "memory")
     for what in ("noise", "optimizer"):
@@ -145,7 +130,7 @@ def test_each_rank_keeps_the_state_of_its_shards(found, world):
             assert one[what] <= 1.05 * total / world
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_any_number_of_ranks_goes_on(found, folder, world):
     """From one process (which has no shards), two or four, with the state whole or in shares."""
     each = found(world, "resumed")
@@ -166,7 +151,7 @@ def test_any_number_of_ranks_goes_on(found, folder, world):
     assert sum(sizes) == sum(v.numel() for v in state["module"].values())
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", EACH)
 def test_a_repeat_is_the_same_bits(found, world):
     for one in found(world, "repeated"):
         assert one["same"]
@@ -190,9 +175,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_name_the_remedy(found, name):
-    for one in found(4 if name in ("other meshes", "half the ranks") else 2, "refusals"):
+OF_FOUR = ("other meshes", "half the ranks")
+
+
+@pytest.mark.parametrize(
+    ("world", "name"),
+    each_of(
+        lambda world: OF_FOUR if world > 2 else [name for name in REFUSED if name not in OF_FOUR]
+    ),
+)
+def test_refusals_name_the_remedy(found, world, name):
+    for one in found(world, "refusals"):
         assert one[name].startswith("ValueError: "), one[name]
         assert REFUSED[name] in one[name]
 

@@ -13,6 +13,8 @@ from tests.distributed.test_fully_sharded import check_parts, close
 from tests.helpers import fully_sharded_runs, hybrid_runs
 from tests.helpers.fully_sharded_runs import SMALL
 
+pytestmark = pytest.mark.slow  # four ranks
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
