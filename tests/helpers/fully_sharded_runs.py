@@ -274,7 +274,7 @@ ONE = {"scheme": everything_every_step(24, 1), "max_grad_norm": SMALL, "optimize
 
 
 def one_release(**options):
-    private = build(sharded=True, **{**ONE, **options})
+    private = build(**{"sharded": True, **ONE, **options})
     releases = whole_release(private)
     train(private)
     return private, releases[0] * 24

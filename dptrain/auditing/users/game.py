@@ -115,7 +115,7 @@ class UserGame(Game):
         """
         coins = self.coins()
         found = np.zeros(coins.steps)
-        for t in np.flatnonzero(coins.examples):
+        for t in np.flatnonzero(coins.examples).tolist():
             none, one = coins.counts(t)[:2]
             found[t] = (1.0 - none - one) / (1.0 - none)
         return found
