@@ -229,7 +229,7 @@ def check_trainer(trainer: Any, known: Any) -> None:
             "CUDA_VISIBLE_DEVICES=0"
         )
     kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
-    if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
+    if kind != "NO" and not kind.startswith("MULTI_"):
         raise ValueError(
             f"the accelerator's distributed_type is {kind}, as accelerate launch or "
             f"ACCELERATE_USE_{kind} of the environment has it: {_SPREAD}; start the script with "
