@@ -1,11 +1,11 @@
 """Two processes make the run that one process makes, up to the order in which floats are added."""
 
+import functools
 import logging
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from dptrain.core.randomness import global_state, restore_global_state
@@ -15,6 +15,7 @@ from dptrain.engine.checkpoints import seal
 from tests.helpers import distributed_runs as runs
 from tests.helpers.distributed_runs import CASES, MODES
 from tests.helpers.engine import everything_every_step, flat, images, make, small_net, train
+from tests.helpers.worlds import found_by
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +29,7 @@ def found(folder):
     for mode in MODES:
         one = runs.interrupted(mode, dropout=0.0, stop=4)
         torch.save(one.state_dict(), folder / f"one_{mode}.pt")
-    torch.multiprocessing.spawn(runs.worker, args=(folder, 2), nprocs=2)
-    ranks = [torch.load(folder / f"found_{rank}.pt", weights_only=False) for rank in range(2)]
-
-    def of(name):
-        both = [rank[name] for rank in ranks]
-        for one in both:
-            assert not isinstance(one, str), one  # the traceback
-        return both
-
-    return of
+    return functools.partial(found_by(runs.worker, folder, worlds=[2]), 2)
 
 
 def same(mine, other, tolerance=2e-6):

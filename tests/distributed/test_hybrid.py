@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-import torch.multiprocessing
 
 from tests.distributed.test_fully_sharded import check_parts, close
 from tests.helpers import fully_sharded_runs, hybrid_runs
 from tests.helpers.fully_sharded_runs import SMALL
+from tests.helpers.worlds import found_by
 
 pytestmark = pytest.mark.slow  # four ranks
 
@@ -24,16 +25,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     """What the ranks found, by what they did."""
-    torch.multiprocessing.spawn(hybrid_runs.worker, args=(folder,), nprocs=hybrid_runs.RANKS)
-    paths = [folder / f"found_{rank}.pt" for rank in range(hybrid_runs.RANKS)]
-    ranks = [torch.load(path, weights_only=False) for path in paths]
-
-    def of(name):
-        for rank in ranks:
-            assert not isinstance(rank[name], str), rank[name]  # the traceback
-        return [rank[name] for rank in ranks]
-
-    return of
+    of = found_by(hybrid_runs.worker, folder, worlds=[hybrid_runs.RANKS])
+    return functools.partial(of, hybrid_runs.RANKS)
 
 
 @pytest.mark.parametrize("name", hybrid_runs.CASES)

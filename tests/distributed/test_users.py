@@ -6,13 +6,13 @@ import collections
 
 import pytest
 import torch
-import torch.multiprocessing
 from torch import nn
 
 from dptrain.sampling import PerUser
 from tests.helpers import distributed_users as runs
 from tests.helpers.distributed_users import CASES, MODES, RESUMED
 from tests.helpers.engine import flat, small_net
+from tests.helpers.worlds import found_by
 
 STABILITY = 1e-6
 
@@ -23,16 +23,8 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     for name in RESUMED:
         torch.save(runs.interrupted(name, stop=4).state_dict(), folder / f"{name}.pt")
-    torch.multiprocessing.spawn(runs.worker, args=(folder, 2), nprocs=2)
-    ranks = [torch.load(folder / f"found_{rank}.pt", weights_only=False) for rank in range(2)]
-
-    def of(*name):
-        both = [rank[name] for rank in ranks]
-        for one in both:
-            assert not isinstance(one, str), one  # the traceback
-        return both
-
-    return of
+    of = found_by(runs.worker, folder, worlds=[2])
+    return lambda *name: of(2, name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,8 +1,5 @@
 """What two processes do in the tests of distributed runs; each leaves what it found in a file."""
 
-import datetime
-import traceback
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -25,10 +22,10 @@ from tests.helpers.engine import (
     train,
     watch_releases,
 )
+from tests.helpers.worlds import leave, meeting
 
 MODES = ["hooks", "functorch", "bookkeeping"]
 STEPS = 5
-TIMEOUT = datetime.timedelta(seconds=120)  # a rank that waits for nobody is to fail, not to hang
 FULL = everything_every_step(24, STEPS)
 BUDGET = {"target_delta": 1e-3, "max_steps": STEPS}
 CASES = {
@@ -261,39 +258,25 @@ def exchanges(rank):
     }
 
 
-def worker(rank, folder, world_size):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=world_size,
-        timeout=TIMEOUT,
-    )
-    work = {
-        ("case", mode, name): lambda mode=mode, options=options: run(mode, **options)
-        for mode in MODES
-        for name, options in CASES.items()
-    }
-    work |= {("branches", mode): lambda mode=mode: branches(mode) for mode in MODES}
-    work |= {("resumed", mode): lambda mode=mode: resumed(rank, folder, mode) for mode in MODES}
-    work |= {
-        "renyi": lambda: run("hooks", **RENYI),
-        "scaled": scaled,
-        "exchanges": lambda: exchanges(rank),
-        "start": lambda: start(rank),
-        "calibrated": calibrated,
-        "alone": lambda: alone(rank),
-        "wrapped": lambda: wrapped(rank),
-        "ledger": lambda: ledger(rank, folder),
-        "refusals": lambda: refusals(rank, folder),
-    }
-    found = {}
-    for name, do in work.items():
-        try:
-            found[name] = do()
-        except Exception:
-            found[name] = traceback.format_exc()
-    torch.save(found, folder / f"found_{rank}.pt")
-    dist.destroy_process_group()
+def worker(rank, folder, world):
+    """What this rank finds, by what it does."""
+    with meeting(rank, folder, world):
+        work = {
+            ("case", mode, name): lambda mode=mode, options=options: run(mode, **options)
+            for mode in MODES
+            for name, options in CASES.items()
+        }
+        work |= {("branches", mode): lambda mode=mode: branches(mode) for mode in MODES}
+        work |= {("resumed", mode): lambda mode=mode: resumed(rank, folder, mode) for mode in MODES}
+        work |= {
+            "renyi": lambda: run("hooks", **RENYI),
+            "scaled": scaled,
+            "exchanges": lambda: exchanges(rank),
+            "start": lambda: start(rank),
+            "calibrated": calibrated,
+            "alone": lambda: alone(rank),
+            "wrapped": lambda: wrapped(rank),
+            "ledger": lambda: ledger(rank, folder),
+            "refusals": lambda: refusals(rank, folder),
+        }
+        leave(work, rank, folder, world)

@@ -3,7 +3,6 @@
 import datetime
 import logging
 import os
-import traceback
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,9 @@ from dptrain.individual import GDPFilter
 from dptrain.strategies import BLT, Dense, Tree
 from tests.helpers.distributed_refusals import error_of
 from tests.helpers.engine import everything_every_step, flat, images, separated, train, wire
+from tests.helpers.worlds import leave, meeting
 
 STEPS, STOP = 6, 3
-TIMEOUT = datetime.timedelta(seconds=120)
 
 
 def net(dtype=torch.float32):
@@ -335,31 +334,17 @@ def unreached(rank):
 
 
 def worker(rank, folder, world):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting_{world}",
-        rank=rank,
-        world_size=world,
-        timeout=TIMEOUT,
-    )
-    work = {case: lambda case=case: result(case) for case in cases(world)}
-    work |= {("memory", shard): lambda shard=shard: memory(shard) for shard in ("auto", "off")}
-    work |= {
-        "resumed": lambda: resumed(folder, world, rank),
-        "repeated": lambda: repeated(folder, world),
-        "appears": appears_to_work,
-        "unreached": lambda: unreached(rank),
-    }
-    found = {}
-    for name, do in work.items():
-        try:
-            found[name] = do()
-        except Exception:
-            found[name] = traceback.format_exc()
-    torch.save(found, folder / f"found_{world}_{rank}.pt")
-    dist.destroy_process_group()
+    """What this rank finds, by what it does."""
+    with meeting(rank, folder, world):
+        work = {case: lambda case=case: result(case) for case in cases(world)}
+        work |= {("memory", shard): lambda shard=shard: memory(shard) for shard in ("auto", "off")}
+        work |= {
+            "resumed": lambda: resumed(folder, world, rank),
+            "repeated": lambda: repeated(folder, world),
+            "appears": appears_to_work,
+            "unreached": lambda: unreached(rank),
+        }
+        leave(work, rank, folder, world)
 
 
 def dies(rank, folder):

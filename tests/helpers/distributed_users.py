@@ -1,9 +1,8 @@
 """What two processes do in the tests of users' schemes; each leaves what it found in a file."""
 
-import traceback
+import functools
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -17,6 +16,7 @@ from tests.helpers.engine import (
     train,
     watch_releases,
 )
+from tests.helpers.worlds import leave, meeting
 from tests.sampling.users.test_per_user import graph_with
 
 MODES = ["hooks", "functorch", "bookkeeping"]
@@ -152,31 +152,17 @@ def resumed(name, folder):
     }
 
 
-def worker(rank, folder, world_size):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size
-    )
-    work = {("run", mode, name): (run, mode, options) for mode in MODES for name, options in _all()}
-    work |= {("sums", mode, n): (sums, mode, options) for mode in MODES for n, options in _all()}
-    found = {}
-    for key, (do, mode, options) in work.items():
-        found[key] = _tried(do, mode, **options)
-    for name, options in _all():
-        found["records", name] = _tried(records, **options)
-    for name in RESUMED:
-        found["resumed", name] = _tried(resumed, name, folder)
-    torch.save(found, folder / f"found_{rank}.pt")
-    dist.destroy_process_group()
-
-
-def _all():
-    return CASES.items()
-
-
-def _tried(do, *args, **options):
-    try:
-        return do(*args, **options)
-    except Exception:
-        return traceback.format_exc()
+def worker(rank, folder, world):
+    """What this rank finds, by what it does."""
+    with meeting(rank, folder, world):
+        work = {
+            (what, mode, name): functools.partial(do, mode, **options)
+            for what, do in (("run", run), ("sums", sums))
+            for mode in MODES
+            for name, options in CASES.items()
+        }
+        work |= {
+            ("records", n): functools.partial(records, **options) for n, options in CASES.items()
+        }
+        work |= {("resumed", name): functools.partial(resumed, name, folder) for name in RESUMED}
+        leave(work, rank, folder, world)

@@ -4,11 +4,9 @@ Each leaves a file of what it found. A run saves after some steps, or goes on fr
 another number of ranks saved.
 """
 
-import datetime
 import io
 import shutil
 import stat
-import traceback
 import warnings
 
 import torch
@@ -21,8 +19,8 @@ from dptrain.individual import GDPFilter
 from tests.helpers.distributed_refusals import error_of
 from tests.helpers.engine import separated
 from tests.helpers.fully_sharded_runs import BANDED, STEPS, STOP, build, flat, optim, train
+from tests.helpers.worlds import leave, meeting
 
-TIMEOUT = datetime.timedelta(seconds=120)
 CASES = {
     "conv": {**separated(24, STEPS), "max_physical_batch_size": 2},
     "conv, joined": {"optimizer": "joined", **BANDED},
@@ -201,25 +199,11 @@ def detached(good):
 
 
 def worker(rank, folder, world):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
+    """What this rank finds, by what it does."""
     warnings.filterwarnings("error", module="torch.distributed.checkpoint")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting_{world}",
-        rank=rank,
-        world_size=world,
-        timeout=TIMEOUT,
-    )
-    work = {name: lambda name=name: resumed(folder, name, world) for name in CASES}
-    work |= {"modes": lambda: modes(folder, world)}
-    if world == 2:
-        work["refusals"] = lambda: refusals(rank, folder)
-    found = {}
-    for name, do in work.items():
-        try:
-            found[name] = do()
-        except Exception:
-            found[name] = traceback.format_exc()
-    torch.save(found, folder / f"found_{world}_{rank}.pt")
-    dist.destroy_process_group()
+    with meeting(rank, folder, world):
+        work = {name: lambda name=name: resumed(folder, name, world) for name in CASES}
+        work |= {"modes": lambda: modes(folder, world)}
+        if world == 2:
+            work["refusals"] = lambda: refusals(rank, folder)
+        leave(work, rank, folder, world)

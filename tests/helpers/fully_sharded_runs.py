@@ -1,8 +1,5 @@
 """What two or four processes do with a model that ``fully_shard`` divided; each leaves a file."""
 
-import datetime
-import traceback
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -30,9 +27,9 @@ from tests.helpers.engine import (
     separated,
     wire,
 )
+from tests.helpers.worlds import leave, meeting
 
 STEPS, STOP = 4, 2
-TIMEOUT = datetime.timedelta(seconds=120)
 optim = torch.optim
 
 
@@ -634,38 +631,24 @@ def detached(rank):
 
 
 def worker(rank, folder, world):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting_{world}",
-        rank=rank,
-        world_size=world,
-        timeout=TIMEOUT,
-    )
-    work = {name: lambda name=name: case(name, sharded=True) for name in cases(world)}
-    work |= {
-        "parts of a release": parts_of_a_release,
-        "a shard without noise": lambda: without_noise(rank, world),
-        "sent": lambda: sent(rank),
-        "in half": in_half,
-        "memory": memory,
-        "resumed": lambda: resumed(rank, folder, world),
-        "repeated": lambda: repeated(folder, world),
-        "refusals": lambda: refusals(rank, world),
-    }
-    if world == 2:
+    """What this rank finds, by what it does."""
+    with meeting(rank, folder, world):
+        work = {name: lambda name=name: case(name, sharded=True) for name in cases(world)}
         work |= {
-            "past the layers": past_the_layers,
-            "mixed": mixed,
-            "one rank fails": lambda: one_fails(rank),
-            "detached": lambda: detached(rank),
+            "parts of a release": parts_of_a_release,
+            "a shard without noise": lambda: without_noise(rank, world),
+            "sent": lambda: sent(rank),
+            "in half": in_half,
+            "memory": memory,
+            "resumed": lambda: resumed(rank, folder, world),
+            "repeated": lambda: repeated(folder, world),
+            "refusals": lambda: refusals(rank, world),
         }
-    found = {}
-    for name, do in work.items():
-        try:
-            found[name] = do()
-        except Exception:
-            found[name] = traceback.format_exc()
-    torch.save(found, folder / f"found_{world}_{rank}.pt")
-    dist.destroy_process_group()
+        if world == 2:
+            work |= {
+                "past the layers": past_the_layers,
+                "mixed": mixed,
+                "one rank fails": lambda: one_fails(rank),
+                "detached": lambda: detached(rank),
+            }
+        leave(work, rank, folder, world)

@@ -1,7 +1,5 @@
 """What four processes do with a model of which each row of two has all, divided between them."""
 
-import traceback
-
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -9,6 +7,7 @@ from torch.distributed.fsdp import fully_shard
 
 from tests.helpers import fully_sharded_runs as runs
 from tests.helpers.distributed_refusals import error_of
+from tests.helpers.worlds import leave, meeting
 
 RANKS, ROW = 4, 2
 CASES = ("conv, microbatches", "conv, joined", "conv, gdp filter", "tied")
@@ -112,32 +111,18 @@ def sent(how):
     }
 
 
-def worker(rank, folder):
-    """Everything, one after the other; an error is kept as text."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=RANKS,
-        timeout=runs.TIMEOUT,
-    )
-    mesh = init_device_mesh("cpu", (RANKS // ROW, ROW), mesh_dim_names=("replicas", "shards"))
-    how = {"mesh": mesh}
-    work = {name: lambda name=name: runs.case(name, sharded=True, mesh=mesh) for name in CASES}
-    work |= {
-        "parts of a release": lambda: runs.parts_of_a_release(how=how),
-        "checkpoints": lambda: checkpoints(rank, folder, how),
-        "rows differ": lambda: rows_differ(rank, mesh),
-        "one changed": lambda: one_changed(rank, how),
-        "one drifts": lambda: one_drifts(rank, folder, how),
-        "sent": lambda: sent(how),
-    }
-    found = {}
-    for name, do in work.items():
-        try:
-            found[name] = do()
-        except Exception:
-            found[name] = traceback.format_exc()
-    torch.save(found, folder / f"found_{rank}.pt")
-    dist.destroy_process_group()
+def worker(rank, folder, world):
+    """What this rank finds, by what it does."""
+    with meeting(rank, folder, world):
+        mesh = init_device_mesh("cpu", (RANKS // ROW, ROW), mesh_dim_names=("replicas", "shards"))
+        how = {"mesh": mesh}
+        work = {name: lambda name=name: runs.case(name, sharded=True, mesh=mesh) for name in CASES}
+        work |= {
+            "parts of a release": lambda: runs.parts_of_a_release(how=how),
+            "checkpoints": lambda: checkpoints(rank, folder, how),
+            "rows differ": lambda: rows_differ(rank, mesh),
+            "one changed": lambda: one_changed(rank, how),
+            "one drifts": lambda: one_drifts(rank, folder, how),
+            "sent": lambda: sent(how),
+        }
+        leave(work, rank, folder, world)
