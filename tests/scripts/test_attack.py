@@ -191,8 +191,7 @@ def test_a_run_that_goes_on_otherwise_is_found(monkeypatch: pytest.MonkeyPatch) 
     ranks.uninterrupted.cache_clear()
     with pytest.raises(Finding, match="after 1 kills the run has another module"):
         ranks.killed([(0, 5)])
-    more = lambda kills, divided: {**ends, "kills": len(kills)}  # noqa: E731
-    monkeypatch.setattr(ranks, "outcome", more)
+    monkeypatch.setattr(ranks, "outcome", lambda kills, divided: {**ends, "kills": len(kills)})
     ranks.uninterrupted.cache_clear()
     assert ranks.case(3) > 0
     ranks.uninterrupted.cache_clear()
