@@ -142,11 +142,8 @@ class Study:
         self._study.tell(trial, state=state.PRUNED if ended_early else state.FAIL)
         return not ended_early
 
-    def _reported(self, trial: Any, job: Job) -> Iterator[bool]:
-        """Report what is new, step by step, and whether the pruner had seen enough with each.
-
-        It compares at the step reported last, where another run has a score of that step.
-        """
+    def _reported(self, trial: Any, job: Job) -> Iterator[int]:
+        """Report what is new; yields each step, as the pruner compares at the one reported last."""
         if not self._prune:
             return
         known = trial.storage.get_trial(trial._trial_id).intermediate_values
@@ -154,11 +151,13 @@ class Study:
             # Before the first step all models are alike.
             if step and step not in known:
                 trial.report(score, step)
-                yield bool(trial.should_prune())
+                yield step
 
     def _to_be_ended(self, trial: Any, job: Job) -> bool:
         """Report what is new; whether the pruner wants it ended, which it was not told yet."""
-        return job.folder.name not in self._ending and any(self._reported(trial, job))
+        if job.folder.name in self._ending:
+            return False
+        return any(trial.should_prune() for _ in self._reported(trial, job))
 
     def run(self, *, at_once: int) -> tuple[list[str], bool]:
         """Run what is left, so many at once.
