@@ -30,6 +30,7 @@ from dptrain.auditing import (
     run_canaries,
 )
 from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.sampling import Scheme
 
 CHANCE = 1e-6  # that an audit of an engine that is right fails
 VERDICT = CHANCE / 4  # of each of an audit's four verdicts
@@ -130,15 +131,22 @@ def reused() -> contextlib.AbstractContextManager[None]:
     return _noise(lambda step, noise, before: before if step == REUSED else noise)
 
 
-def unseparated() -> contextlib.AbstractContextManager[Any]:
-    """b-min-sep draws at its rate, and bars nobody."""
+def coins_alone(
+    kind: type[Scheme], rate: Callable[[Any], float]
+) -> contextlib.AbstractContextManager[Any]:
+    """Schemes of a kind toss a coin of this rate for each example, and heed nothing else."""
 
-    def stream(scheme: MinSep, seed: int) -> Any:
+    def stream(scheme: Any, seed: int) -> Any:
         size = scheme.dataset_size
-        plain = Poisson(probability=scheme.rate, dataset_size=size, steps=scheme.steps)
+        plain = Poisson(probability=rate(scheme), dataset_size=size, steps=scheme.steps)
         return plain.stream(seed)
 
-    return mock.patch.object(MinSep, "stream", stream)
+    return mock.patch.object(kind, "stream", stream)
+
+
+def unseparated() -> contextlib.AbstractContextManager[Any]:
+    """b-min-sep draws at its rate, and bars nobody."""
+    return coins_alone(MinSep, lambda scheme: scheme.rate)
 
 
 def unclipped() -> contextlib.AbstractContextManager[Any]:

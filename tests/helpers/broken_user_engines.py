@@ -9,12 +9,20 @@ from unittest import mock
 import numpy as np
 from scipy.stats import binom, binomtest
 
-from dptrain import BandMF, Identity, MatrixMechanism, Poisson
+from dptrain import BandMF, Identity, MatrixMechanism
 from dptrain.auditing import power_against_scaled_noise, run_user_canaries
 from dptrain.sampling import AttributionGraph, UserCyclic, UserMinSep
 from dptrain.sampling.users.user_cyclic import UserCyclicStream
 from dptrain.sampling.users.user_min_sep import UserMinSepStream
-from tests.helpers.broken_engines import CHANCE, VERDICT, Fault, never_near, quieter, shown_by_one
+from tests.helpers.broken_engines import (
+    CHANCE,
+    VERDICT,
+    Fault,
+    coins_alone,
+    never_near,
+    quieter,
+    shown_by_one,
+)
 
 K, USERS, SPARE = 4, 200, 2000
 LEGIBLE = 0.001  # σ beside which participations can be read
@@ -61,24 +69,12 @@ TURNS = MatrixMechanism(
 
 def users_ignored() -> contextlib.AbstractContextManager[Any]:
     """Batches are drawn from all examples, whichever users they are of."""
-
-    def stream(scheme: UserCyclic, seed: int) -> Any:
-        rate = scheme.batch_size / scheme.dataset_size
-        plain = Poisson(probability=rate, dataset_size=scheme.dataset_size, steps=scheme.steps)
-        return plain.stream(seed)
-
-    return mock.patch.object(UserCyclic, "stream", stream)
+    return coins_alone(UserCyclic, lambda scheme: scheme.batch_size / scheme.dataset_size)
 
 
 def unseparated() -> contextlib.AbstractContextManager[Any]:
     """Who took part is not barred afterwards."""
-
-    def stream(scheme: UserMinSep, seed: int) -> Any:
-        size = scheme.dataset_size
-        plain = Poisson(probability=scheme.probability, dataset_size=size, steps=scheme.steps)
-        return plain.stream(seed)
-
-    return mock.patch.object(UserMinSep, "stream", stream)
+    return coins_alone(UserMinSep, lambda scheme: scheme.probability)
 
 
 def one_coin() -> contextlib.AbstractContextManager[Any]:
