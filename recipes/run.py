@@ -16,7 +16,6 @@ from dptrain import (
     Gradients,
     Loading,
     MatrixMechanism,
-    NoiseOptions,
     PrivacyEngine,
     PrivateTraining,
 )
@@ -31,7 +30,7 @@ from recipes.loop import train
 from recipes.report import write_graph, write_report
 from recipes.runfolder import RunFolder, load_checkpoint
 from recipes.schedule import Schedule
-from recipes.settings import NOISE_DTYPES, RunSettings
+from recipes.settings import RunSettings
 from recipes.simulation import Simulation
 from recipes.task import Task
 
@@ -319,11 +318,7 @@ def _wire(
         gradients=Gradients(
             clipping=settings.build_clipping(), mode=settings.grad_sample_mode, views=task.views
         ),
-        noise=NoiseOptions(
-            secure=settings.privacy.secure,
-            dtype=NOISE_DTYPES[settings.privacy.noise_dtype],
-            regenerate=settings.privacy.regenerate_noise,
-        ),
+        noise=settings.build_noise(),
         loading=Loading(max_physical_batch_size=settings.max_physical_batch_size),
         **mechanism,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field
 
-from dptrain import MatrixMechanism
+from dptrain import MatrixMechanism, NoiseOptions
 from dptrain.accounting import Accountant, accountant_named, find_accountants
 from dptrain.accounting.simulation import SimulatedAccountant
 from dptrain.clipping import check_mode_name
@@ -24,6 +25,7 @@ from dptrain.configuration import (
 from dptrain.engine import ScaledAdam
 from dptrain.individual import IndividualFilter
 from dptrain.integrations.loggers import TOOLS, check_installed
+from dptrain.noise import check_private_folder
 from dptrain.strategies import Strategy, check_bands_fit
 from recipes.config import Count, Positive, check_types, flatten, one_of
 from recipes.filter_settings import COMMON, FilterSettings
@@ -46,11 +48,12 @@ FREE_ON_RESUME = (
     "log_private_metrics",
     "num_workers",
     "privacy.certificates",
+    "privacy.noise_folder",
     "individual.report",
 )
 
 
-PATHS = ("output", "privacy.certificates")
+PATHS = ("output", "privacy.certificates", "privacy.noise_folder")
 
 
 @dataclasses.dataclass
@@ -73,6 +76,9 @@ class PrivacySettings:
         noise_dtype: of the buffers of past noise, float32 or bfloat16. bfloat16 halves them, and
             the guarantee is then an estimate.
         regenerate_noise: draw past noise again instead of keeping it; BISR and BandInvMF only.
+        noise_folder: keep past noise in a file in this folder instead of in memory, with the same
+            noise. It has to be on a disk of the machine, yours and closed to others (mode 0700), as
+            past noise is as secret as ``seed``; for device cpu. null keeps it in memory.
     """
 
     epsilon: Positive | None = 8.0
@@ -84,6 +90,7 @@ class PrivacySettings:
     secure: bool = False
     noise_dtype: Annotated[str, one_of(NOISE_DTYPES)] = "float32"
     regenerate_noise: bool = False
+    noise_folder: str | None = None
 
 
 @dataclasses.dataclass
@@ -219,6 +226,7 @@ class RunSettings:
                 "the other to null"
             )
         self._check_noise()
+        self._check_noise_options()
         self._check_accountant()
         self._check_loggers()
         try:
@@ -263,6 +271,25 @@ class RunSettings:
                 f"simulate={self.simulate:g} with individual.type={individual.type}: with less "
                 "noise a filter would leave out other examples than in the full run; set one of "
                 "them to null"
+            )
+
+    def _check_noise_options(self) -> None:
+        """Refuse ways to draw and keep noise that contradict each other, or the machine."""
+        try:
+            folder = self.build_noise().folder
+            if folder is not None:
+                check_private_folder(folder)
+        except ValueError as error:
+            raise ValueError(f"privacy: {error}") from error
+        except OSError as error:
+            raise ValueError(
+                f"privacy.noise_folder: {error.strerror}; null keeps past noise in memory"
+            ) from error
+        if folder is not None and self.device != "cpu":
+            raise ValueError(
+                f"privacy.noise_folder={self.privacy.noise_folder!r} with device={self.device!r}: "
+                "past noise is kept in a file for noise on the CPU only; set it to null, or device "
+                "to cpu"
             )
 
     def _check_loggers(self) -> None:
@@ -374,6 +401,20 @@ class RunSettings:
         """Whether the run's folder gets what each example has spent."""
         individual = FilterSettings.read(self.individual)
         return individual is not None and individual.report
+
+    def build_noise(self) -> NoiseOptions:
+        """How noise is drawn and kept.
+
+        Raises:
+            ValueError: if two fields contradict each other.
+        """
+        folder = self.privacy.noise_folder
+        return NoiseOptions(
+            secure=self.privacy.secure,
+            dtype=NOISE_DTYPES[self.privacy.noise_dtype],
+            regenerate=self.privacy.regenerate_noise,
+            folder=None if folder is None else os.path.expanduser(folder),
+        )
 
     def build_strategy(self) -> Strategy:
         """The noise strategy, not yet bound to a number of steps."""

@@ -5,6 +5,7 @@ from dptrain.noise.streams import (
     Block,
     FlatStream,
     NoiseStream,
+    check_private_folder,
     register_noise_stream,
     shard_pieces,
 )
@@ -13,6 +14,7 @@ __all__ = [
     "Block",
     "FlatStream",
     "NoiseStream",
+    "check_private_folder",
     "noise_stream",
     "register_noise_stream",
     "shard_pieces",

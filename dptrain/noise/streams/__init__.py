@@ -4,6 +4,7 @@ from dptrain.noise.streams.blt import BLTStream
 from dptrain.noise.streams.convolution import ConvolutionStream
 from dptrain.noise.streams.flat import FlatStream
 from dptrain.noise.streams.growth import check_growth
+from dptrain.noise.streams.history import check_private_folder
 from dptrain.noise.streams.layout import Block, Shard, shard_pieces
 from dptrain.noise.streams.regeneration import RegenerationStream
 from dptrain.noise.streams.registry import register_noise_stream, stream_class
@@ -22,6 +23,7 @@ __all__ = [
     "Shard",
     "TreeStream",
     "check_growth",
+    "check_private_folder",
     "register_noise_stream",
     "shard_pieces",
     "stream_class",

@@ -15,7 +15,7 @@ from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.growth import check_growth
-from dptrain.noise.streams.history import History, check_folder
+from dptrain.noise.streams.history import History, check_private_folder
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
 from dptrain.noise.streams.rows import round_randomly
 from dptrain.noise.streams.stream import NoiseStream
@@ -138,7 +138,7 @@ class FlatStream(NoiseStream):
             for block in self._blocks
         ]
         if not (self._blocks and self._keeps):
-            check_folder(self._folder)
+            check_private_folder(self._folder)
             return None
         return History(self._folder, blocks, self._dtype)
 

@@ -147,7 +147,7 @@ class History:
             os.posix_fadvise(self._file, first, _REQUEST, os.POSIX_FADV_WILLNEED)
 
 
-def check_folder(folder: str) -> None:
+def check_private_folder(folder: str) -> None:
     """Refuse a folder that past noise must not lie in; see ``History``.
 
     Raises:
@@ -182,7 +182,12 @@ def _open_folder(folder: str) -> int:
             f"folder={folder!r}: this system has no posix_fallocate, by which room for past noise "
             "is taken beforehand; leave folder out",
         )
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    remedy = "name a folder of your own that is closed to others (mkdir -m 700)"
+    try:
+        directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:  # of the kind that its number has
+        text = f"folder={folder!r} cannot be opened ({error.strerror}): {remedy}"
+        raise OSError(error.errno, text) from error
     found = os.fstat(directory)
     reason = ""
     if found.st_uid != os.geteuid():
@@ -194,7 +199,7 @@ def _open_folder(folder: str) -> int:
         raise PermissionError(
             errno.EACCES,
             f"folder={folder!r} {reason}: past noise is secret, as the releases can be undone with "
-            "it; name a folder of your own that is closed to others (mkdir -m 700)",
+            f"it; {remedy}",
         )
     return directory
 
