@@ -28,7 +28,7 @@ class Shards:
     parameters, which are gathered, or the noisy sums are gathered and every rank's optimizer steps
     on all. Both are the traffic of one all-reduce. Noise is a function of seed, step and position:
     what is released is what one process releases, up to the order in which floats are added
-    (``test_ranks_with_slices_release_what_one_process_does``).
+    (docs/theory/noise.md#thm-shards; ``test_ranks_with_slices_release_what_one_process_does``).
 
     All ranks know the seed, and each could draw all of the noise: the slices save memory, and are
     no secret that ranks keep from one another.
@@ -165,7 +165,8 @@ class DividedModule(Shards):
 
     On a mesh of two dimensions every row of ranks has all pieces, and a column has the same ones.
     The sums are reduced over both, and all ranks of a column add the same noise to the same bits of
-    a sum: it is the noise of one release, of which there are copies.
+    a sum: it is the noise of one release, of which there are copies
+    (docs/theory/noise.md#thm-copies; ``test_copies_that_drift_apart_are_noticed``).
 
     Args:
         ranks: the processes of the run.

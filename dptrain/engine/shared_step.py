@@ -139,6 +139,9 @@ class SharedStep:
     def record(self, ledger: StepLedger, step: int, digest: str) -> None:
         """Enter a release before any rank's model is updated with it.
 
+        Copies of a shard that differed would tell the difference of two sums without noise
+        (docs/theory/noise.md#thm-copies).
+
         Raises:
             RuntimeError: on every rank, if it cannot be entered, or is not the same on all: noise
                 on unlike devices, for instance.

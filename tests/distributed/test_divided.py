@@ -201,6 +201,27 @@ def test_slices_of_z_are_its_bits_wherever_they_are_cut(secure):
                 assert torch.equal(mine, row[low:high])
 
 
+@pytest.mark.parametrize("world", EACH)
+def test_sums_in_any_order_are_within_the_bound(found, world):
+    """m terms of float32 in any order: off by at most γ_{m-1} times their absolute values."""
+    each = torch.stack([torch.cat([t.flatten() for t in own]) for own in runs.terms(world)])
+    exact = each.double().sum(0)  # to 2^-53 of the same
+    rounded = (world - 1) * 2.0**-24
+    bound = (rounded / (1 - rounded) + 2.0**-50) * each.double().abs().sum(0)
+    sizes = [t.numel() for t in runs.terms(world)[0]]
+    for one in found(world, "sums"):
+        whole = torch.cat([t.flatten() for t in one["whole"]])
+        assert bool(((whole.double() - exact).abs() <= bound).all())
+        for piece, (low, high), of, limit in zip(
+            one["pieces"], one["places"], exact.split(sizes), bound.split(sizes), strict=True
+        ):
+            off = (piece.flatten().double() - of[low:high]).abs()
+            assert bool((off <= limit[low:high]).all())
+    assert sum(high - low for one in found(world, "sums") for low, high in one["places"]) == sum(
+        sizes
+    )
+
+
 def test_shares_that_are_no_whole_are_refused():
     state = {"format": 5, "steps_executed": 3, "mechanism_hash": "a"}
     shares = [{**state, "share": [rank, 3]} for rank in range(3)]

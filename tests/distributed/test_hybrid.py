@@ -44,6 +44,13 @@ def test_the_release_has_the_noise_once(found):
         check_parts(one)
 
 
+@pytest.mark.parametrize("mesh", ["one row", "one column"])
+def test_meshes_of_one_row_or_one_column_are_no_exception(found, mesh):
+    """All ranks divide one model, or each has a copy of all of it: the noise is there once."""
+    for one in found(mesh):
+        check_parts(one)
+
+
 def test_what_leaves_a_rank_is_clipped(found):
     """Its own sum to its row, and of the sum of the row its shards to its column."""
     each = found("sent")

@@ -19,7 +19,9 @@ from dptrain import (
     PrivacyEngine,
     ScaledAdam,
 )
+from dptrain.distributed import Ranks
 from dptrain.individual import GDPFilter
+from dptrain.noise import shard_pieces
 from dptrain.strategies import BLT, Dense, Tree
 from tests.helpers.distributed_refusals import error_of
 from tests.helpers.engine import everything_every_step, flat, images, separated, train, wire
@@ -333,6 +335,27 @@ def unreached(rank):
     return kept.lines
 
 
+def terms(world):
+    """For each rank, tensors of numbers of very different sizes and of either sign."""
+    made = torch.Generator().manual_seed(5)
+    shapes = ((3, 1000), (17,), (), (4097,))
+
+    def one(shape):
+        scale = 10 ** (8 * torch.rand(shape, generator=made) - 4)
+        return torch.randn(shape, generator=made) * scale
+
+    return [[one(shape) for shape in shapes] for _ in range(world)]
+
+
+def sums(rank, world):
+    """This rank's pieces of the sums of everybody's, and all of these, which are whole."""
+    ranks, mine = Ranks.of(True), terms(world)[rank]
+    pieces = [shard_pieces(mine, rank=r, world=world) for r in range(world)]
+    own = ranks.scatter_sums(mine, mine, pieces)
+    whole = ranks.sum([t.clone() for t in mine], mine)
+    return {"pieces": own, "places": pieces[rank], "whole": whole}
+
+
 def worker(rank, folder, world):
     """What this rank finds, by what it does."""
     with meeting(rank, folder, world):
@@ -343,6 +366,7 @@ def worker(rank, folder, world):
             "repeated": lambda: repeated(folder, world),
             "appears": appears_to_work,
             "unreached": lambda: unreached(rank),
+            "sums": lambda: sums(rank, world),
         }
         leave(work, rank, folder, world)
 

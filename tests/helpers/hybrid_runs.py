@@ -13,6 +13,11 @@ RANKS, ROW = 4, 2
 CASES = ("conv, microbatches", "conv, joined", "conv, gdp filter", "tied")
 
 
+def mesh_of(rows):
+    """All ranks, in so many rows."""
+    return init_device_mesh("cpu", (rows, RANKS // rows), mesh_dim_names=("replicas", "shards"))
+
+
 def checkpoints(rank, folder, how):
     """A run that stops and goes on, by each kind of checkpoint, and one that does not stop."""
     private = runs.stopping(sharded=True, steps=runs.STOP, how=how)
@@ -114,11 +119,13 @@ def sent(how):
 def worker(rank, folder, world):
     """What this rank finds, by what it does."""
     with meeting(rank, folder, world):
-        mesh = init_device_mesh("cpu", (RANKS // ROW, ROW), mesh_dim_names=("replicas", "shards"))
+        mesh = mesh_of(RANKS // ROW)
         how = {"mesh": mesh}
         work = {name: lambda name=name: runs.case(name, sharded=True, mesh=mesh) for name in CASES}
         work |= {
             "parts of a release": lambda: runs.parts_of_a_release(how=how),
+            "one row": lambda: runs.parts_of_a_release(how={"mesh": mesh_of(1)}),
+            "one column": lambda: runs.parts_of_a_release(how={"mesh": mesh_of(RANKS)}),
             "checkpoints": lambda: checkpoints(rank, folder, how),
             "rows differ": lambda: rows_differ(rank, mesh),
             "one changed": lambda: one_changed(rank, how),
