@@ -6,10 +6,11 @@ length; each does its passes, its exchanges and an update by AdamW. Times are th
 processors, of all threads of a process, since ranks that share cores wait for one another; and by
 the clock. Memory is counted from the tensors' storages, with the row of noise that is released. The
 payload is what rank 0 has to send at least (a ring's share) in the collectives of its last step; it
-is counted over gloo only.
+is counted over gloo only. With ``--rows`` the ranks stand in so many rows, each of which has the
+whole model (HSDP), on both sides.
 
-    PYTHONPATH=. python scripts/bench/fully_sharded.py [--ranks 2 4] [--rounds N] [--examples N]
-        [--json FILE]
+    PYTHONPATH=. python scripts/bench/fully_sharded.py [--ranks 2 4] [--rows N] [--rounds N]
+        [--examples N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -36,7 +38,7 @@ from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, noise_an
 STEPS, WARM_UP = 1000, 2
 WIDTH, HEADS, VOCABULARY = 768, 12, 50257
 CASES: dict[str, Strategy] = {"independent": Identity(), "BandMF, 8 bands": BandMF(bands=8)}
-# What a rank sends at least, in sizes of the larger of a call's tensors, times (ranks - 1)/ranks.
+# What each of n ranks sends at least, in sizes of the larger of a call's tensors, times (n - 1)/n.
 SENT = {
     "all_gather": 1,
     "all_gather_into_tensor": 1,
@@ -106,13 +108,21 @@ class Tokens(Dataset[Any]):
         return self.ids[index]
 
 
-def divided(layers: int, length: int) -> nn.Module:
+def mesh_of(world: int, rows: int) -> DeviceMesh:
+    """All ranks in order, in so many rows; of one dimension where it is one row."""
+    if rows == 1:
+        return init_device_mesh("cpu", (world,))
+    shape = (rows, world // rows)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards"))
+
+
+def divided(layers: int, length: int, mesh: DeviceMesh) -> nn.Module:
     """The model, each block and then all of it divided."""
     torch.manual_seed(0)
     module = Decoder(layers, length)
     for block in module.blocks:
-        fully_shard(block)
-    fully_shard(module)
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh)
     return module
 
 
@@ -125,8 +135,8 @@ def loss_of(module: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 class Ordinary:
     """fully_shard's own training."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.module = divided(args.layers, args.length)
+    def __init__(self, args: argparse.Namespace, mesh: DeviceMesh) -> None:
+        self.module = divided(args.layers, args.length, mesh)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
         self.ids = Tokens(args.examples, args.length).ids
 
@@ -149,10 +159,10 @@ class Ordinary:
 class Private(Ordinary):
     """The same with per-example clipping and noise."""
 
-    def __init__(self, args: argparse.Namespace, strategy: Strategy, world: int) -> None:
-        self.module = divided(args.layers, args.length)
+    def __init__(self, args: argparse.Namespace, mesh: DeviceMesh, strategy: Strategy) -> None:
+        self.module = divided(args.layers, args.length, mesh)
         self.adam = torch.optim.AdamW(self.module.parameters(), lr=1e-4)
-        size = args.examples * world
+        size = args.examples * mesh.size()
         private = PrivacyEngine(distributed=True).make_private(
             module=self.module,
             optimizer=self.adam,
@@ -179,7 +189,7 @@ class Private(Ordinary):
 
 
 @contextlib.contextmanager
-def counted(world: int) -> Iterator[list[float]]:
+def counted() -> Iterator[list[float]]:
     """Yields a list whose number is the bytes that this rank has to send in the context."""
     total = [0.0]
     before = {name: getattr(dist, name) for name in SENT if hasattr(dist, name)}
@@ -189,7 +199,9 @@ def counted(world: int) -> Iterator[list[float]]:
             flat = [*args, *kwargs.values()]
             given = [sum(t.nbytes for t in a) for a in flat if isinstance(a, list)]
             given += [a.nbytes for a in flat if isinstance(a, torch.Tensor)]
-            total[0] += SENT[name] * max(given) * (world - 1) / world
+            groups = [a for a in flat if isinstance(a, dist.ProcessGroup)]
+            ranks = dist.get_world_size(*groups)
+            total[0] += SENT[name] * max(given) * (ranks - 1) / ranks
             with _once(before):  # one of these may call another
                 return before[name](*args, **kwargs)
 
@@ -228,9 +240,10 @@ def measure(rank: int, world: int, folder: str, name: str, args: argparse.Namesp
 
 def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Both sides' steps, and what all ranks hold and spent."""
+    mesh = mesh_of(world, args.rows)
     sides: dict[str, Ordinary] = {
-        "ordinary": Ordinary(args),
-        "private": Private(args, CASES[name], world),
+        "ordinary": Ordinary(args, mesh),
+        "private": Private(args, mesh, CASES[name]),
     }
     clock: dict[str, list[float]] = {side: [] for side in sides}
     work: dict[str, list[float]] = {side: [] for side in sides}
@@ -241,7 +254,7 @@ def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[
             ids = sides[side].take()
             dist.barrier()
             start = time.perf_counter(), time.process_time()
-            with counted(world) as sent:
+            with counted() as sent:
                 sides[side].step(ids)
             end = time.perf_counter(), time.process_time()
             if turn >= 0:
@@ -261,6 +274,7 @@ def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[
     return {
         "strategy": name,
         "ranks": world,
+        "rows_of_ranks": args.rows,
         "parameters": size,
         "layers": args.layers,
         "examples": args.examples,
@@ -286,12 +300,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rows", type=int, default=1, help="of ranks, that each have all (HSDP)")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--examples", type=int, default=8, help="a rank's")
     parser.add_argument("--length", type=int, default=64, help="tokens of an example")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
+    if odd := [world for world in args.ranks if world % args.rows]:
+        parser.error(f"--rows {args.rows} does not divide --ranks {odd}: give a mesh of full rows")
     rows = []
     for world in args.ranks:
         for name in CASES:
@@ -299,9 +316,10 @@ def main() -> None:
             rows.append(row)
             whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
             payload = row["payload_bytes"]
+            shards = world // args.rows
             print(
-                f"{name:18} {world} ranks: {largest / 2**20:.1f} of {whole / 2**20:.1f} MiB, "
-                f"{largest * world / whole:.3f} of whole/ranks; payload "
+                f"{name:18} {args.rows} x {shards} ranks: {largest / 2**20:.1f} of "
+                f"{whole / 2**20:.1f} MiB, {largest * shards / whole:.3f} of whole/shards; payload "
                 f"{payload['private'] / payload['ordinary']:.3f} of fully_shard's; time "
                 f"{row['processor_ratio']:.3f} of the processors', {row['clock_ratio']:.3f}",
                 flush=True,

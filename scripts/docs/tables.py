@@ -796,6 +796,30 @@ def _fully_sharded(tree: Mapping[str, Any]) -> Table:
     return Table([*head, "processor time", "time"], rows)
 
 
+def _fully_sharded_rows(tree: Mapping[str, Any]) -> Table:
+    """The same on a mesh of two dimensions, where a row of ranks has the whole model."""
+    rows = []
+    for each in tree["rows"]:
+        shards = each["ranks"] // each["rows_of_ranks"]
+        whole, largest = (sum(each[kind].values()) for kind in ("whole", "largest"))
+        sent = each["payload_bytes"]
+        rows.append(
+            [
+                each["strategy"],
+                f"{each['rows_of_ranks']} × {shards}",
+                f"{largest / 2**20:.0f} MiB",
+                f"{whole / shards / 2**20:.0f} MiB",
+                f"{sent['ordinary'] / 2**20:.1f} MiB",
+                f"{sent['private'] / 2**20:.1f} MiB",
+                f"× {each['processor_ratio']:.2f}",
+                f"× {each['clock_ratio']:.2f}",
+            ]
+        )
+    head = ["noise", "mesh", "noise and optimizer of a rank", "whole / shards"]
+    head += ["payload, fully_shard's own step", "payload, private step"]
+    return Table([*head, "processor time", "time"], rows)
+
+
 def _footprint(tree: Mapping[str, Any]) -> Table:
     """A model and strategy a row, a number of ranks a column."""
     ranks = sorted({each["ranks"] for each in tree["rows"]})
@@ -1005,6 +1029,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _sharded_noise,
         _noise_offload,
         _fully_sharded,
+        _fully_sharded_rows,
         _footprint,
         _footprint_sent,
         _footprint_measured,
