@@ -134,6 +134,7 @@ def _script(path: pathlib.Path) -> str:
 
 
 _WRITTEN_BY = {
+    "fully_sharded_rows": "scripts/bench/fully_sharded.py",
     "strategy_table": "dptrain strategies",
     **dict.fromkeys(
         ("individual_fig1_curve", "individual_fig1_mnist_curve"),
