@@ -147,7 +147,7 @@ class History:
             os.posix_fadvise(self._file, first, _REQUEST, os.POSIX_FADV_WILLNEED)
 
 
-def check_private_folder(folder: str) -> None:
+def check_private_folder(folder: str | os.PathLike[str]) -> None:
     """Refuse a folder that past noise must not lie in; see ``History``.
 
     Raises:
@@ -174,7 +174,7 @@ def _nameless(folder: str, size: int) -> int:
     return file
 
 
-def _open_folder(folder: str) -> int:
+def _open_folder(folder: str | os.PathLike[str]) -> int:
     """The descriptor of a folder that was looked at; what its path means later does not matter."""
     if not hasattr(os, "posix_fallocate") or not hasattr(os, "posix_fadvise"):
         raise OSError(
