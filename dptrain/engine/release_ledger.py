@@ -28,8 +28,9 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
     """Hex digest of the bits of ``tensors``, in order, computed where they live in one pass.
 
     Sums of 64-bit words by position modulo 2039, for every large tensor and for all small ones
-    together, folded with odd weights: they detect any accidental difference (they are not meant to
-    resist an adversary).
+    together, folded with odd weights: they detect any single difference. Several may cancel: words
+    at equal positions modulo 2039 that change by amounts that add up to 0, for one (they are not
+    meant to resist an adversary).
     """
     large: list[torch.Tensor] = []
     small: dict[torch.device, list[torch.Tensor]] = {}
