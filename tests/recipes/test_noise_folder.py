@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pathlib
 import stat
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from recipes import vision
 from recipes.config import load_config
 from recipes.runfolder import load_checkpoint
+from tests.helpers.nameless import nameless_files
 from tests.helpers.stopping import stop_at
 from tests.helpers.tiny_vision import TINY, run
 
@@ -42,13 +42,6 @@ def folder(tmp_path):
     return found
 
 
-def files_of(folder):
-    """What this process has open of files that were made in a folder."""
-    links = pathlib.Path("/proc/self/fd").iterdir()
-    targets = {link: os.readlink(link) for link in links if link.is_symlink()}
-    return [os.stat(link) for link, target in targets.items() if target.startswith(f"{folder}/")]
-
-
 def test_a_run_with_a_folder_that_crashes_and_goes_on_is_the_run_in_memory(
     config, tmp_path, folder, monkeypatch
 ):
@@ -59,9 +52,9 @@ def test_a_run_with_a_folder_that_crashes_and_goes_on_is_the_run_in_memory(
     found = []
 
     def crash():
-        here = files_of(place)
+        here = nameless_files(place)
         assert here
-        found.extend(here)
+        found.extend(os.fstat(file) for file in here.values())
         assert list(place.iterdir()) == []  # the file has no name
         raise Crash
 

@@ -18,6 +18,7 @@ from dptrain.noise import factory, noise_stream
 from dptrain.noise.streams import ConvolutionStream, NoiseStream, history
 from dptrain.noise.streams.layout import Layout
 from dptrain.strategies import BISR, BLT, BSR, BandMF, Identity, TreeRestart
+from tests.helpers.nameless import nameless_files
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "posix_fallocate"), reason="the system takes no room beforehand"
@@ -52,22 +53,6 @@ def assert_same(mine, others):
     assert len(mine) == len(others) > 0
     for one, other in zip(mine, others, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def nameless_files(folder):
-    """A descriptor of each file that streams of this process have open, and where it was.
-
-    Of one folder: other tests of the process may keep streams of theirs.
-    """
-    found = {}
-    for link in pathlib.Path("/proc/self/fd").iterdir():
-        try:
-            target = os.readlink(link)
-        except FileNotFoundError:  # the listing's own
-            continue
-        if target.startswith(f"{folder}/.dptrain-noise-"):
-            found[target] = int(link.name)  # a map has one of its own
-    return found
 
 
 CUTS = {
