@@ -4,12 +4,14 @@ The model is of GPT-2's widths, with fewer layers. Ranks are processes of this m
 Both sides are in one process group and take turns step by step, on as many examples of the same
 length; each does its passes, its exchanges and an update by AdamW. Times are those of the
 processors, of all threads of a process, since ranks that share cores wait for one another; and by
-the clock. Memory is counted from the tensors' storages, with the row of noise that is released. The
-payload is what rank 0 has to send at least (a ring's share) in the collectives of its last step; it
-is counted over gloo only. With ``--rows`` the ranks stand in so many rows, each of which has the
-whole model (HSDP), on both sides.
+the clock. A private run looks at the loss of its first batches, and its history of noise fills up
+meanwhile: it takes these steps alone, and their time is told beside the ratio of the later ones.
+Memory is counted from the tensors' storages, with the row of noise that is released. The payload is
+what rank 0 has to send at least (a ring's share) in the collectives of its last step; it is counted
+over gloo only. A mesh of several rows has the whole model in each of them (HSDP), on both sides.
+Results of other meshes that the file holds already are kept.
 
-    PYTHONPATH=. python scripts/bench/fully_sharded.py [--ranks 2 4] [--rows N] [--rounds N]
+    PYTHONPATH=. python scripts/bench/fully_sharded.py [--meshes 1x2 1x4 2x2] [--rounds N]
         [--examples N] [--json FILE]
 """
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import pathlib
 import statistics
 import time
@@ -35,7 +38,10 @@ from dptrain import BandMF, Gradients, Identity, Poisson, PrivacyEngine
 from dptrain.strategies import Strategy
 from scripts.bench.ranks import bytes_of, found_by, hand_over, meeting, noise_and_state, write
 
-STEPS, WARM_UP = 1000, 2
+STEPS = 1000
+# Of the first batches the loss is looked at in sixteen (LossSignature), and the bands of noise are
+# full after eight; an ordinary step only has to have its optimizer's state.
+WARM_UP = {"ordinary": 2, "private": 18}
 WIDTH, HEADS, VOCABULARY = 768, 12, 50257
 CASES: dict[str, Strategy] = {"independent": Identity(), "BandMF, 8 bands": BandMF(bands=8)}
 # What each of n ranks sends at least, in sizes of the larger of a call's tensors, times (n - 1)/n.
@@ -240,91 +246,121 @@ def measure(rank: int, world: int, folder: str, name: str, args: argparse.Namesp
 
 def of_rank(rank: int, world: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Both sides' steps, and what all ranks hold and spent."""
-    mesh = mesh_of(world, args.rows)
+    mesh = mesh_of(world, world // args.shards)
     sides: dict[str, Ordinary] = {
         "ordinary": Ordinary(args, mesh),
         "private": Private(args, mesh, CASES[name]),
     }
-    clock: dict[str, list[float]] = {side: [] for side in sides}
-    work: dict[str, list[float]] = {side: [] for side in sides}
+    first = {side: _Times() for side in sides}
+    later = {side: _Times() for side in sides}
+    turns = [side for side, steps in WARM_UP.items() for _ in range(steps)]
     payload = dict.fromkeys(sides, 0.0)
-    rounds = range(-WARM_UP, args.rounds)
-    for turn in tqdm(rounds, desc=f"{name}, {world} ranks", delay=2, disable=rank > 0):
-        for side in ("ordinary", "private") if turn % 2 == 0 else ("private", "ordinary"):
-            ids = sides[side].take()
-            dist.barrier()
-            start = time.perf_counter(), time.process_time()
-            with counted() as sent:
-                sides[side].step(ids)
-            end = time.perf_counter(), time.process_time()
-            if turn >= 0:
-                clock[side].append(end[0] - start[0])
-                work[side].append(end[1] - start[1])
-            payload[side] = sent[0]
-    held: list[Any] = [None] * world
+    for turn in range(args.rounds):
+        turns += ("ordinary", "private") if turn % 2 == 0 else ("private", "ordinary")
+    title = f"{name}, {world // args.shards} x {args.shards} ranks"
+    for turn, side in enumerate(tqdm(turns, desc=title, delay=2, disable=rank > 0)):
+        ids = sides[side].take()
+        dist.barrier()
+        with counted() as sent:
+            (first if turn < sum(WARM_UP.values()) else later)[side].of(sides[side], ids)
+        payload[side] = sent[0]
+    found: list[Any] = [None] * world
     mine = {side: each.state() for side, each in sides.items()}
-    dist.all_gather_object(held, (mine, work))
+    work = {side: each.work for side, each in later.items()}
+    start = first["private"].work[len(first["private"].work) // 4 :]  # the very first is set-up
+    dist.all_gather_object(found, (mine, work, start))
     size = sum(p.numel() for p in sides["private"].module.parameters())
-    rows = CASES[name].bands if isinstance(CASES[name], BandMF) else 1
-    whole = {"noise": 4 * size * rows, "optimizer": 8 * size}
+    bands = CASES[name].bands if isinstance(CASES[name], BandMF) else 1
     spent = {
-        side: [sum(each) for each in zip(*(one[side] for _, one in held), strict=True)]
+        side: [sum(each) for each in zip(*(work[side] for _, work, _ in found), strict=True)]
         for side in sides
     }
+    early = statistics.median(map(sum, zip(*(start for _, _, start in found), strict=True)))
     return {
         "strategy": name,
         "ranks": world,
-        "rows_of_ranks": args.rows,
+        "shards": args.shards,
         "parameters": size,
         "layers": args.layers,
         "examples": args.examples,
         "length": args.length,
         "rounds": args.rounds,
-        "whole": whole,
+        "whole": {"noise": 4 * size * bands, "optimizer": 8 * size},
         "largest": {
-            what: max(one["private"][what] for one, _ in held) for what in ("noise", "optimizer")
+            what: max(one["private"][what] for one, _, _ in found)
+            for what in ("noise", "optimizer")
         },
         "payload_bytes": {side: round(payload[side]) for side in sides},
         "processor_seconds": {side: statistics.median(spent[side]) for side in sides},
-        "processor_ratio": statistics.median(
-            one / other for one, other in zip(spent["private"], spent["ordinary"], strict=True)
-        ),
-        "clock_seconds": {side: statistics.median(clock[side]) for side in sides},
-        "clock_ratio": statistics.median(
-            one / other for one, other in zip(clock["private"], clock["ordinary"], strict=True)
-        ),
+        "processor_ratio": _ratio(spent),
+        "first_processor_ratio": early / statistics.median(spent["ordinary"]),
+        "clock_seconds": {side: statistics.median(each.clock) for side, each in later.items()},
+        "clock_ratio": _ratio({side: each.clock for side, each in later.items()}),
     }
+
+
+class _Times:
+    """Of steps, by the clock and by this process's processors."""
+
+    def __init__(self) -> None:
+        self.clock: list[float] = []
+        self.work: list[float] = []
+
+    def of(self, side: Ordinary, ids: torch.Tensor) -> None:
+        start = time.perf_counter(), time.process_time()
+        side.step(ids)
+        self.clock.append(time.perf_counter() - start[0])
+        self.work.append(time.process_time() - start[1])
+
+
+def _ratio(times: dict[str, list[float]]) -> float:
+    """Of a private step to the ordinary one beside it, the median."""
+    pairs = zip(times["private"], times["ordinary"], strict=True)
+    return statistics.median(one / other for one, other in pairs)
+
+
+def mesh_given(text: str) -> tuple[int, int]:
+    """Rows and ranks in each, of ``2x4``."""
+    rows, _, shards = text.partition("x")
+    if not (rows.isdigit() and shards.isdigit() and int(rows) > 0 and int(shards) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no mesh: give rows x ranks, as 2x4")
+    return int(rows), int(shards)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rows", type=int, default=1, help="of ranks, that each have all (HSDP)")
-    parser.add_argument("--rounds", type=int, default=6)
+    meshes = [(1, 2), (1, 4), (2, 2)]
+    parser.add_argument("--meshes", type=mesh_given, nargs="+", default=meshes)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--examples", type=int, default=8, help="a rank's")
+    parser.add_argument("--examples", type=int, default=8, help="of a step, of all ranks")
     parser.add_argument("--length", type=int, default=64, help="tokens of an example")
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    if odd := [world for world in args.ranks if world % args.rows]:
-        parser.error(f"--rows {args.rows} does not divide --ranks {odd}: give a mesh of full rows")
-    rows = []
-    for world in args.ranks:
+    batch, new = args.examples, {(rows * shards, shards) for rows, shards in args.meshes}
+    if odd := [ranks for ranks, _ in new if batch % ranks]:
+        parser.error(f"--examples {batch}: cannot be shared out to {odd} ranks")
+    found = []
+    if args.json is not None and args.json.is_file():
+        old = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
+        found = [row for row in old if (row["ranks"], row["shards"]) not in new]
+    for rows, shards in args.meshes:
+        args.shards, args.examples = shards, batch // (rows * shards)
         for name in CASES:
-            row = found_by(measure, world, name, args)
-            rows.append(row)
+            row = found_by(measure, rows * shards, name, args)
+            found.append(row)
             whole, largest = (sum(row[kind].values()) for kind in ("whole", "largest"))
             payload = row["payload_bytes"]
-            shards = world // args.rows
             print(
-                f"{name:18} {args.rows} x {shards} ranks: {largest / 2**20:.1f} of "
-                f"{whole / 2**20:.1f} MiB, {largest * shards / whole:.3f} of whole/shards; payload "
-                f"{payload['private'] / payload['ordinary']:.3f} of fully_shard's; time "
-                f"{row['processor_ratio']:.3f} of the processors', {row['clock_ratio']:.3f}",
+                f"{name:18} {rows} x {shards} ranks: {largest / 2**20:.1f} of "
+                f"{whole / 2**20:.1f} MiB, {largest * shards / whole:.3f} of whole/shards; "
+                f"payload {payload['private'] / payload['ordinary']:.3f} of fully_shard's; time "
+                f"{row['processor_ratio']:.3f} of the processors', {row['clock_ratio']:.3f}; "
+                f"{row['first_processor_ratio']:.3f} of the processors' in the first steps",
                 flush=True,
             )
-    write(args.json, rows)
+            write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,6 @@ def _script(path: pathlib.Path) -> str:
 
 
 _WRITTEN_BY = {
-    "fully_sharded_rows": "scripts/bench/fully_sharded.py",
     "strategy_table": "dptrain strategies",
     **dict.fromkeys(
         ("individual_fig1_curve", "individual_fig1_mnist_curve"),
@@ -777,48 +776,28 @@ def _noise_offload(tree: Mapping[str, Any]) -> Table:
 
 
 def _fully_sharded(tree: Mapping[str, Any]) -> Table:
-    """A strategy and number of ranks a row: the private step against fully_shard's own."""
+    """A strategy and a mesh a row: the private step against fully_shard's own."""
     rows = []
     for each in tree["rows"]:
+        shards = each["shards"]
         whole, largest = (sum(each[kind].values()) for kind in ("whole", "largest"))
         sent = each["payload_bytes"]
         rows.append(
             [
                 each["strategy"],
-                str(each["ranks"]),
+                f"{each['ranks'] // shards} × {shards}",
                 f"{largest / 2**20:.0f} MiB",
-                f"{largest * each['ranks'] / whole:.3f}",
+                f"{largest * shards / whole:.3f}",
+                f"{sent['ordinary'] / 2**20:.1f} MiB",
                 f"× {sent['private'] / sent['ordinary']:.3f}",
                 f"× {each['processor_ratio']:.2f}",
                 f"× {each['clock_ratio']:.2f}",
+                f"× {each['first_processor_ratio']:.2f}",
             ]
         )
-    head = ["noise", "ranks", "noise and optimizer of a rank", "of whole / ranks", "payload"]
-    return Table([*head, "processor time", "time"], rows)
-
-
-def _fully_sharded_rows(tree: Mapping[str, Any]) -> Table:
-    """The same on a mesh of two dimensions, where a row of ranks has the whole model."""
-    rows = []
-    for each in tree["rows"]:
-        shards = each["ranks"] // each["rows_of_ranks"]
-        whole, largest = (sum(each[kind].values()) for kind in ("whole", "largest"))
-        sent = each["payload_bytes"]
-        rows.append(
-            [
-                each["strategy"],
-                f"{each['rows_of_ranks']} × {shards}",
-                f"{largest / 2**20:.0f} MiB",
-                f"{whole / shards / 2**20:.0f} MiB",
-                f"{sent['ordinary'] / 2**20:.1f} MiB",
-                f"{sent['private'] / 2**20:.1f} MiB",
-                f"× {each['processor_ratio']:.2f}",
-                f"× {each['clock_ratio']:.2f}",
-            ]
-        )
-    head = ["noise", "mesh", "noise and optimizer of a rank", "whole / shards"]
-    head += ["payload, fully_shard's own step", "payload, private step"]
-    return Table([*head, "processor time", "time"], rows)
+    head = ["noise", "mesh", "noise and optimizer of a rank", "of whole / shards"]
+    head += ["payload, fully_shard's", "private", "processor time", "time"]
+    return Table([*head, "first steps, processor time"], rows)
 
 
 def _footprint(tree: Mapping[str, Any]) -> Table:
@@ -1030,7 +1009,6 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _sharded_noise,
         _noise_offload,
         _fully_sharded,
-        _fully_sharded_rows,
         _footprint,
         _footprint_sent,
         _footprint_measured,
