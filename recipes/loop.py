@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from dptrain import PrivateTraining
+from recipes.average import Average
 from recipes.debug_norms import DebugNorms
 from recipes.divergence import Divergence
 from recipes.individual_history import IndividualHistory
@@ -66,10 +67,12 @@ def train(
     private: PrivateTraining,
     *,
     task: Task,
+    outcome: Task,
     settings: RunSettings,
     scheduler: torch.optim.lr_scheduler.LRScheduler,
     folder: RunFolder,
     save: Callable[[], None],
+    average: Average | None = None,
     history: IndividualHistory | None = None,
     covered: bool = True,
 ) -> bool:
@@ -81,10 +84,12 @@ def train(
     Args:
         private: the run.
         task: the problem that it learns.
+        outcome: the same with the model that is evaluated: that of ``average``, if there is one.
         settings: how often to evaluate and to save.
         scheduler: of the learning rate, registered with the run.
         folder: where metrics go.
         save: writes a checkpoint.
+        average: takes in what each step released.
         history: looks at what examples have spent after each evaluation; not for release.
         covered: whether the run is private; a simulation is not, and has no ε to show.
     """
@@ -98,7 +103,7 @@ def train(
     split = task.evaluated_on
     before = folder.metrics()
     if saved_at == 0 and not before:  # a run that was killed early has it already
-        start = evaluate(task, limit=settings.evaluate_examples)
+        start = evaluate(outcome, limit=settings.evaluate_examples)
         before = [{"step": 0, "split": split, **start}]
         folder.log(before[0], private=split != TEST)
     divergence = _divergence(private, settings, before)
@@ -125,6 +130,8 @@ def train(
                 continue
 
             step = private.steps_executed
+            if average is not None:
+                average.update(task.model)
             divergence.released(step, (p.grad for p in module.parameters() if p.requires_grad))
             if means.count:
                 record = means.values()
@@ -137,7 +144,7 @@ def train(
             evaluated = step % settings.evaluate_every == 0 or step == steps
             if evaluated:
                 limit = None if step == steps else settings.evaluate_examples
-                result = evaluate(task, limit=limit)
+                result = evaluate(outcome, limit=limit)
                 folder.log({"step": step, "split": split, **result}, private=split != TEST)
                 divergence.tested(step, result["loss"])
                 shown |= {f"{split} {name}": value for name, value in result.items()}

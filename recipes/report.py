@@ -121,9 +121,11 @@ def write_report(current: Run) -> None:
     if current.simulation is None:
         export = current.task.export
         remove(path / export.name)  # of an earlier report
-        export.write(current.task.model, path / export.name, None)  # whatever becomes of the rest
+        export.write(
+            current.outcome.model, path / export.name, None
+        )  # whatever becomes of the rest
         guarantee = stated(current)
-        export.write(current.task.model, path / export.name, guarantee)
+        export.write(current.outcome.model, path / export.name, guarantee)
         facts = run_facts(current)
         privacy_report(guarantee, path, facts=facts)
     if current.settings.plots:
@@ -161,7 +163,7 @@ def _final_evaluation(current: Run) -> dict[str, Any]:
     for record in reversed(current.folder.metrics()):
         if record["split"] == current.task.evaluated_on and record["step"] == steps:
             return {name: v for name, v in record.items() if name not in MARKS}
-    return evaluate(current.task)
+    return evaluate(current.outcome)
 
 
 def summary(current: Run, *, published: bool = False) -> str:

@@ -24,6 +24,7 @@ from dptrain.accounting.base import check_delta
 from dptrain.configuration import build_scheme
 from dptrain.integrations.loggers import RunLoggers
 from dptrain.sampling import AttributionGraph, Scheme, UserScheme
+from recipes.average import Average
 from recipes.config import differences, to_yaml
 from recipes.individual_history import IndividualHistory
 from recipes.loop import train
@@ -50,6 +51,14 @@ class Run:
     folder: RunFolder
     simulation: dict[str, Any] | None
     history: IndividualHistory | None = None
+    average: Average | None = None
+
+    @property
+    def outcome(self) -> Task:
+        """The task with the model that is evaluated and kept: the average, if there is one."""
+        if self.average is None:
+            return self.task
+        return dataclasses.replace(self.task, model=self.average.model)
 
     def save(self) -> None:
         """Write the checkpoint."""
@@ -59,6 +68,7 @@ class Run:
                 "settings": dataclasses.asdict(self.settings),
                 "simulation": self.simulation,
                 "run": self.private.state_dict(),
+                "average": None if self.average is None else self.average.state_dict(),
                 "private": {
                     "history": None if self.history is None else self.history.state_dict(),
                 },
@@ -122,6 +132,7 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
         small = _simulated(settings, scheme, len(task.train), task.graph)
         simulation = Simulation.of(settings, plan=plan, small=small)
         mechanism = {"mechanism": simulation.mechanism}
+    average = settings.optimizer.build_average(task.model)
     private, scheduler = _wire(settings, task, mechanism=mechanism, accountant=accountant)
     folder = RunFolder(settings.output, config=to_yaml(settings, without=settings.local_names()))
     if task.bounded is not None:
@@ -130,7 +141,8 @@ def _new(settings: RunSettings, task: Task, plan: MatrixMechanism) -> Run:
         simulation.mark(folder.path)
     facts = None if simulation is None else simulation.full
     folder.loggers = _loggers(settings, private, covered=simulation is None)
-    run = Run(settings, task, scheduler, private, folder, facts, _history(settings, private, task))
+    history = _history(settings, private, task)
+    run = Run(settings, task, scheduler, private, folder, facts, history, average)
     run.save()  # the calibrated mechanism is worth keeping from the start
     return run
 
@@ -141,6 +153,7 @@ def _resumed(
     """The run of the checkpoint, at its step."""
     _check_resumable(checkpoint, settings)
     mechanism = _saved_mechanism(checkpoint, task)
+    average = settings.optimizer.build_average(task.model)
     private, scheduler = _wire(
         settings,
         task,
@@ -148,13 +161,16 @@ def _resumed(
         accountant=settings.build_accountant(mechanism),
     )
     private.load_state_dict(checkpoint["run"], accept_lost_ledger=accept_lost_ledger)
+    if average is not None:
+        average.load_state_dict(checkpoint["average"])
     history = _history(settings, private, task)
     saved = checkpoint.get("private", {}).get("history")
     if history is not None and saved is not None:
         history.load_state_dict(saved)
     folder = RunFolder(settings.output, completed_steps=private.steps_executed)
     folder.loggers = _loggers(settings, private, covered=checkpoint["simulation"] is None)
-    return Run(settings, task, scheduler, private, folder, checkpoint["simulation"], history)
+    simulation = checkpoint["simulation"]
+    return Run(settings, task, scheduler, private, folder, simulation, history, average)
 
 
 def _loggers(settings: RunSettings, private: PrivateTraining, *, covered: bool) -> RunLoggers:
@@ -336,6 +352,8 @@ def finish(current: Run) -> None:
         complete = train(
             current.private,
             task=current.task,
+            outcome=current.outcome,
+            average=current.average,
             settings=current.settings,
             scheduler=current.scheduler,
             folder=current.folder,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field
+from torch import nn
 
 from dptrain import MatrixMechanism, NoiseOptions
 from dptrain.accounting import Accountant, accountant_named, find_accountants
@@ -27,6 +28,7 @@ from dptrain.individual import IndividualFilter
 from dptrain.integrations.loggers import TOOLS, check_installed
 from dptrain.noise import check_private_folder
 from dptrain.strategies import Strategy, check_bands_fit
+from recipes.average import Average
 from recipes.config import Count, Positive, check_types, flatten, one_of
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
@@ -108,6 +110,9 @@ class OptimizerSettings:
         schedule: factor of the learning rate over the run: constant, linear or cosine (both fall to
             0), or late_linear (1 for a quarter of the run, then linearly to 1/20 at three
             quarters).
+        ema: decay of an exponential moving average of the weights, in (0, 1), which is evaluated
+            and saved in place of the last weights. It is made of what was released, so it costs no
+            privacy; null is none.
     """
 
     name: Annotated[str, one_of(OPTIMIZERS)] = "sgd"
@@ -119,6 +124,11 @@ class OptimizerSettings:
     eps: Positive = 1e-8
     eps_scale: Positive = 1e-3
     schedule: Annotated[str, one_of(SCHEDULES)] = "constant"
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+    def build_average(self, model: nn.Module) -> Average | None:
+        """The average of the weights that training will release, if one is kept."""
+        return None if self.ema is None else Average(model, self.ema)
 
     def build(self, parameters: Any) -> torch.optim.Optimizer:
         """The optimiser over ``parameters``."""
