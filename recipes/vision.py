@@ -27,7 +27,8 @@ from recipes.data import (
     mnist,
     saved_images,
 )
-from recipes.data.scattering import STRIDE, check_scattered, scattered
+from recipes.data.scattered import scattered
+from recipes.data.scattering import STRIDE, check_scattered
 from recipes.data.split import left_for_training
 from recipes.models import check_vgg, vgg
 from recipes.run import check_plan, seeded
@@ -59,7 +60,8 @@ class DataSettings:
         test_part: of folder and datasets, name of the test part; null finds it.
         image_column: of datasets, name of the column of images; null finds it by its type.
         label_column: of datasets, name of the column of labels; null finds it by its type.
-        augment: random crops and flips of the training images; not for digits.
+        augment: random crops and flips of the training images; not for digits. Of ``features``
+            the places are moved by one at most, and mirrored.
         flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
@@ -144,11 +146,6 @@ class VisionSettings(RunSettings):
             raise ValueError(
                 "data.augment=true with data.flips=true: a flipped digit is another sign; set "
                 "data.flips=false, which leaves the crops"
-            )
-        if self.data.augment and self.data.features is not None:
-            raise ValueError(
-                f"data.features={self.data.features} with data.augment=true: features are computed "
-                "once, of the images as they are; set data.augment=false"
             )
         self.check_model(SIZES.get(self.data.name))
         super().validate()

@@ -13,14 +13,17 @@ PADDING = 4  # pixels on every side before the crop
 
 @dataclasses.dataclass(frozen=True)
 class CropAndFlip:
-    """A crop of the original size from the image padded by 4 reflected pixels, then a random flip.
+    """A crop of the original size from the image padded by reflected pixels, then a random flip.
 
     Offsets are uniform, the horizontal flip has probability ½. Both are drawn from torch's global
     generator.
 
     Args:
-        image_size: height and width in pixels; at least 5, as there must be 4 pixels to reflect.
+        image_size: height and width in pixels; more than ``padding``, which are reflected.
         flips: whether there are flips: a flipped digit or letter is another sign.
+        padding: pixels on every side before the crop.
+        mirrored: which channel of the image each channel of a flipped one is; ``None`` if they
+            stay. Colors do, and directions do not.
 
     Raises:
         ValueError: if the images are too small.
@@ -28,26 +31,30 @@ class CropAndFlip:
 
     image_size: int
     flips: bool = True
+    padding: int = PADDING
+    mirrored: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.image_size <= PADDING:
+        if self.image_size <= self.padding:
             raise ValueError(
                 f"augment=true: images of {self.image_size}×{self.image_size} pixels have no "
-                f"{PADDING} to reflect on a side; set augment to false"
+                f"{self.padding} to reflect on a side; set augment to false"
             )
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """One view of an image, (channels, image_size, image_size), of any type."""
-        top, left = torch.randint(0, 2 * PADDING + 1, (2,)).tolist()
+        top, left = torch.randint(0, 2 * self.padding + 1, (2,)).tolist()
         rows, columns = self._reflected(top), self._reflected(left)
         if self.flips and float(torch.rand(())) < 0.5:
             columns = columns.flip(0)
+            if self.mirrored is not None:
+                image = image[list(self.mirrored)]
         return image[:, rows][:, :, columns]
 
     def _reflected(self, offset: int) -> torch.Tensor:
         """Which row of the image each row of a crop is; those outside are mirrored at the edge."""
         last = self.image_size - 1
-        row = (torch.arange(self.image_size) + offset - PADDING).abs()
+        row = (torch.arange(self.image_size) + offset - self.padding).abs()
         return last - (last - row).abs()
 
 

@@ -12,12 +12,7 @@ import functools
 import math
 
 import torch
-from torch.nn.functional import group_norm, pad
-from torch.utils.data import TensorDataset
-from tqdm import tqdm
-
-from recipes.data.images import Images
-from recipes.data.split import Split
+from torch.nn.functional import pad
 
 ANGLES = 8
 SCALES = 2
@@ -25,8 +20,6 @@ STRIDE = 2**SCALES
 """Pixels a side that one feature stands for."""
 PATHS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2
 """Features for each colour and place: 81."""
-GROUPS = 27
-_CHUNK = 10  # images at once, which stay in the cache
 
 
 def scattering(images: torch.Tensor) -> torch.Tensor:
@@ -91,45 +84,6 @@ def _folded(spectrum: torch.Tensor, step: int) -> torch.Tensor:
     """The spectrum of every ``step``-th value in both directions."""
     *rest, height, width = spectrum.shape
     return spectrum.view(*rest, step, height // step, step, width // step).mean((-4, -2))
-
-
-def scattered(split: Split) -> Split:
-    """Scattering features in place of the images, each example's normalized in 27 groups of 9.
-
-    Raises:
-        ValueError: for images of another size than ``scattering`` takes, or that are augmented.
-    """
-    check_scattered(split.image_size)
-    return dataclasses.replace(
-        split,
-        train=_features(split.train, "features of training images"),
-        test=_features(split.test, "features of test images"),
-        channels=PATHS * split.channels,
-        image_size=split.image_size // STRIDE,
-    )
-
-
-def _features(examples: TensorDataset | Images, what: str) -> TensorDataset:
-    if isinstance(examples, Images):
-        if examples.transform is not None:
-            raise ValueError(
-                "data.features=scattering with data.augment=true: features are computed once; set "
-                "data.augment to false"
-            )
-        rows, labels = examples.pixels, examples.labels
-    else:
-        rows, labels = examples.tensors
-    found: torch.Tensor | None = None
-    for start in tqdm(range(0, len(rows), _CHUNK), desc=what, unit_scale=_CHUNK, delay=2):
-        part = rows[start : start + _CHUNK]
-        images = part.float().div(127.5).sub(1) if part.dtype == torch.uint8 else part
-        normal = group_norm(scattering(images), GROUPS)
-        if found is None:
-            found = normal.new_empty(len(rows), *normal.shape[1:])
-        found[start : start + len(part)] = normal
-    if found is None:
-        raise ValueError(f"{what}: there are none")
-    return TensorDataset(found, labels)
 
 
 @dataclasses.dataclass(frozen=True)

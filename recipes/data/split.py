@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from sklearn.model_selection import train_test_split
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from recipes.data.images import Images
 
@@ -21,8 +21,8 @@ class Split:
     that shape stacked; labels are int64 from 0 to classes - 1.
     """
 
-    train: TensorDataset | Images
-    test: TensorDataset | Images
+    train: Dataset[Any]
+    test: Dataset[Any]
     channels: int
     classes: int
     image_size: int
@@ -64,16 +64,18 @@ def left_for_training(examples: int, share: float) -> int:
     return examples - math.ceil(share * examples)  # as scikit-learn rounds
 
 
-def _labels(examples: TensorDataset | Images) -> torch.Tensor:
-    return examples.labels if isinstance(examples, Images) else examples.tensors[1]
+def _labels(examples: Dataset[Any]) -> torch.Tensor:
+    if isinstance(examples, Images):
+        return examples.labels
+    assert isinstance(examples, TensorDataset)
+    return examples.tensors[1]
 
 
-def _rows(
-    examples: TensorDataset | Images, rows: list[int], *, plain: bool = False
-) -> TensorDataset | Images:
+def _rows(examples: Dataset[Any], rows: list[int], *, plain: bool = False) -> Dataset[Any]:
     """Some rows; ``plain`` ones are not transformed, as a test set's are not."""
-    if not isinstance(examples, Images):
+    if isinstance(examples, TensorDataset):
         return TensorDataset(*(tensor[rows] for tensor in examples.tensors))
+    assert isinstance(examples, Images)
     kept: dict[str, Any] = (
         {} if plain else {"transform": examples.transform, "views": examples.views}
     )

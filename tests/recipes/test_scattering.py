@@ -10,7 +10,8 @@ import scipy.ndimage
 import torch
 
 from recipes.data.images import Images
-from recipes.data.scattering import ANGLES, PATHS, scattered, scattering
+from recipes.data.scattered import scattered
+from recipes.data.scattering import ANGLES, PATHS, scattering
 from recipes.data.split import Split
 
 REACH = 20  # pixels, beyond which the widest envelope is below 1e-30
@@ -109,8 +110,3 @@ def test_a_split_of_features_is_normalized_for_each_image() -> None:
 def test_other_sizes_are_refused(size: int) -> None:
     with pytest.raises(ValueError, match=f"images of {size} pixels.*multiples of 4"):
         scattered(_split(2, size))
-
-
-def test_augmented_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="features are computed once"):
-        scattered(_split(2, transform=lambda image: image))
