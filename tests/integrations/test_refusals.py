@@ -56,7 +56,7 @@ def test_a_training_argument_is_refused_by_name(tmp_path, wrong, told):
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
-        ("fsdp", "full_shard", r"fsdp='full_shard': parts of the model.*torchrun"),
+        ("fsdp", "full_shard", r"fsdp=.full_shard. was set after the arguments were made"),
         ("deepspeed", {"zero_optimization": {"stage": 2}}, r"deepspeed=.*torchrun"),
         ("parallelism_config", object(), r"parallelism_config=.*spreads an example"),
         ("push_to_hub", True, r"push_to_hub=True: .*save_model\(folder\)"),

@@ -1,9 +1,10 @@
-"""The private part of a trainer's checkpoint folder: one file, readable by its owner only."""
+"""The private part of a trainer's checkpoint folder, readable by its owner only."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 
 from dptrain.engine import PrivateTraining, check_seal
 from dptrain.integrations.transformers.arguments import PrivacyArguments
+from dptrain.integrations.transformers.sharding import is_divided
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import in_place
 
 PRIVATE_FILE = "private_state.pt"
+PRIVATE_FOLDER = "private_state"
+"""Of a model that is divided, where each process writes its part."""
 _FORMAT = 1
 
 
@@ -27,7 +31,18 @@ def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments, *, h
         privacy: what it was asked for.
         here: whether this process writes; all of them have to call, as each has a part of it.
     """
-    state = {"format": _FORMAT, "asked": privacy.asked, "run": private.state_dict()}
+    state: dict[str, Any] = {"format": _FORMAT, "asked": privacy.asked}
+    divided = pathlib.Path(folder) / PRIVATE_FOLDER
+    if is_divided(private.module):
+        if here and divided.exists():  # of a run that wrote into the same folder before
+            shutil.rmtree(divided)
+        torch.distributed.barrier()
+        private.save(divided)
+        mechanism = private.mechanism
+        state["divided"] = True
+        state["run"] = {"mechanism": mechanism.to_dict(), "mechanism_hash": mechanism.hash}
+    else:
+        state["run"] = private.state_dict()
     if not here:
         return
     os.makedirs(folder, exist_ok=True)
@@ -52,8 +67,26 @@ def read(folder: str) -> dict[str, Any]:
     state = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(state, Mapping) or state.get("format") != _FORMAT or "run" not in state:
         raise ValueError(f"{path} is of another layout: use the dptrain that wrote it")
-    check_seal(state["run"], str(path))
+    if not state.get("divided"):
+        check_seal(state["run"], str(path))
     return dict(state)
+
+
+def load(folder: str, saved: Mapping[str, Any], private: PrivateTraining) -> None:
+    """Bring a run to where it was saved.
+
+    Args:
+        folder: of the checkpoint.
+        saved: what ``read`` gave.
+        private: the run.
+
+    Raises:
+        ValueError: if it is of another run, or damaged.
+    """
+    if saved.get("divided"):
+        private.load(pathlib.Path(folder) / PRIVATE_FOLDER)
+    else:
+        private.load_state_dict(saved["run"])
 
 
 def mechanism_of(

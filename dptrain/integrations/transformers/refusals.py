@@ -44,10 +44,6 @@ def _given(value: Any) -> bool:
 
 
 _ARGUMENTS = (
-    _Refused("fsdp", _given, f"parts of the model would lie on other processes, and {_SPREAD}",
-             "leave fsdp out and start the script with torchrun, which divides the noise and the "
-             "optimizer; for a model that no process has room for, call fully_shard and "
-             "make_private in a loop of your own"),
     _Refused("deepspeed", _given, f"it has an optimizer and gradients of its own, and {_SPREAD}",
              "leave deepspeed out and start the script with torchrun"),
     _Refused("parallelism_config", _given, f"it spreads an example over processes, and {_SPREAD}",
@@ -237,9 +233,9 @@ def check_trainer(trainer: Any, known: Any) -> None:
         )
     if FullySharded.there(trainer.model):
         raise ValueError(
-            "model was divided by fully_shard, and the trainer saves and evaluates models that "
-            "each process has whole: call make_private in a loop of your own, or leave "
-            "fully_shard out"
+            "model was divided by fully_shard already: give the whole model and "
+            "TrainingArguments(fsdp=True), by which the trainer divides it, or call make_private "
+            "in a loop of your own"
         )
     if same_data(trainer.eval_dataset, known):
         raise ValueError(

@@ -42,6 +42,7 @@ from dptrain.integrations.transformers.services import (
     records_console,
     reports,
 )
+from dptrain.integrations.transformers.sharding import Sharding, is_divided, whole_weights
 from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import MARK
@@ -118,12 +119,16 @@ class PrivateTrainerMixin(_Base):
         check_class(type(self), PrivateTrainerMixin)
         check_dataset(train_dataset)
         accumulation = 1
+        self._sharding: Sharding | None = None
         if args is not None:
             check_arguments(args)
+            self._sharding = Sharding.asked_by(args)
             accumulation = args.gradient_accumulation_steps
             # A step of the trainer is one of the scheme, in whatever parts it comes.
             args = copy.copy(args)
             args.gradient_accumulation_steps = 1
+            if self._sharding is not None:  # which is done here, and not by accelerate
+                args.fsdp, args.fsdp_config, args.fsdp_plugin_args = None, {}, None
             if args.max_grad_norm is None:
                 args.max_grad_norm = 1.0  # as not used; the trainer compares it with 0
         self.privacy, self.gradients = privacy, gradients
@@ -137,6 +142,8 @@ class PrivateTrainerMixin(_Base):
         check_arguments(self.args)
         check_dataset(self.train_dataset)
         check_trainer(self, self.train_dataset)
+        if self._sharding is not None:
+            self._check_divisible()
         check_padding(self)
         self._graph = None
         if privacy.user_column is not None:
@@ -162,6 +169,19 @@ class PrivateTrainerMixin(_Base):
             epochs=self.args.num_train_epochs,
             max_steps=self.args.max_steps,
         )
+
+    def _check_divisible(self) -> None:
+        """Refuse what was made of whole weights, or is saved as a part of them."""
+        if self.optimizer is not None:
+            raise ValueError(
+                "optimizers= with fsdp=True: its parameters are those of the whole model, which "
+                "train() divides; leave it out and set TrainingArguments(optim=...)"
+            )
+        if hasattr(self.model, "get_base_model"):
+            raise ValueError(
+                f"model is a {type(self.model).__name__} with fsdp=True: adapters of peft were not "
+                "tested with it; leave fsdp out, as few weights are trained"
+            )
 
     def add_callback(self, callback: Any) -> None:
         """As of the trainer.
@@ -256,6 +276,8 @@ class PrivateTrainerMixin(_Base):
         if self._created_lr_scheduler:
             self.lr_scheduler = None
             self._created_lr_scheduler = False
+        if self._sharding is not None and not is_divided(self.model):
+            self._sharding.divide(self.model, self.args.device)
         self.create_optimizer()
         # Only the precision of its forward pass: ranks are added up by the run.
         if not hasattr(self.model, "_original_forward"):
@@ -269,7 +291,8 @@ class PrivateTrainerMixin(_Base):
         self.create_scheduler(num_training_steps=max_steps)
         private.register_scheduler(self.lr_scheduler)
         if saved is not None:
-            private.load_state_dict(saved["run"])
+            assert resume_from_checkpoint is not None
+            checkpoints.load(resume_from_checkpoint, saved, private)
             if private.steps_executed != self.state.global_step:
                 raise ValueError(
                     f"resume_from_checkpoint={resume_from_checkpoint!r}: its trainer_state.json is "
@@ -566,6 +589,10 @@ class PrivateTrainerMixin(_Base):
 
     # What is written of it
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not is_divided(self.model):  # the run's own checkpoint has the weights as well
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.private is not None
         checkpoints.write(output_dir, self.private, self.privacy, here=self.args.should_save)
@@ -573,9 +600,13 @@ class PrivateTrainerMixin(_Base):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, the tokenizer, the privacy statement and a model card; all are public.
 
-        A folder that also holds checkpoints is told of: those are private.
+        A folder that also holds checkpoints is told of: those are private. Of a model that ``fsdp``
+        has divided the first process writes all; every process has to call this.
         """
-        super().save_model(output_dir, _internal_call=_internal_call)
+        if is_divided(self.model):
+            self._save(output_dir, state_dict=whole_weights(self.model))
+        else:
+            super().save_model(output_dir, _internal_call=_internal_call)
         if _internal_call or not self.args.should_save:
             return
         folder = self.args.output_dir if output_dir is None else output_dir
@@ -587,7 +618,8 @@ class PrivateTrainerMixin(_Base):
         beside = sorted(
             name
             for name in os.listdir(folder)
-            if name.startswith("checkpoint-") or name == checkpoints.PRIVATE_FILE
+            if name.startswith("checkpoint-")
+            or name in (checkpoints.PRIVATE_FILE, checkpoints.PRIVATE_FOLDER)
         )
         if beside:
             logger.warning(
