@@ -43,9 +43,17 @@ class CropAndFlip:
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         """One view of an image, (channels, image_size, image_size), of any type."""
+        return self.view(image, *self.draw())
+
+    def draw(self) -> tuple[int, int, bool]:
+        """Where a crop begins in the padded image, from the top and the left, and the flip."""
         top, left = torch.randint(0, 2 * self.padding + 1, (2,)).tolist()
+        return top, left, self.flips and float(torch.rand(())) < 0.5
+
+    def view(self, image: torch.Tensor, top: int, left: int, flipped: bool) -> torch.Tensor:
+        """The view that ``draw`` names."""
         rows, columns = self._reflected(top), self._reflected(left)
-        if self.flips and float(torch.rand(())) < 0.5:
+        if flipped:
             columns = columns.flip(0)
             if self.mirrored is not None:
                 image = image[list(self.mirrored)]

@@ -49,6 +49,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._transform = CropAndFlip(
             maps.shape[-1], flips, padding=1, mirrored=mirrored_paths(maps.shape[1] // PATHS)
         )
+        self._orders: dict[tuple[int, int, bool], torch.Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -58,10 +59,21 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Several examples at once, as torch's loaders ask for them."""
-        drawn = [self._transform(self.maps[row]) for row in indices for _ in range(self.views)]
-        shape = (self.views,) if self.views > 1 else ()
-        normal = group_norm(torch.stack(drawn), GROUPS).unflatten(0, (len(indices), *shape))
+        flat, shape = self.maps.flatten(1), (self.views,) if self.views > 1 else ()
+        found = torch.stack(
+            [flat[row][self._order()] for row in indices for _ in range(self.views)]
+        )
+        normal = group_norm(found.view(-1, *self.maps.shape[1:]), GROUPS)
+        normal = normal.unflatten(0, (len(indices), *shape))
         return list(zip(normal.unbind(), self.labels[list(indices)].unbind(), strict=True))
+
+    def _order(self) -> torch.Tensor:
+        """Which feature of an image each feature of a view is that is drawn now; there are few."""
+        drawn = self._transform.draw()
+        if drawn not in self._orders:
+            numbers = torch.arange(self.maps[0].numel()).view(self.maps.shape[1:])
+            self._orders[drawn] = self._transform.view(numbers, *drawn).flatten()
+        return self._orders[drawn]
 
 
 def mirrored_paths(colours: int) -> tuple[int, ...]:

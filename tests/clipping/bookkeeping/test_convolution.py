@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dptrain.clipping.base.linear_norms import ROUNDING
+from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.bookkeeping.convolution import direct as convolution_direct
 from dptrain.clipping.bookkeeping.convolution import grouped as convolution_grouped
 from dptrain.clipping.bookkeeping.convolution.convolution import (
@@ -22,6 +24,8 @@ from dptrain.clipping.bookkeeping.convolution.convolution import (
     weighted_sum,
 )
 from dptrain.clipping.bookkeeping.convolution.direct import ChannelsFirst, ChannelsLast
+from dptrain.clipping.bookkeeping.uses import convolved as uses_convolved
+from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 
 KINDS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # How much larger products between pixels may make norms in float32: test_convolution_rounding.py.
@@ -125,6 +129,50 @@ def test_equals_autograd_one_example_at_a_time(case, at_once):
     allowance = 2 * ROUNDING * 2.0**-24 * sum_of_lengths(layer, a.double(), g.double()).square()
     assert bool((excess >= -1e-12 * squares).all()), excess
     assert bool((excess <= allowance).all()), (excess, allowance)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(cases(), st.lists(st.integers(1, 3), min_size=2, max_size=3), st.data())
+def test_groups_of_rows_along_a_dimension_are_sums_of_rows(case, sizes, data):
+    """Views of one number, and records of several, whether gradients are formed or not."""
+    layer, a, _ = case
+    even = data.draw(st.booleans())
+    sizes = sizes[:1] * len(sizes) if even else sizes
+    a = torch.randn(sum(sizes), *a.shape[1:], dtype=torch.float64)
+    g = torch.randn_like(layer(a).detach())
+    rows = one_at_a_time(layer, a, g)
+    expected = torch.stack([part.sum(0) for part in rows.split(sizes)])
+    factors = torch.rand(len(sizes), dtype=torch.float64)
+    factors[0] = 0
+    total = torch.einsum("b,b...->...", factors, expected)
+    norms = expected.flatten(1).norm(dim=1)
+    near = {"rtol": 1e-9, "atol": 1e-9}
+    use = Convolved(a, g, ConvShape.of(layer)).folded(sizes[0] if even else RowGroups(sizes))
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans()):
+            patch.setattr(uses_convolved, "FEW", 0)
+            patch.setattr(uses_convolved, "_HELD", 0)
+        small = use.compact()
+    for form in (use, small):
+        assert (form.rows, form.shape) == (len(sizes), layer.weight.shape)
+        torch.testing.assert_close(form.per_example(0, form.rows), expected, **near)
+        torch.testing.assert_close(form.per_example(1, form.rows), expected[1:], **near)
+        torch.testing.assert_close(form.norms(), norms, **near)
+        index = torch.arange(len(sizes) - 1, -1, -2)
+        some = form.select(index)
+        torch.testing.assert_close(some.per_example(0, some.rows), expected[index], **near)
+    magnitudes, terms = use.magnitudes(0, use.rows)
+    bound = torch.stack([part.sum(0) for part in _magnitudes(layer, a, g).split(sizes)])
+    torch.testing.assert_close(magnitudes, bound, **near)
+    assert terms >= max(sizes) * math.prod(g.shape[2:])
+    for form in (use, small):  # what adds up is spent then
+        torch.testing.assert_close(form.weighted_sum(factors), total, **near)
+
+
+def _magnitudes(layer: nn.Module, a: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Sums of absolute values: gradients of absolute inputs and output gradients."""
+    return one_at_a_time(layer, a.abs(), g.abs())
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")

@@ -258,6 +258,9 @@ USES = {
         Picked(ids(30, 6), cancelling(30).repeat(2, 1), 40).folded(USERS),
     ],
     "convolution, users": lambda: [Folded(convolved(), USERS)],
+    "convolution, views along a dimension": lambda: [convolved().folded(2)],
+    "convolution, views, twice": lambda: [convolved().folded(2), convolved().folded(2)],
+    "convolution, users along a dimension": lambda: [convolved().folded(USERS)],
     "products, users": lambda: [
         OuterProducts(cancelling(4, 50).repeat(2, 1, 1), torch.full((6, 4, 60), 0.7234567)).folded(
             USERS

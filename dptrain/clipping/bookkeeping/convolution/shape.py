@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -100,6 +101,20 @@ class ConvShape:
     def weight_shape(self) -> tuple[int, ...]:
         """(p, c / groups, *kernel)."""
         return (self.out_channels, self.in_channels // self.groups, *self.kernel)
+
+    def with_dimension(self, at: int) -> ConvShape:
+        """One dimension more, across which the kernel does not reach, before dimension ``at``."""
+
+        def more(values: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+            return (*values[:at], value, *values[at:])
+
+        return dataclasses.replace(
+            self,
+            kernel=more(self.kernel, 1),
+            stride=more(self.stride, 1),
+            dilation=more(self.dilation, 1),
+            padding=more(self.padding, (0, 0)),
+        )
 
     def output_sizes(self, spatial: tuple[int, ...]) -> tuple[int, ...]:
         """The output's spatial sizes for the input's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.row_groups import RowGroups
+from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvGradients,
     ConvShape,
@@ -18,7 +18,8 @@ from dptrain.clipping.bookkeeping.convolution.convolution import (
     weighted_sum,
 )
 from dptrain.clipping.bookkeeping.convolution.shape import positions
-from dptrain.clipping.bookkeeping.uses.uses import FEW, Materialized, Use
+from dptrain.clipping.bookkeeping.uses.uses import FEW, Folded, Materialized, Use
+from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 
 # Gradients that are kept may be so many times the layer's inputs and output gradients. Those make
 # way for them, and so does, as the backward pass goes on, what ordinary training also holds for
@@ -60,16 +61,81 @@ class Convolved(Use):
     def select(self, index: torch.Tensor) -> Convolved:
         return Convolved(self.a[index], self.g[index], self.geometry)
 
-    def compact(self) -> Use:
-        """The gradients, where they are few, or cheaper to form than ghost norms and not large."""
+    @property
+    @override
+    def fills_up(self) -> bool:
+        return True
+
+    @override
+    def folded(self, views: int | RowGroups) -> Use:
+        return ConvolvedGroups(self, views)
+
+    @property
+    def worth_forming(self) -> bool:
+        """Whether gradients are few, or cheaper to form than ghost norms and not large."""
         numbers = self.shape.numel()
         small = numbers <= _HELD * (self.a[:1].numel() + self.g[:1].numel())
         found = costs(self.geometry, tuple(self.a.shape[2:]))
-        if self.rows * numbers > FEW and (not small or found.cheaper == "gram"):
+        return self.rows * numbers <= FEW or (small and found.cheaper != "gram")
+
+    def compact(self) -> Use:
+        """The gradients, where they are worth forming."""
+        if not self.worth_forming:
             return self
+        found = costs(self.geometry, tuple(self.a.shape[2:]))
         if found.groups < found.products and runs_in_groups(self.g):
             return Materialized(*gradients_in_groups(self.a, self.g, self.geometry))
         return Formed(form_gradients(self.a, self.g, self.geometry))
+
+
+class ConvolvedGroups(Folded):
+    """Sums over groups of rows of a convolution's gradients, as gradients of one row for each.
+
+    The rows of a group stand along a dimension of their own, across which the kernel does not
+    reach: the gradient of that convolution is the sum of theirs. It costs what gradients of single
+    rows cost, and holds a group's in place of each row's.
+
+    Args:
+        use: of the rows.
+        views: as of ``Folded``.
+    """
+
+    use: Convolved
+
+    def _joint(self, start: int, stop: int) -> Convolved:
+        """The groups of the range as rows, of a convolution with one dimension more."""
+        rows, part = slice(*self.groups.span(start, stop)), self.groups.part(start, stop)
+        a, shape = self.use.geometry.padded(self.use.a[rows])
+        # After the first dimension: its taps then read what is next to each other in memory.
+        a, g = (side_by_side(each, part).movedim(1, 3) for each in (a, self.use.g[rows]))
+        return Convolved(a, g, shape.with_dimension(1))
+
+    @override
+    def per_example(self, start: int, stop: int) -> torch.Tensor:
+        return self._joint(start, stop).per_example(0, stop - start).reshape(-1, *self.shape)
+
+    @override
+    def magnitudes(self, start: int, stop: int) -> tuple[torch.Tensor, int]:
+        found, terms = self._joint(start, stop).magnitudes(0, stop - start)
+        return found.reshape(-1, *self.shape), terms
+
+    @override
+    def norms(self) -> torch.Tensor:
+        """Ghost norms, rounded up where positions or rows cancel."""
+        return self._joint(0, self.rows).norms()
+
+    @override
+    def select(self, index: torch.Tensor) -> ConvolvedGroups:
+        left = RowGroups(self.groups.sizes[index.cpu()])
+        return ConvolvedGroups(self.use.select(self.groups.rows_of(index)), left)
+
+    @override
+    def compact(self) -> Use:
+        """The gradients, where they are worth forming."""
+        joint = self._joint(0, self.rows)
+        if not joint.worth_forming:
+            return self
+        return Viewed(Formed(form_gradients(joint.a, joint.g, joint.geometry)), self.shape)
 
 
 class Formed(Use):
