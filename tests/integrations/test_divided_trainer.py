@@ -76,7 +76,19 @@ read = kind.from_pretrained(f"{folder}/published")
 goes_on = made("divided", fsdp=True, **more)
 goes_on.train(resume_from_checkpoint=f"{folder}/divided/checkpoint-3")
 again = weights(goes_on.model)
+told = ""
+if name == "plain":
+    try:
+        made("divided").train(resume_from_checkpoint=f"{folder}/divided/checkpoint-3")
+    except ValueError as error:
+        told = str(error)
+    other = made("whole", fsdp=True)
+    other.train(resume_from_checkpoint=f"{folder}/whole/checkpoint-3")
+    goes_on.train(resume_from_checkpoint=f"{folder}/divided/checkpoint-3")
+    assert (weights(goes_on.model) == ends).all()
+    assert (weights(other.model) - ends).norm() < 1e-4 * ends.norm()
 found = {
+    "told": told,
     "divided": there,
     "layers": layers,
     "steps": divided.private.steps_executed,
@@ -115,6 +127,7 @@ def test_a_divided_run_is_the_whole_one(tmp_path: pathlib.Path, name: str) -> No
     # rounding, of one in 256, of the mean that the noise is added to.
     near = 2e-2 if name == "bf16" else 1e-4
     for rank in found:
+        assert name != "plain" or "TrainingArguments(fsdp=True), on any number" in rank["told"]
         assert rank["divided"]
         assert rank["layers"] >= 3  # the model and its two layers
         assert rank["steps"] == 6

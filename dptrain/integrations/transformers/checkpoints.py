@@ -83,6 +83,14 @@ def load(folder: str, saved: Mapping[str, Any], private: PrivateTraining) -> Non
     Raises:
         ValueError: if it is of another run, or damaged.
     """
+    dist = torch.distributed
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if saved.get("divided") and several and not is_divided(private.module):
+        raise ValueError(
+            f"resume_from_checkpoint={folder!r}: its model was divided among processes, each of "
+            "which wrote a part, and here each has the whole: give TrainingArguments(fsdp=True), "
+            "on any number of processes, or go on in a single one"
+        )
     if saved.get("divided"):
         private.load(pathlib.Path(folder) / PRIVATE_FOLDER)
     else:
