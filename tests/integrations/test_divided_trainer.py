@@ -194,6 +194,13 @@ def test_the_best_model_cannot_be_loaded_again(tmp_path):
         Sharding.asked_by(args)
 
 
+def test_scaled_losses_are_refused(tmp_path):
+    args = _arguments(tmp_path, fsdp=True)
+    args.fp16 = True  # which transformers itself takes on a GPU only
+    with pytest.raises(ValueError, match=r"fp16=True with fsdp=True: .*bf16=True"):
+        Sharding.asked_by(args)
+
+
 def test_layers_that_are_not_there_are_refused(tmp_path):
     sharding = Sharding(("LlamaDecoderLayer",), True)
     with pytest.raises(ValueError, match=r"no layer of the classes \['LlamaDecoderLayer'\]"):

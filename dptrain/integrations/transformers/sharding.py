@@ -102,6 +102,11 @@ class Sharding(NamedTuple):
                 f"{where}load_best_model_at_end=True with fsdp=True: a whole model cannot be "
                 "loaded into one that is divided; leave one of them out"
             )
+        if getattr(args, "fp16", False):
+            raise ValueError(
+                f"{where}fp16=True with fsdp=True: each process would scale the loss, and leave "
+                "out steps, by its own shards; use bf16=True"
+            )
         names = config.get("transformer_layer_cls_to_wrap") or ()
         return cls(tuple(names), _on(config.get("reshard_after_forward", True)))
 
