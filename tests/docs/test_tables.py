@@ -103,7 +103,7 @@ def test_losses_on_arxiv_are_those_of_the_runs() -> None:
 
 
 def test_accuracies_on_cifar10_are_those_of_the_runs() -> None:
-    """Means over the seeds that are there, at the best of three rates of the tuning runs."""
+    """Means over the seeds that are there, at the best of the tuning runs' rates on the grid."""
     folder = ROOT / "scripts/paper/results/cifar10_fig4/finished"
     for epsilon, *cells in _cells("cifar10_fig4"):
         names = ("dp-sgd", "cyclic", "balls-in-bins", "min-sep")
@@ -111,11 +111,11 @@ def test_accuracies_on_cifar10_are_those_of_the_runs() -> None:
             start = f"_{method}_eps{epsilon}_lr"
             tried = {
                 rate: json.loads((folder / f"tuning{start}{rate}_seed100.json").read_text())
-                for rate in ("0.03", "0.1", "0.3")
+                for rate in ("0.003", "0.01", "0.03", "0.1", "0.3", "0.6")
                 if (folder / f"tuning{start}{rate}_seed100.json").exists()
             }
             runs = []
-            if len(tried) == 3:
+            if len(tried) >= 3:
                 best = max(tried, key=lambda rate: tried[rate]["accuracy"])
                 paths = [folder / f"final{start}{best}_seed{seed}.json" for seed in range(5)]
                 runs = [json.loads(p.read_text())["accuracy"] for p in paths if p.exists()]
