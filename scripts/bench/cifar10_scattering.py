@@ -3,7 +3,8 @@
     python -m recipes.vision --config configs/cifar10_scattering.yaml data.root=DIR --output RUN
     PYTHONPATH=. python scripts/bench/cifar10_scattering.py RUN [RUN ...]
 
-Only the evaluation after a run's last step is taken, on the whole test set.
+Only the evaluation after a run's last step is taken, on the whole test set. Runs of other settings
+that the file holds already are kept.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import json
 import pathlib
 from typing import Any
 
+import yaml
+
 from dptrain.reporting import STATEMENT, read_metrics
-from recipes.runfolder import METRICS
+from recipes.runfolder import CONFIG, METRICS
 from recipes.task import TEST
 
 OUT = pathlib.Path(__file__).parent / "results" / "cifar10_scattering.json"
@@ -33,7 +36,11 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     found = next((row for row in last if row["split"] == TEST), None)
     if found is None:
         raise ValueError(f"{folder}: no evaluation on the test set after step {steps}")
+    settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     return {
+        "views": settings["data"]["views"],
+        "ema": settings["optimizer"]["ema"],
+        "learning_rate": settings["optimizer"]["lr"],
         "accuracy": found["accuracy"],
         "loss": found["loss"],
         "epsilon": promised["epsilon"],
@@ -48,10 +55,20 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
     options = parser.parse_args()
-    runs = [outcome(folder) for folder in options.runs]
+    new = {_settings(run): run for run in map(outcome, options.runs)}
+    old = json.loads(options.json.read_text(encoding="utf-8"))["runs"]
+    runs = list(({_settings(run): run for run in old} | new).values())
     options.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
     for run in runs:
-        print(f"{run['accuracy']:.4f} at ε = {run['epsilon']:.3f}, δ = {run['delta']:g}")
+        print(
+            f"{run['accuracy']:.4f} at ε = {run['epsilon']:.3f}, δ = {run['delta']:g}, views "
+            f"{run['views']}"
+        )
+
+
+def _settings(run: dict[str, Any]) -> str:
+    names = ("views", "ema", "learning_rate", "scheme", "strategy")
+    return json.dumps([run[name] for name in names], sort_keys=True)
 
 
 if __name__ == "__main__":

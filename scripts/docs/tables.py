@@ -268,6 +268,15 @@ def _utility_mnist(tree: Mapping[str, Any]) -> Table:
     return _accuracies(tree["cells"], columns)
 
 
+def _clipping_norm(tree: Mapping[str, Any]) -> Table:
+    """A clipping norm a line, with the learning rate that was best for it."""
+    cells = {float(key.split()[0].removeprefix("R=")): v for key, v in tree["cells"].items()}
+    rows = [
+        [f"{norm:g}", f"{cells[norm]['lr']:g}", _accuracy(cells[norm])] for norm in sorted(cells)
+    ]
+    return Table(["R", "its best learning rate", "test accuracy, %"], rows)
+
+
 _STEP_MODELS = {
     "vgg": "VGG, 32×32",
     "bert": "BERT-tiny, 128 tokens",
@@ -682,6 +691,8 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     """A line for each run."""
     rows = [
         [
+            str(run["views"]),
+            "–" if run["ema"] is None else f"{run['ema']:g}",
             f"{100 * run['accuracy']:.1f}",
             f"{run['epsilon']:.2f}",
             _figures(run["delta"]),
@@ -690,7 +701,8 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    return Table(["test accuracy, %", "ε", "δ", "σ", "steps"], rows)
+    head = ["views", "average of weights", "test accuracy, %", "ε", "δ", "σ", "steps"]
+    return Table(head, rows)
 
 
 def _individual(tree: Mapping[str, Any]) -> Table:
@@ -1003,6 +1015,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _amplified_strategies,
         _masked_head,
         _cifar10_scattering,
+        _clipping_norm,
         _trainer_time,
         _individual,
         _individual_step,

@@ -26,13 +26,17 @@ class Method:
         scheme: from the number of training examples, or what ``Contest.population`` returns in its
             place, to the scheme; ``None`` for stock Opacus.
         strategy: how its noise is correlated; unused for Opacus.
-        more_rates: learning rates beyond the contest's, where the best of those is their last.
+        rates: learning rates in place of the contest's; ``None``: the contest's.
+        more_rates: learning rates beyond these, where the best of them is their last.
+        max_grad_norm: R in place of the contest's; ``None``: the contest's.
     """
 
     title: str
     scheme: Callable[[Any], Scheme] | None = None
     strategy: Strategy | None = None
+    rates: tuple[float, ...] | None = None
     more_rates: tuple[float, ...] = ()
+    max_grad_norm: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,13 @@ class Contest:
 
     def rates_of(self, method: str, epsilon: float) -> tuple[float, ...]:
         """The learning rates that are tried for a method."""
-        return (*self.rates, *self.methods(epsilon)[method].more_rates)
+        of = self.methods(epsilon)[method]
+        return (*(self.rates if of.rates is None else of.rates), *of.more_rates)
+
+    def norm_of(self, method: str, epsilon: float) -> float:
+        """R of a method."""
+        own = self.methods(epsilon)[method].max_grad_norm
+        return self.max_grad_norm if own is None else own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -176,7 +176,8 @@ def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[s
     if job.tuning:
         split = split.hold_out(HELD_OUT, seed=0)
     noise = resized(noise, contest.methods(job.epsilon)[job.method], len(split.train))
-    return job, train(contest, split, noise, rate=job.rate, seed=job.seed)
+    bound = contest.norm_of(job.method, job.epsilon)
+    return job, train(contest, split, noise, rate=job.rate, seed=job.seed, max_grad_norm=bound)
 
 
 @functools.cache

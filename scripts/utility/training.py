@@ -29,7 +29,9 @@ def resized(noise: Noise, method: Method, size: int) -> Noise:
     return noise | {"scheme": method.scheme(size).to_dict()}
 
 
-def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
+def train(
+    contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int, max_grad_norm: float
+) -> dict:
     """Accuracy and loss after the last step, and how long the steps took (wall clock, s)."""
     torch.manual_seed(seed)
     assert contest.network is not None
@@ -38,9 +40,9 @@ def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: in
     scheduler = LambdaLR(optimizer, Schedule(contest.schedule, contest.steps))
     start = time.perf_counter()
     if isinstance(noise, dict):
-        _ours(contest, split, noise, model, optimizer, scheduler, seed)
+        _ours(contest, split, noise, model, optimizer, scheduler, seed, max_grad_norm)
     else:
-        _opacus(contest, split, noise, model, optimizer, scheduler, seed)
+        _opacus(contest, split, noise, model, optimizer, scheduler, seed, max_grad_norm)
     seconds = time.perf_counter() - start
     return evaluate(classification_task(split, model)) | {"seconds": seconds}
 
@@ -53,6 +55,7 @@ def _ours(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
+    max_grad_norm: float,
 ) -> None:
     mechanism = MatrixMechanism.from_dict(noise)
     private = PrivacyEngine().make_private(
@@ -60,7 +63,7 @@ def _ours(
         optimizer=optimizer,
         data=DataLoader(split.train),
         mechanism=mechanism,
-        max_grad_norm=contest.max_grad_norm,
+        max_grad_norm=max_grad_norm,
         loading=Loading(max_physical_batch_size=contest.physical_batch_size),
         seed=seed,
     )
@@ -82,6 +85,7 @@ def _opacus(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
+    max_grad_norm: float,
 ) -> None:
     size = round(len(split.train) / contest.epoch_length)
     private, noisy, loader = opacus.PrivacyEngine().make_private(
@@ -89,7 +93,7 @@ def _opacus(
         optimizer=optimizer,
         data_loader=DataLoader(split.train, batch_size=size),
         noise_multiplier=sigma,
-        max_grad_norm=contest.max_grad_norm,
+        max_grad_norm=max_grad_norm,
         noise_generator=torch.Generator().manual_seed(seed + 1),
     )
     criterion, done = nn.CrossEntropyLoss(), 0
