@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import statistics
 from typing import Any
 
 import yaml
@@ -36,11 +37,14 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     found = next((row for row in last if row["split"] == TEST), None)
     if found is None:
         raise ValueError(f"{folder}: no evaluation on the test set after step {steps}")
+    rows = [row for row in read_metrics(folder / METRICS) if row["split"] == "train"]
     settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     return {
         "views": settings["data"]["views"],
         "ema": settings["optimizer"]["ema"],
         "learning_rate": settings["optimizer"]["lr"],
+        # Of training batches of the last hundred steps, by the models then: CIFAR-10 is public.
+        "training_accuracy": statistics.mean(row["accuracy"] for row in rows[-100:]),
         "accuracy": found["accuracy"],
         "loss": found["loss"],
         "epsilon": promised["epsilon"],
