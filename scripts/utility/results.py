@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import math
@@ -176,8 +177,8 @@ def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[s
     if job.tuning:
         split = split.hold_out(HELD_OUT, seed=0)
     noise = resized(noise, contest.methods(job.epsilon)[job.method], len(split.train))
-    bound = contest.norm_of(job.method, job.epsilon)
-    return job, train(contest, split, noise, rate=job.rate, seed=job.seed, max_grad_norm=bound)
+    own = dataclasses.replace(contest, max_grad_norm=contest.norm_of(job.method, job.epsilon))
+    return job, train(own, split, noise, rate=job.rate, seed=job.seed)
 
 
 @functools.cache

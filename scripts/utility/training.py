@@ -29,9 +29,7 @@ def resized(noise: Noise, method: Method, size: int) -> Noise:
     return noise | {"scheme": method.scheme(size).to_dict()}
 
 
-def train(
-    contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int, max_grad_norm: float
-) -> dict:
+def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
     """Accuracy and loss after the last step, and how long the steps took (wall clock, s)."""
     torch.manual_seed(seed)
     assert contest.network is not None
@@ -40,9 +38,9 @@ def train(
     scheduler = LambdaLR(optimizer, Schedule(contest.schedule, contest.steps))
     start = time.perf_counter()
     if isinstance(noise, dict):
-        _ours(contest, split, noise, model, optimizer, scheduler, seed, max_grad_norm)
+        _ours(contest, split, noise, model, optimizer, scheduler, seed)
     else:
-        _opacus(contest, split, noise, model, optimizer, scheduler, seed, max_grad_norm)
+        _opacus(contest, split, noise, model, optimizer, scheduler, seed)
     seconds = time.perf_counter() - start
     return evaluate(classification_task(split, model)) | {"seconds": seconds}
 
@@ -55,7 +53,6 @@ def _ours(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
-    max_grad_norm: float,
 ) -> None:
     mechanism = MatrixMechanism.from_dict(noise)
     private = PrivacyEngine().make_private(
@@ -63,7 +60,7 @@ def _ours(
         optimizer=optimizer,
         data=DataLoader(split.train),
         mechanism=mechanism,
-        max_grad_norm=max_grad_norm,
+        max_grad_norm=contest.max_grad_norm,
         loading=Loading(max_physical_batch_size=contest.physical_batch_size),
         seed=seed,
     )
@@ -85,7 +82,6 @@ def _opacus(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
-    max_grad_norm: float,
 ) -> None:
     size = round(len(split.train) / contest.epoch_length)
     private, noisy, loader = opacus.PrivacyEngine().make_private(
@@ -93,7 +89,7 @@ def _opacus(
         optimizer=optimizer,
         data_loader=DataLoader(split.train, batch_size=size),
         noise_multiplier=sigma,
-        max_grad_norm=max_grad_norm,
+        max_grad_norm=contest.max_grad_norm,
         noise_generator=torch.Generator().manual_seed(seed + 1),
     )
     criterion, done = nn.CrossEntropyLoss(), 0

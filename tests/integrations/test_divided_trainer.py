@@ -22,7 +22,7 @@ PROGRAM = """
 import json, pathlib, sys
 import torch, torch.distributed as dist, transformers
 from torch.distributed.fsdp import FSDPModule
-from dptrain.integrations.transformers.sharding import is_divided, whole_weights
+from dptrain.distributed import FullySharded
 from tests.integrations.tiny import Texts, arguments, bert, flat, privacy, trainer
 
 folder, name = sys.argv[1:]
@@ -51,7 +51,7 @@ def made(where, **how):
     )
 
 def weights(model):
-    if not is_divided(model):
+    if not FullySharded.there(model):
         return flat(model)
     for m in model.modules():
         if isinstance(m, FSDPModule):
@@ -66,7 +66,7 @@ if name == "kept" and dist.get_rank():
         divided.model.classifier.weight.normal_()
 before = divided.evaluate()["eval_loss"]
 divided.train()
-there = is_divided(divided.model)
+there = FullySharded.there(divided.model)
 layers = sum(type(m).__name__.startswith("FSDP") for m in divided.model.modules())
 evaluated = divided.evaluate()["eval_loss"]
 ends = weights(divided.model)

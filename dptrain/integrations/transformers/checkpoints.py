@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from dptrain.distributed import FullySharded
 from dptrain.engine import PrivateTraining, check_seal
 from dptrain.integrations.transformers.arguments import PrivacyArguments
-from dptrain.integrations.transformers.sharding import is_divided
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import in_place
 
@@ -33,7 +33,7 @@ def write(folder: str, private: PrivateTraining, privacy: PrivacyArguments, *, h
     """
     state: dict[str, Any] = {"format": _FORMAT, "asked": privacy.asked}
     divided = pathlib.Path(folder) / PRIVATE_FOLDER
-    if is_divided(private.module):
+    if FullySharded.there(private.module):
         if here and divided.exists():  # of a run that wrote into the same folder before
             shutil.rmtree(divided)
         torch.distributed.barrier()
@@ -83,9 +83,8 @@ def load(folder: str, saved: Mapping[str, Any], private: PrivateTraining) -> Non
     Raises:
         ValueError: if it is of another run, or damaged.
     """
-    dist = torch.distributed
-    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    if saved.get("divided") and several and not is_divided(private.module):
+    several = private.optimizer.shared.ranks.world_size > 1
+    if saved.get("divided") and several and not FullySharded.there(private.module):
         raise ValueError(
             f"resume_from_checkpoint={folder!r}: its model was divided among processes, each of "
             "which wrote a part, and here each has the whole: give TrainingArguments(fsdp=True), "

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dptrain.distributed import FullySharded
-
 
 class _RefusedEntry(NamedTuple):
     """An entry of ``fsdp_config`` that is refused, with what to do instead."""
@@ -147,11 +145,6 @@ class Sharding(NamedTuple):
             if all(owners[parameter] <= own for parameter in layer.parameters()):
                 fully_shard(layer, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
         fully_shard(model, mesh=mesh, reshard_after_forward=self.reshard_after_forward)
-
-
-def is_divided(model: nn.Module) -> bool:
-    """Whether ``fully_shard`` has divided the model."""
-    return FullySharded.there(model)
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:

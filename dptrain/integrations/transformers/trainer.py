@@ -21,6 +21,7 @@ from transformers.trainer_callback import (
 )
 
 from dptrain.core import Guarantee, checks
+from dptrain.distributed import FullySharded
 from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, PrivateTraining
 from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
@@ -42,7 +43,7 @@ from dptrain.integrations.transformers.services import (
     records_console,
     reports,
 )
-from dptrain.integrations.transformers.sharding import Sharding, is_divided, whole_weights
+from dptrain.integrations.transformers.sharding import Sharding, whole_weights
 from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import MARK
@@ -276,7 +277,7 @@ class PrivateTrainerMixin(_Base):
         if self._created_lr_scheduler:
             self.lr_scheduler = None
             self._created_lr_scheduler = False
-        if self._sharding is not None and not is_divided(self.model):
+        if self._sharding is not None and not FullySharded.there(self.model):
             self._sharding.divide(self.model, self.args.device)
         self.create_optimizer()
         # Only the precision of its forward pass: ranks are added up by the run.
@@ -590,7 +591,7 @@ class PrivateTrainerMixin(_Base):
     # What is written of it
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not is_divided(self.model):  # the run's own checkpoint has the weights as well
+        if not FullySharded.there(self.model):  # the run's own checkpoint has the weights as well
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -603,7 +604,7 @@ class PrivateTrainerMixin(_Base):
         A folder that also holds checkpoints is told of: those are private. Of a model that ``fsdp``
         has divided the first process writes all; every process has to call this.
         """
-        if is_divided(self.model):
+        if FullySharded.there(self.model):
             self._save(output_dir, state_dict=whole_weights(self.model))
         else:
             super().save_model(output_dir, _internal_call=_internal_call)

@@ -9,6 +9,7 @@ from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvGradients,
     ConvShape,
+    Costs,
     costs,
     form_gradients,
     gradients_in_groups,
@@ -70,19 +71,19 @@ class Convolved(Use):
     def folded(self, views: int | RowGroups) -> Use:
         return ConvolvedGroups(self, views)
 
-    @property
-    def worth_forming(self) -> bool:
-        """Whether gradients are few, or cheaper to form than ghost norms and not large."""
+    def forming(self) -> Costs | None:
+        """What gradients cost that are few, or cheaper than ghost norms and not large; or none."""
         numbers = self.shape.numel()
         small = numbers <= _HELD * (self.a[:1].numel() + self.g[:1].numel())
         found = costs(self.geometry, tuple(self.a.shape[2:]))
-        return self.rows * numbers <= FEW or (small and found.cheaper != "gram")
+        worth = self.rows * numbers <= FEW or (small and found.cheaper != "gram")
+        return found if worth else None
 
     def compact(self) -> Use:
         """The gradients, where they are worth forming."""
-        if not self.worth_forming:
+        found = self.forming()
+        if found is None:
             return self
-        found = costs(self.geometry, tuple(self.a.shape[2:]))
         if found.groups < found.products and runs_in_groups(self.g):
             return Materialized(*gradients_in_groups(self.a, self.g, self.geometry))
         return Formed(form_gradients(self.a, self.g, self.geometry))
@@ -125,15 +126,10 @@ class ConvolvedGroups(Folded):
         return self._joint(0, self.rows).norms()
 
     @override
-    def select(self, index: torch.Tensor) -> ConvolvedGroups:
-        left = RowGroups(self.groups.sizes[index.cpu()])
-        return ConvolvedGroups(self.use.select(self.groups.rows_of(index)), left)
-
-    @override
     def compact(self) -> Use:
         """The gradients, where they are worth forming."""
         joint = self._joint(0, self.rows)
-        if not joint.worth_forming:
+        if joint.forming() is None:
             return self
         return Viewed(Formed(form_gradients(joint.a, joint.g, joint.geometry)), self.shape)
 

@@ -162,9 +162,9 @@ class Folded(Use):
         return self.use.weighted_sum(self.groups.spread(factors))
 
     @override
-    def select(self, index: torch.Tensor) -> Folded:
+    def select(self, index: torch.Tensor) -> Self:
         left = RowGroups(self.groups.sizes[index.cpu()])
-        return Folded(self.use.select(self.groups.rows_of(index)), left)
+        return type(self)(self.use.select(self.groups.rows_of(index)), left)
 
 
 def _flat(gradients: torch.Tensor) -> torch.Tensor:
