@@ -45,6 +45,7 @@ from recipes.models.bert_heads import (
     class_metrics,
     forward,
 )
+from recipes.task import to_device
 
 WATCHED = 2_000
 """Outside papers that are not trained on, to see how well the weights do."""
@@ -63,6 +64,7 @@ class WarmStart:
         batch_size: papers a step.
         lr: AdamW's, after a tenth of the steps; falls to zero in a line.
         seed: of weights, order and masks.
+        device: that is trained on; cpu, cuda, cuda:1 and so on.
     """
 
     sizes: BertSizes
@@ -73,6 +75,7 @@ class WarmStart:
     batch_size: int = 64
     lr: float = 1e-3
     seed: int = 0
+    device: str = "cpu"
 
 
 def heads(settings: WarmStart, vocabulary: int) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def heads(settings: WarmStart, vocabulary: int) -> dict[str, Any]:
     }
     masked, category = (made[head].bert for head in (MASKED_TOKENS, CATEGORY))
     category.embeddings, category.encoder = masked.embeddings, masked.encoder
-    return made
+    return {head: model.to(settings.device) for head, model in made.items()}
 
 
 def both(made: dict[str, Any], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,15 +116,15 @@ def learn(made: dict[str, Any], rows: Any, mask: MaskTokens, settings: WarmStart
         return min(10 * (step + 1) / steps, (steps - step) / steps)
 
     schedule = LambdaLR(optimizer, factor)
-    rng = np.random.default_rng(settings.seed)
+    rng, device = np.random.default_rng(settings.seed), torch.device(settings.device)
     with tqdm(total=steps, desc="warm start", unit="step", mininterval=10) as bar:
         for _ in range(settings.epochs):
             for part in rng.permutation(len(rows))[: batches * settings.batch_size].reshape(
                 batches, -1
             ):
                 samples = [rows[int(row)] for row in part]
-                batch = mask(samples)
-                labels = class_batch(samples)["labels"]
+                batch = to_device(mask(samples), device)
+                labels = class_batch(samples)["labels"].to(device)
                 optimizer.zero_grad()
                 tokens, classes = both(made, batch)
                 tokens = MaskedTokenLoss()(tokens, batch["labels"])
@@ -141,6 +144,7 @@ def accuracy(model: nn.Module, rows: Any) -> float:
     hits = 0.0
     for start in range(0, len(rows), 256):
         batch = class_batch([rows[row] for row in range(start, min(start + 256, len(rows)))])
+        batch = to_device(batch, next(model.parameters()).device)
         hits += float(class_metrics(forward(model, batch), batch)["accuracy"].sum())
     model.train(was_training)
     return hits / len(rows)
@@ -225,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=default, help=meaning)
     parser.add_argument("--json", action="store_true", help="print the facts as one JSON document")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of AdamW")
+    parser.add_argument("--device", default="cpu", help="that is trained on, e.g. cuda")
     options = parser.parse_args(argv)
     if options.output.exists():
         parser.error(f"--output {options.output} exists already: name another folder")
@@ -237,6 +242,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')}: must be at least {least.get(name, 1)}")
     if not options.lr > 0:
         parser.error(f"--lr {options.lr}: must be above 0")
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
     if options.hidden_size % options.heads:
         parser.error(f"--hidden-size {options.hidden_size}: must be a multiple of --heads")
     try:
@@ -286,6 +295,7 @@ def _made(options: argparse.Namespace) -> dict[str, Any]:
             epochs=options.epochs,
             batch_size=options.batch_size,
             lr=options.lr,
+            device=options.device,
         ),
     )
 

@@ -21,7 +21,7 @@ _BY_AUTHORS = {
     "min-sep": "`UserMinSep`",
     "unamplified": "`UserFixed`",
 }
-_CIFAR10_EPSILONS = ("1", "8")
+_CIFAR10_EPSILONS = ("0.5", "1", "2", "4", "8")
 _CIFAR10 = {
     "dp-sgd": "DP-SGD",
     "cyclic": "`CyclicPoisson`",

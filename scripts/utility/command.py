@@ -34,6 +34,7 @@ def run_contest(
     parser.add_argument("--root", type=pathlib.Path, help="folder of the data; none: table only")
     parser.add_argument("--results", type=pathlib.Path)
     parser.add_argument("--processes", type=int, default=2, help="runs at once, a thread each")
+    parser.add_argument("--device", default="cpu", help="that runs train on, e.g. cuda")
     parser.add_argument("--epsilons", type=float, nargs="+", help="some of them")
     parser.add_argument("--methods", nargs="+", help="some of them, by name")
     parser.add_argument("--seeds", type=int, nargs="+", help="others, or some of them")
@@ -60,21 +61,15 @@ def run_contest(
         parser.error(f"--methods {options.methods}: none of {known}")
     chosen = Results(contest, folder) if options.fresh else results
     if options.root is not None:
-        if not options.fresh:
-            tuning = [
-                Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=True)
-                for m, e in pairs
-                for rate in contest.rates_of(m, e)
-                for seed in contest.tuning_seeds
-            ]
-            results.complete(tuning, options.root, options.processes)
+        while not options.fresh and (tuning := [job for p in pairs for job in results.tuning(*p)]):
+            results.complete(tuning, options.root, options.processes, options.device)
         final = [
             Job(method=m, epsilon=e, rate=rate, seed=seed, tuning=False)
             for seed in seeds
             for m, e in pairs
             if (rate := chosen.best_rate(m, e)) is not None
         ]
-        results.complete(final, options.root, options.processes)
+        results.complete(final, options.root, options.processes, options.device)
     table = results.table(chosen)
     most = max((cell["seeds"] for cell in table["cells"].values()), default=0)
     draw(
@@ -111,7 +106,8 @@ def cell_text(cell: dict | None, score: str = "accuracy") -> str:
         return "–"
     factor, digits = (100, 1) if score == "accuracy" else (1, 4)
     half = "" if cell["half_width"] is None else f" ± {factor * cell['half_width']:.{digits}f}"
+    seconds = ", ".join(f"{median:.0f} s, {name}" for name, median in cell["seconds"].items())
     return (
         f"{factor * cell['mean']:.{digits}f}{half} "
-        f"(lr {cell['lr']:g}, {cell['seeds']} seeds, {cell['seconds']:.0f} s)"
+        f"(lr {cell['lr']:g}, {cell['seeds']} seeds, {seconds})"
     )

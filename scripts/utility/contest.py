@@ -28,6 +28,8 @@ class Method:
         strategy: how its noise is correlated; unused for Opacus.
         rates: learning rates in place of the contest's; ``None``: the contest's.
         more_rates: learning rates beyond these, where the best of them is their last.
+        first_rate: that of them which is tried first; then those beside the best so far, until both
+            are known, which finds the best if scores rise to it and fall. ``None``: all are tried.
         max_grad_norm: R in place of the contest's; ``None``: the contest's.
     """
 
@@ -36,6 +38,7 @@ class Method:
     strategy: Strategy | None = None
     rates: tuple[float, ...] | None = None
     more_rates: tuple[float, ...] = ()
+    first_rate: float | None = None
     max_grad_norm: float | None = None
 
 
@@ -65,9 +68,10 @@ class Contest:
         max_grad_norm: R.
         momentum: of SGD.
         schedule: factor of the learning rate by name (``recipes.schedule``).
-        physical_batch_size: most examples in memory at once.
-        run: from the contest, the folder of the data, a job and its noise to ``accuracy``,
-            ``loss`` and ``seconds``; images of ``load`` if left out.
+        physical_batch_size: most examples in a processor's memory at once; a GPU gets whole
+            batches.
+        run: from the contest, the folder of the data, a job, its noise and the device to
+            ``accuracy``, ``loss`` and ``seconds``; images of ``load`` if left out.
         score: what learning rates are chosen by, and the table and the plot show: ``"accuracy"``
             (the more the better) or ``"loss"`` (the less).
         population: from the folder of the data to what schemes are made of, where that is more than
@@ -90,14 +94,18 @@ class Contest:
     momentum: float
     schedule: str = "constant"
     physical_batch_size: int | None = None
-    run: Callable[[Contest, pathlib.Path, Job, Any], dict[str, Any]] | None = None
+    run: Callable[[Contest, pathlib.Path, Job, Any, str], dict[str, Any]] | None = None
     score: Literal["accuracy", "loss"] = "accuracy"
     population: Callable[[pathlib.Path], Any] | None = None
 
     def rates_of(self, method: str, epsilon: float) -> tuple[float, ...]:
-        """The learning rates that are tried for a method."""
+        """The learning rates that may be tried for a method, ascending."""
         of = self.methods(epsilon)[method]
-        return (*(self.rates if of.rates is None else of.rates), *of.more_rates)
+        return tuple(sorted((*(self.rates if of.rates is None else of.rates), *of.more_rates)))
+
+    def rows_of(self, device: str) -> int | None:
+        """Most examples at once on a device; ``None``: whole batches."""
+        return self.physical_batch_size if device == "cpu" else None
 
     def norm_of(self, method: str, epsilon: float) -> float:
         """R of a method."""

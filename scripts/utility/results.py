@@ -59,13 +59,26 @@ class Results:
         noise: Noise = known[key]
         return noise
 
-    def complete(self, jobs: Sequence[Job], root: pathlib.Path, processes: int) -> None:
-        """Calibrate and run what is missing."""
+    def complete(
+        self, jobs: Sequence[Job], root: pathlib.Path, processes: int, device: str = "cpu"
+    ) -> None:
+        """Calibrate and run what is missing.
+
+        Args:
+            jobs: what is wanted.
+            root: of the data.
+            processes: runs at once.
+            device: that all of them train on.
+        """
         missing = [job for job in jobs if self.run(job) is None]
+        if not missing:
+            return
         pairs = dict.fromkeys((job.method, job.epsilon) for job in missing)
         bar = tqdm(pairs, desc="calibrating", unit="mechanism", delay=2)
         noises = {pair: self.noise(*pair, root) for pair in bar}
-        work = [(self.contest, root, job, noises[job.method, job.epsilon]) for job in missing]
+        work = [
+            (self.contest, root, job, noises[job.method, job.epsilon], device) for job in missing
+        ]
         # Each worker has one thread: two runs beside each other take less than one after the other.
         # Their own bars would write over this one.
         os.environ["TQDM_DISABLE"] = "1"
@@ -76,22 +89,47 @@ class Results:
                 _write(self._path(job), found)
 
     def best_rate(self, method: str, epsilon: float) -> float | None:
-        """The learning rate with the best mean score of the tuning runs, if all are there."""
-        seeds = self.contest.tuning_seeds
-        scores = {
-            rate: [
-                self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
-                for seed in seeds
-            ]
-            for rate in self.contest.rates_of(method, epsilon)
-        }
-        if any(found is None for runs in scores.values() for found in runs):
-            return None
+        """The learning rate with the best mean score, if no other is to be tried."""
+        scores = self._scores(method, epsilon)
+        return (
+            None if self._untried(scores, method, epsilon) else max(scores, key=scores.__getitem__)
+        )
+
+    def tuning(self, method: str, epsilon: float) -> list[Job]:
+        """The runs by which the search for the best learning rate goes on; none: it is known."""
+        return [
+            Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True)
+            for rate in self._untried(self._scores(method, epsilon), method, epsilon)
+            for seed in self.contest.tuning_seeds
+        ]
+
+    def _scores(self, method: str, epsilon: float) -> dict[float, float]:
+        """By learning rate, the mean of all tuning runs; the more the better."""
         key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
-        return max(scores, key=lambda rate: sign * sum(run[key] for run in scores[rate] if run))
+        found = {}
+        for rate in self.contest.rates_of(method, epsilon):
+            runs = [
+                self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
+                for seed in self.contest.tuning_seeds
+            ]
+            if None not in runs:
+                found[rate] = sign * statistics.mean(run[key] for run in runs if run)
+        return found
+
+    def _untried(self, scores: dict[float, float], method: str, epsilon: float) -> list[float]:
+        rates = self.contest.rates_of(method, epsilon)
+        first = self.contest.methods(epsilon)[method].first_rate
+        if first is None:
+            wanted: Sequence[float] = rates
+        elif not scores:
+            wanted = (first,)
+        else:
+            best = rates.index(max(scores, key=scores.__getitem__))
+            wanted = rates[max(best - 1, 0) : best + 2]
+        return [rate for rate in wanted if rate not in scores]
 
     def table(self, chosen: Results | None = None) -> dict[str, Any]:
-        """Mean, 95 % interval (Student's t) and seconds of what is finished; also written.
+        """Mean, 95 % interval (Student's t), seconds by device of what is finished; also written.
 
         Args:
             chosen: whose tuning runs chose the learning rates; its own if left out.
@@ -162,11 +200,12 @@ class Results:
         return calibration.mechanism.to_dict()
 
 
-def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[str, Any]]:
-    contest, root, job, noise = work
+def _worked(work: tuple[Contest, pathlib.Path, Job, Noise, str]) -> tuple[Job, dict[str, Any]]:
+    contest, root, job, noise, device = work
     torch.set_num_threads(1)
+    told = {} if device == "cpu" else {"device": torch.cuda.get_device_name(device)}
     if contest.run is not None:
-        return job, contest.run(contest, root, job, noise)
+        return job, contest.run(contest, root, job, noise, device) | told
     assert contest.load is not None
     split = _loaded(contest.load, root)
     if len(split.train) != contest.dataset_size:
@@ -178,7 +217,7 @@ def _worked(work: tuple[Contest, pathlib.Path, Job, Noise]) -> tuple[Job, dict[s
         split = split.hold_out(HELD_OUT, seed=0)
     noise = resized(noise, contest.methods(job.epsilon)[job.method], len(split.train))
     own = dataclasses.replace(contest, max_grad_norm=contest.norm_of(job.method, job.epsilon))
-    return job, train(own, split, noise, rate=job.rate, seed=job.seed)
+    return job, train(own, split, noise, rate=job.rate, seed=job.seed, device=device) | told
 
 
 @functools.cache
@@ -205,8 +244,16 @@ def _cell(runs: Sequence[dict[str, Any]], score: str) -> dict[str, Any]:
         "mean": mean,
         "half_width": half,
         "seeds": len(runs),
-        "seconds": statistics.median(run["seconds"] for run in runs),
+        "seconds": _seconds(runs),
     }
+
+
+def _seconds(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """By device, the median."""
+    by_device: dict[str, list[float]] = {}
+    for run in runs:
+        by_device.setdefault(run.get("device", "cpu"), []).append(run["seconds"])
+    return {device: statistics.median(each) for device, each in by_device.items()}
 
 
 def _write(path: pathlib.Path, value: Any) -> None:

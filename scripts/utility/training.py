@@ -29,18 +29,20 @@ def resized(noise: Noise, method: Method, size: int) -> Noise:
     return noise | {"scheme": method.scheme(size).to_dict()}
 
 
-def train(contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int) -> dict:
+def train(
+    contest: Contest, split: Split, noise: Noise, *, rate: float, seed: int, device: str = "cpu"
+) -> dict:
     """Accuracy and loss after the last step, and how long the steps took (wall clock, s)."""
     torch.manual_seed(seed)
     assert contest.network is not None
-    model = contest.network(seed)
+    model = contest.network(seed).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=contest.momentum)
     scheduler = LambdaLR(optimizer, Schedule(contest.schedule, contest.steps))
     start = time.perf_counter()
     if isinstance(noise, dict):
-        _ours(contest, split, noise, model, optimizer, scheduler, seed)
+        _ours(contest, split, noise, model, optimizer, scheduler, seed, device)
     else:
-        _opacus(contest, split, noise, model, optimizer, scheduler, seed)
+        _opacus(contest, split, noise, model, optimizer, scheduler, seed, device)
     seconds = time.perf_counter() - start
     return evaluate(classification_task(split, model)) | {"seconds": seconds}
 
@@ -53,6 +55,7 @@ def _ours(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
+    device: str,
 ) -> None:
     mechanism = MatrixMechanism.from_dict(noise)
     private = PrivacyEngine().make_private(
@@ -61,7 +64,7 @@ def _ours(
         data=DataLoader(split.train),
         mechanism=mechanism,
         max_grad_norm=contest.max_grad_norm,
-        loading=Loading(max_physical_batch_size=contest.physical_batch_size),
+        loading=Loading(max_physical_batch_size=contest.rows_of(device)),
         seed=seed,
     )
     private.register_scheduler(scheduler)
@@ -69,7 +72,7 @@ def _ours(
     with private:
         for images, labels in private.loader:
             private.optimizer.zero_grad()
-            criterion(model(images), labels).backward()
+            criterion(model(images.to(device)), labels.to(device)).backward()
             private.optimizer.step()
             scheduler.step()
 
@@ -82,6 +85,7 @@ def _opacus(
     optimizer: torch.optim.Optimizer,
     scheduler: LambdaLR,
     seed: int,
+    device: str,
 ) -> None:
     size = round(len(split.train) / contest.epoch_length)
     private, noisy, loader = opacus.PrivacyEngine().make_private(
@@ -90,14 +94,14 @@ def _opacus(
         data_loader=DataLoader(split.train, batch_size=size),
         noise_multiplier=sigma,
         max_grad_norm=contest.max_grad_norm,
-        noise_generator=torch.Generator().manual_seed(seed + 1),
+        noise_generator=torch.Generator(device).manual_seed(seed + 1),
     )
     criterion, done = nn.CrossEntropyLoss(), 0
     while done < contest.steps:
         for images, labels in loader:
             noisy.zero_grad()
             if len(images):  # an empty batch would have no noise added; it does not occur here
-                criterion(private(images), labels).backward()
+                criterion(private(images.to(device)), labels.to(device)).backward()
                 noisy.step()
             scheduler.step()
             done += 1

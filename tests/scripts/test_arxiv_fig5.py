@@ -1,41 +1,14 @@
-"""The contest on arXiv: its mechanisms, what stands for them at a fraction, and what is trained."""
+"""The contests on arXiv: the settings of their mechanisms, and what is trained."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dptrain import AttributionGraph, MatrixMechanism
 from recipes.models.bert import CATEGORY, BertSizes, bert
 from recipes.models.bert_heads import INPUTS
 from scripts.paper import arxiv_fig5
-
-
-@pytest.fixture(scope="module")
-def users():
-    """Two thousand users of four thousand examples, two an example at most."""
-    rng = np.random.default_rng(0)
-    pairs = [sorted({int(a), int(b)}) for a, b in rng.integers(0, 9000, (6000, 2))]
-    return AttributionGraph.from_lists(pairs).bound(2, duplicates=True, seed=0).graph
-
-
-@pytest.mark.parametrize("name", ["dp-sgd", "cyclic", "min-sep", "unamplified"])
-def test_a_simulation_has_the_noise_of_the_mean_and_a_part_of_the_batch(name, users, monkeypatch):
-    monkeypatch.setattr(arxiv_fig5, "BATCH", 32)
-    monkeypatch.setattr(arxiv_fig5, "STEPS", 80)
-    method = arxiv_fig5.methods(8.0)[name]
-    whole = MatrixMechanism(
-        scheme=method.scheme(users), strategy=method.strategy, noise_multiplier=3.0
-    )
-    small = arxiv_fig5.simulated(whole, method, users)
-    assert type(small.scheme) is type(whole.scheme)
-    assert small.strategy == whole.strategy
-    # Where draws bar others the mean is simulated, to about a percent.
-    assert small.scheme.expected_batch_size == pytest.approx(2, rel=0.05)
-    ratio = small.noise_multiplier / small.scheme.expected_batch_size
-    assert ratio == pytest.approx(3.0 / whole.scheme.expected_batch_size, rel=0.05)
 
 
 @pytest.mark.parametrize("epsilon", arxiv_fig5.EPSILONS)

@@ -156,6 +156,30 @@ def test_a_method_may_bear_larger_rates_than_the_others(tmp_path):
         assert wider.best_rate(method, 4.0) == rates[-1]
 
 
+@pytest.mark.parametrize("first", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("best", [0.01, 0.05, 0.3, 1.0])
+def test_a_search_goes_from_its_first_rate_to_the_best(first, best, tmp_path):
+    """Scores that rise to one rate and fall; what is beyond its neighbours is not run."""
+    ladder = (0.01, 0.03, 0.05, 0.1, 0.3, 1.0)
+
+    def searched(epsilon):
+        ours = methods(epsilon)["ours"]
+        return {"ours": dataclasses.replace(ours, rates=ladder, first_rate=first)}
+
+    results = Results(dataclasses.replace(CONTEST, methods=searched), tmp_path / "ladder")
+    tried = []
+    while jobs := results.tuning("ours", 4.0):
+        assert results.best_rate("ours", 4.0) is None
+        for job in jobs:
+            tried.append(job.rate)
+            score = 1 - abs(ladder.index(job.rate) - ladder.index(best)) / 10
+            path = tmp_path / "ladder/finished" / f"{job.name}.json"
+            path.write_text(json.dumps({"accuracy": score, "loss": 1, "seconds": 1}))
+    assert results.best_rate("ours", 4.0) == best
+    ends = sorted((ladder.index(first), ladder.index(best)))
+    assert sorted(tried) == list(ladder[max(ends[0] - 1, 0) : ends[1] + 2])
+
+
 @pytest.mark.slow
 def test_a_fresh_seed_takes_the_rates_that_others_chose(results, tmp_path):
     results.complete(_jobs(tuning=True), tmp_path, 1)
@@ -178,7 +202,8 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
         asked.append(root)
         return SIZE
 
-    def run(contest, root, job, noise):
+    def run(contest, root, job, noise, device):
+        assert device == "cpu"
         assert noise["scheme"]["dataset_size"] == SIZE
         return {"loss": 1 + job.rate + job.seed, "accuracy": job.rate, "seconds": 2.0}
 
