@@ -135,6 +135,8 @@ def _script(path: pathlib.Path) -> str:
 
 _WRITTEN_BY = {
     "strategy_table": "dptrain strategies",
+    "step_time_gpu": "scripts/bench/step_time.py",
+    "noise_gpu": "scripts/bench/noise.py",
     **dict.fromkeys(
         ("individual_fig1_curve", "individual_fig1_mnist_curve"),
         "scripts/paper/individual_fig1.py",
@@ -284,6 +286,7 @@ _STEP_MODELS = {
     "mnist": "Opacus's MNIST CNN",
     "resnet10": "ResNet-10, GroupNorm, 32×32",
     "resnet18": "ResNet-18, GroupNorm, 32×32",
+    "resnet18-large": "ResNet-18, GroupNorm, 32×32",
     "gpt2": "GPT-2, 4 layers, 256 wide, 256 tokens, vocabulary 5,000",
     "gpt2-50k": "the same, vocabulary 50,257",
     "llama": "Llama, 4 layers, 256 wide, 256 tokens, vocabulary 32,000",
@@ -354,6 +357,29 @@ def _step_costs(tree: Mapping[str, Any]) -> Table:
     return Table(["model; batch", "ordinary", "bookkeeping", "first", "second", "third"], rows)
 
 
+def _step_time_gpu(tree: Mapping[str, Any]) -> Table:
+    """A GPU and a model a row."""
+    sides = {
+        "opacus-hooks": "Opacus hooks",
+        "opacus-functorch": "Opacus functorch",
+        "opacus-ghost": "Opacus ghost",
+        "bookkeeping": "dptrain bookkeeping",
+    }
+    rows = []
+    for each in tree["devices"]:
+        for case in each["time"]:
+            found = [case["ratio"].get(side) for side in sides]
+            rows.append(
+                [
+                    each["machine"]["device"],
+                    f"{_STEP_MODELS[case['model']]}; {case['batch']:,}",
+                    _seconds(case["seconds"]["ordinary"]),
+                    *(f"{ratio['median']:.2f}" if ratio else "–" for ratio in found),
+                ]
+            )
+    return Table(["device", "model; batch", "ordinary", *sides.values()], rows)
+
+
 def _measured(tree: Mapping[str, Any], side: str) -> bool:
     """Whether a side ran for some model."""
     return any(side in case["ratio"] for case in tree["time"])
@@ -371,6 +397,20 @@ def _noise(tree: Mapping[str, Any]) -> Table:
         for name, each in tree["streams"].items()
     ]
     return Table(["stream", "step", "read + draw", "ratio", "peak memory"], rows)
+
+
+def _noise_gpu(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [
+            name,
+            f"{each['step']:,.1f} ms",
+            f"{each['floor']:,.1f} ms",
+            f"{each['buffer MB']:,.0f} MB",
+            f"{each['peak MB']:,.0f} MB",
+        ]
+        for name, each in tree["streams"].items()
+    ]
+    return Table(["stream", "step", "read + draw", "buffers", "peak memory"], rows)
 
 
 def _noise_peer(tree: Mapping[str, Any]) -> Table:
@@ -997,8 +1037,10 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _utility_digits_sigma,
         _utility_mnist,
         _step_time,
+        _step_time_gpu,
         _step_costs,
         _noise,
+        _noise_gpu,
         _noise_peer,
         _strategies,
         _strategy_table,

@@ -131,13 +131,21 @@ class Results:
     def table(self, chosen: Results | None = None) -> dict[str, Any]:
         """Mean, 95 % interval (Student's t), seconds by device of what is finished; also written.
 
+        Beside these stand the scores of the tuning runs by learning rate, and whether the search
+        for the best is at its end.
+
         Args:
             chosen: whose tuning runs chose the learning rates; its own if left out.
         """
-        cells = {}
+        cells, tuning = {}, {}
         for epsilon in self.contest.epsilons:
             for method in self.contest.methods(epsilon):
                 rate = (chosen or self).best_rate(method, epsilon)
+                if tried := (chosen or self)._scores(method, epsilon):
+                    tuning[f"{method} {epsilon:g}"] = {
+                        "tried": {f"{each:g}": abs(score) for each, score in tried.items()},
+                        "done": rate is not None,
+                    }
                 if rate is None:
                     continue
                 runs = [
@@ -157,6 +165,7 @@ class Results:
                     }
         table = {
             "cells": cells,
+            "tuning": tuning,
             "delta": self.contest.delta,
             "versions": {
                 "python": sys.version.split()[0],
