@@ -45,10 +45,13 @@ def checksum(tensors: Iterable[torch.Tensor]) -> str:
             small.setdefault(raw.device, []).append(raw)
         else:
             large.append(raw)
-    sums = [_sums(raw).cpu() for raw in (*large, *map(torch.cat, small.values()))]
+    sums = [_sums(raw) for raw in (*large, *map(torch.cat, small.values()))]
     if not sums:
         return ""
-    table = torch.cat(sums).numpy()  # numpy's calls are the shorter ones; both wrap around
+    if len({each.device for each in sums}) == 1:
+        sums = [torch.cat(sums)]  # so that a device is waited for once, not for every tensor
+    # numpy's calls are the shorter ones; both wrap around
+    table = torch.cat([each.cpu() for each in sums]).numpy()
     weights = _weights(len(table))
     totals = np.dot(table, weights), np.dot(table ^ (table >> 31), weights)
     return "".join(f"{int(total) & (2**64 - 1):016x}" for total in totals)

@@ -128,6 +128,26 @@ def test_accuracies_on_cifar10_are_those_of_the_runs() -> None:
             assert cell.endswith(f"({len(runs)})")
 
 
+def test_the_tuning_runs_on_arxiv_are_those_of_the_files() -> None:
+    """The least loss of what was tried; the search is over where both neighbours were tried."""
+    folder = ROOT / "scripts/paper/results/arxiv_fig5_whole/finished"
+    ladder = ("0.001", "0.003", "0.01", "0.03", "0.1", "0.3", "1")
+    for epsilon, *cells in _cells("arxiv_fig5_whole_tuning"):
+        for method, cell in zip(("dp-sgd", "cyclic", "min-sep", "unamplified"), cells, strict=True):
+            tried = {
+                rate: json.loads(path.read_text())["loss"]
+                for rate in ladder
+                if (path := folder / f"tuning_{method}_eps{epsilon}_lr{rate}_seed100.json").exists()
+            }
+            if not tried:
+                assert cell == "not run"
+                continue
+            best = min(tried, key=lambda rate: tried[rate])
+            at = ladder.index(best)
+            more = "" if {*ladder[max(at - 1, 0) : at + 2]} <= {*tried} else " …"
+            assert cell == f"{tried[best]:.4f} ({best}{more})"
+
+
 def test_claims_on_arxiv_by_their_intervals() -> None:
     """Welch's interval of a difference against scipy's test on samples of those moments."""
     rng = np.random.default_rng(0)
