@@ -8,6 +8,8 @@ import pathlib
 import warnings
 from collections.abc import Mapping
 
+import torch
+
 from scripts.utility.contest import Contest, Job
 from scripts.utility.figure import draw
 from scripts.utility.results import Results
@@ -44,6 +46,10 @@ def run_contest(
         help="run the chosen learning rates again, in a folder of its own (--results)",
     )
     options = parser.parse_args()
+    try:
+        torch.empty(0, device=options.device)
+    except (RuntimeError, AssertionError) as error:
+        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
     contest, folder = contests[options.part], folders[options.part]
     seeds = tuple(options.seeds or contest.seeds)
     warnings.simplefilter("ignore")

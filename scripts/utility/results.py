@@ -104,7 +104,7 @@ class Results:
         ]
 
     def _scores(self, method: str, epsilon: float) -> dict[float, float]:
-        """By learning rate, the mean of all tuning runs; the more the better."""
+        """By learning rate, the mean of all tuning runs; the more the better, and NaN the worst."""
         key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
         found = {}
         for rate in self.contest.rates_of(method, epsilon):
@@ -113,7 +113,8 @@ class Results:
                 for seed in self.contest.tuning_seeds
             ]
             if None not in runs:
-                found[rate] = sign * statistics.mean(run[key] for run in runs if run)
+                score = sign * statistics.mean(run[key] for run in runs if run)
+                found[rate] = -math.inf if math.isnan(score) else score
         return found
 
     def _untried(self, scores: dict[float, float], method: str, epsilon: float) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import statistics
 
 import pytest
@@ -178,6 +179,15 @@ def test_a_search_goes_from_its_first_rate_to_the_best(first, best, tmp_path):
     assert results.best_rate("ours", 4.0) == best
     ends = sorted((ladder.index(first), ladder.index(best)))
     assert sorted(tried) == list(ladder[max(ends[0] - 1, 0) : ends[1] + 2])
+
+
+def test_a_run_that_diverged_is_the_worst(tmp_path):
+    results = Results(dataclasses.replace(CONTEST, score="loss"), tmp_path / "nan")
+    for rate, loss in zip(CONTEST.rates, (math.nan, 2.0), strict=True):
+        job = Job(method="ours", epsilon=4.0, rate=rate, seed=9, tuning=True)
+        path = tmp_path / "nan/finished" / f"{job.name}.json"
+        path.write_text(json.dumps({"accuracy": 0.1, "loss": loss, "seconds": 1}))
+    assert results.best_rate("ours", 4.0) == CONTEST.rates[1]
 
 
 @pytest.mark.slow
