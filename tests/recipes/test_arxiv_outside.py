@@ -123,6 +123,7 @@ def test_a_private_run_starts_from_what_was_made(papers, tmp_path, caplog):
         (["--most-masked", "0"], "--most-masked"),
         (["--max-length", "2"], "--max-length"),
         (["--lr", "0"], "--lr"),
+        (["--device", "cuda:99"], "--device cuda:99"),
         (["--heads", "3"], "multiple"),
         (["--vocabulary", "5"], "--vocabulary"),
     ],
