@@ -52,6 +52,7 @@ def close(mine, other, tolerance=TOLERANCE):
         assert mine == other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "case"), each_of(runs.cases))
 def test_ranks_with_slices_release_what_one_process_does(found, world, case):
     """The parameters, and the optimizer's state put together as that of one process is."""
@@ -143,6 +144,7 @@ def test_a_layer_that_another_rank_reaches_is_not_told_of(found):
     assert "'right." not in first[0]
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run(tmp_path):
     context = torch.multiprocessing.get_context("spawn")
     processes = [context.Process(target=runs.dies, args=(rank, tmp_path)) for rank in range(2)]

@@ -25,6 +25,7 @@ def found(folder):
     return found_by(runs.worker, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", runs.CASES)
 @pytest.mark.parametrize("world", EACH)
 def test_a_folder_goes_on_to_the_same_bits(found, world, name):

@@ -27,6 +27,7 @@ def found(tmp_path_factory):
     return lambda *name: of(2, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_two_processes_release_what_one_does(found, mode, name):

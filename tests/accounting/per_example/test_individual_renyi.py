@@ -53,6 +53,7 @@ def test_without_sampling_it_is_the_closed_form():
     assert np.all(found.epsilon(counts, delta) >= bounds.min(axis=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [0.005, 1.0])
 def test_the_best_real_order_is_hardly_better(probability):
     sigma, delta, steps = 2.0 if probability < 1 else 40.0, 1e-6, 10_000 if probability < 1 else 500
@@ -65,6 +66,7 @@ def test_the_best_real_order_is_hardly_better(probability):
     assert np.all(found.epsilon(counts, delta) <= 1.002 * finest.epsilon(counts, delta))
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("probability", "sigma", "steps"), [(0.005, 2.0, 10_000), (0.1, 3.0, 300), (1.0, 20.0, 100)]
 )

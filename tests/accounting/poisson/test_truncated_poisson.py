@@ -201,6 +201,7 @@ def attained(first, second, q, sigma, epsilons):
     ]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE_ONE])
 @pytest.mark.parametrize(("q", "sigma"), [(0.2, 0.8), (0.5, 1.6), (0.9, 1.0)])
 def test_two_full_steps_bound_every_choice_of_the_gradients(adjacency, q, sigma):

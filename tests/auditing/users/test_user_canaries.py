@@ -281,6 +281,7 @@ def test_the_engine_passes_and_users_are_told_apart():
     assert wrong.counted.violated
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("name", USER_FAULTS)
 def test_what_is_broken_is_found(name):
     """At a chance of a millionth that what is right fails."""

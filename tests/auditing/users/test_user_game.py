@@ -154,6 +154,7 @@ def check_seen(game, outcomes, mine, b, burn_in):
     np.testing.assert_allclose(game.silence.usual, usual / unbarred, atol=1e-12)
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize(("b", "exclusion", "burn_in"), RULES)
 def test_every_user_of_every_small_graph_under_exclusion(b, exclusion, burn_in):
     """3 examples, 3 users; what a game says of others given the user's coins, and of x."""
@@ -247,6 +248,7 @@ def test_batches_of_the_user_and_of_its_neighbors_are_the_samplers(exclusion):
     patterns_follow(np.concatenate([taken, others.reshape(len(taken), -1)], axis=1), law)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "scheme",
     [

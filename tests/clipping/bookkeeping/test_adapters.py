@@ -40,6 +40,7 @@ def adapted(name, config):
     return model.double()
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("options", [{}, {"use_rslora": True, "bias": "lora_only"}])
 def test_lora(name, options):
@@ -58,6 +59,7 @@ def test_lora_with_a_trained_head(name):
     assert_equals_loop(adapted(name, config), texts())
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", MODELS)
 def test_biases_alone(name):
     model = build(name)
@@ -164,6 +166,7 @@ ADAPTERS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_adapters(adapter):
     name, config, trained = ADAPTERS[adapter]

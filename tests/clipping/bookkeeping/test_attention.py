@@ -92,6 +92,7 @@ def batch():
     return torch.randn(ROWS, QUERIES, WIDTH, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("bias", "appended", "need_weights", "batch_first"),
     list(itertools.product([True, False], repeat=4)),
@@ -104,6 +105,7 @@ def test_self_attention(bias, appended, need_weights, batch_first):
     assert_equals_loop(model, batch())
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("widths", "other_values"),
     [
@@ -153,6 +155,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("appended", [True, False])
@@ -165,6 +168,7 @@ def test_masks(mask, need_weights, appended):
 NAMES = ["in_proj_weight", "in_proj_bias", "bias_k", "out_proj.weight", "out_proj.bias"]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("memory", [True, False])
 @pytest.mark.parametrize("trained", [*([name] for name in NAMES), NAMES[1::3], NAMES[2:]])
 def test_what_is_frozen(trained, memory):
@@ -227,6 +231,7 @@ class Twice(nn.Module):
         return x
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "calls", [("self", "self"), ("self", "memory"), ("memory", "self"), ("memory", "memory")]
 )

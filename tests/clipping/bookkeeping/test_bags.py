@@ -52,6 +52,7 @@ class Bags(nn.Module):
 WAYS = ["two dimensions", "offsets", "offsets and the last"]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("mode", "way", "padding_idx"),
     [

@@ -116,6 +116,7 @@ FOLLOWED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_equals_the_loop(name, dtype):
@@ -131,6 +132,7 @@ def test_sizes_that_are_as_many_as_the_rows_by_chance(rows):
         check(architecture(FOLLOWED[name], rows=min(rows, ROWS)))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_cannot_be_followed_is_run_again(name):
     private = check(architecture(LAYERS[name]))

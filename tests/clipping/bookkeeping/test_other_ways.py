@@ -167,6 +167,7 @@ def test_compiled_in_place(plain):
     same(trained(model), plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_traced_anew")
 def test_compiled_with_checkpoints(plain):
     model = Decoder(reentrant=False)

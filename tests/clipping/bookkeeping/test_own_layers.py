@@ -325,6 +325,7 @@ def test_every_rule_for_a_layer_of_torch_is_checked_here():
     assert set(KNOWN) == ours - elsewhere
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
 def test_the_rules_for_layers_of_torch(kind):
     torch.manual_seed(2)

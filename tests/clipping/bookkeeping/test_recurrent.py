@@ -189,6 +189,7 @@ def test_cells_of_other_kinds():
     check_like_loop(case(Steps(nn.LSTMCell(WIDTH, HIDDEN, bias=False), True), x))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("trained", [["weight_hh_l0"], ["bias_hh_l0"], ["weight_ih_l1", "bias"]])
 def test_what_is_frozen(kind, trained):
@@ -210,6 +211,7 @@ def test_biases_alone_keep_no_inputs():
     check_like_loop(case(Output(module), torch.randn(ROWS, LENGTH, WIDTH)))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("length", [2, 40])  # products are kept, or gradients
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_that_is_used_twice(kind, length):
@@ -480,6 +482,7 @@ class Tagger(nn.Module):
         return self.tags(h)
 
 
+@pytest.mark.slow
 def test_a_tagger_learns_from_packed_sentences():
     """The tag of a word is that of the word before it: nothing but the recurrence knows it."""
     torch.manual_seed(0)
@@ -543,6 +546,7 @@ COPIES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("copies", COPIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_initial_states_that_are_learned(kind, copies, caplog):
@@ -591,6 +595,7 @@ def test_initial_states_that_differ_from_row_to_row_are_refused():
             backward(run_of(case(Learned(layer, copies), torch.randn(ROWS, 3, WIDTH))))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", range(6))
 def test_an_lstm_by_onednn(seed, monkeypatch):
     """Its gates come squashed from products of oneDNN, where that is the faster library."""

