@@ -40,6 +40,7 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     rows = [row for row in read_metrics(folder / METRICS) if row["split"] == "train"]
     settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     return {
+        "channels": settings["model"]["channels"],
         "views": settings["data"]["views"],
         "ema": settings["optimizer"]["ema"],
         "learning_rate": settings["optimizer"]["lr"],
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def _settings(run: dict[str, Any]) -> str:
-    names = ("views", "ema", "learning_rate", "scheme", "strategy")
+    names = ("channels", "views", "ema", "learning_rate", "scheme", "strategy")
     return json.dumps([run[name] for name in names], sort_keys=True)
 
 

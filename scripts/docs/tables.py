@@ -731,6 +731,7 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     """A line for each run."""
     rows = [
         [
+            ", ".join(map(str, run["channels"])),
             str(run["views"]),
             "–" if run["ema"] is None else f"{run['ema']:g}",
             f"{100 * run['accuracy']:.1f}",
@@ -741,7 +742,7 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["views", "average of weights", "test accuracy, %", "ε", "δ", "σ", "steps"]
+    head = ["channels", "views", "average of weights", "test accuracy, %", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
 
 
