@@ -17,7 +17,7 @@ import math
 import pathlib
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dptrain.commands import cli
@@ -297,15 +297,22 @@ _STEP_MODELS = {
 }
 
 
+_STEP_SIDES = {
+    "opacus-hooks": "Opacus hooks",
+    "opacus-functorch": "Opacus functorch",
+    "opacus-ghost": "Opacus ghost",
+    "opake": "opake",
+    "bookkeeping": "dptrain bookkeeping",
+}
+
+
+def _step_case(case: Mapping[str, Any]) -> str:
+    """A model with its batch."""
+    return f"{_STEP_MODELS[case['model']]}; {case['batch']:,}"
+
+
 def _step_time(tree: Mapping[str, Any]) -> Table:
-    sides = {
-        "opacus-hooks": "Opacus hooks",
-        "opacus-functorch": "Opacus functorch",
-        "opacus-ghost": "Opacus ghost",
-        "opake": "opake",
-        "bookkeeping": "dptrain bookkeeping",
-    }
-    sides = {side: title for side, title in sides.items() if _measured(tree, side)}
+    sides = _measured_sides(tree["time"])
     rows = []
     for case in tree["time"]:
         cells = []
@@ -316,9 +323,8 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
                 continue
             spread = f" ({ratio['q1']:.2f}–{ratio['q3']:.2f})" if side == "bookkeeping" else ""
             cells.append(f"{ratio['median']:.2f}{spread}")
-        model = f"{_STEP_MODELS[case['model']]}; {case['batch']:,}"
         ordinary = _seconds(case["seconds"]["ordinary"])
-        rows.append(["time", model, case["allocator"], ordinary, *cells])
+        rows.append(["time", _step_case(case), case["allocator"], ordinary, *cells])
     added = {
         (each["model"], each["allocator"], each["side"]): each["peak_bytes"] - each["start_bytes"]
         for each in tree["memory"]
@@ -331,8 +337,8 @@ def _step_time(tree: Mapping[str, Any]) -> Table:
             f"{added[*key, side] / ordinary:.2f}" if (*key, side) in added else "–"
             for side in sides
         ]
-        model = f"{_STEP_MODELS[case['model']]}; {case['batch']:,}"
-        rows.append(["memory", model, case["allocator"], _mebibytes(ordinary / 2**20), *cells])
+        spent = _mebibytes(ordinary / 2**20)
+        rows.append(["memory", _step_case(case), case["allocator"], spent, *cells])
     return Table(["", "model; batch", "allocator", "ordinary", *sides.values()], rows)
 
 
@@ -348,7 +354,7 @@ def _step_costs(tree: Mapping[str, Any]) -> Table:
         steps = each["seconds"]
         rows.append(
             [
-                f"{_STEP_MODELS[each['model']]}; {each['batch']:,}",
+                _step_case(each),
                 time(steps["ordinary"]),
                 time(steps["bookkeeping"]),
                 *(f"{name} {time(seconds)}" for name, seconds in costs),
@@ -359,12 +365,7 @@ def _step_costs(tree: Mapping[str, Any]) -> Table:
 
 def _step_time_gpu(tree: Mapping[str, Any]) -> Table:
     """A GPU and a model a row."""
-    sides = {
-        "opacus-hooks": "Opacus hooks",
-        "opacus-functorch": "Opacus functorch",
-        "opacus-ghost": "Opacus ghost",
-        "bookkeeping": "dptrain bookkeeping",
-    }
+    sides = _measured_sides([case for each in tree["devices"] for case in each["time"]])
     rows = []
     for each in tree["devices"]:
         for case in each["time"]:
@@ -372,7 +373,7 @@ def _step_time_gpu(tree: Mapping[str, Any]) -> Table:
             rows.append(
                 [
                     each["machine"]["device"],
-                    f"{_STEP_MODELS[case['model']]}; {case['batch']:,}",
+                    _step_case(case),
                     _seconds(case["seconds"]["ordinary"]),
                     *(f"{ratio['median']:.2f}" if ratio else "–" for ratio in found),
                 ]
@@ -380,9 +381,13 @@ def _step_time_gpu(tree: Mapping[str, Any]) -> Table:
     return Table(["device", "model; batch", "ordinary", *sides.values()], rows)
 
 
-def _measured(tree: Mapping[str, Any], side: str) -> bool:
-    """Whether a side ran for some model."""
-    return any(side in case["ratio"] for case in tree["time"])
+def _measured_sides(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Titles of the sides that ran for some model."""
+    return {
+        side: title
+        for side, title in _STEP_SIDES.items()
+        if any(side in case["ratio"] for case in cases)
+    }
 
 
 def _noise(tree: Mapping[str, Any], digits: int = 0) -> Table:
