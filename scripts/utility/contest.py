@@ -27,7 +27,6 @@ class Method:
             place, to the scheme; ``None`` for stock Opacus.
         strategy: how its noise is correlated; unused for Opacus.
         rates: learning rates in place of the contest's; ``None``: the contest's.
-        more_rates: learning rates beyond these, where the best of them is their last.
         first_rate: that of them which is tried first; then those beside the best so far, until both
             are known, which finds the best if scores rise to it and fall. ``None``: all are tried.
         max_grad_norm: R in place of the contest's; ``None``: the contest's.
@@ -37,7 +36,6 @@ class Method:
     scheme: Callable[[Any], Scheme] | None = None
     strategy: Strategy | None = None
     rates: tuple[float, ...] | None = None
-    more_rates: tuple[float, ...] = ()
     first_rate: float | None = None
     max_grad_norm: float | None = None
 
@@ -101,7 +99,7 @@ class Contest:
     def rates_of(self, method: str, epsilon: float) -> tuple[float, ...]:
         """The learning rates that may be tried for a method, ascending."""
         of = self.methods(epsilon)[method]
-        return tuple(sorted((*(self.rates if of.rates is None else of.rates), *of.more_rates)))
+        return tuple(sorted(self.rates if of.rates is None else of.rates))
 
     def rows_of(self, device: str) -> int | None:
         """Most examples at once on a device; ``None``: whole batches."""

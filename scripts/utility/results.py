@@ -90,10 +90,7 @@ class Results:
 
     def best_rate(self, method: str, epsilon: float) -> float | None:
         """The learning rate with the best mean score, if no other is to be tried."""
-        scores = self._scores(method, epsilon)
-        return (
-            None if self._untried(scores, method, epsilon) else max(scores, key=scores.__getitem__)
-        )
+        return self._best(self._scores(method, epsilon), method, epsilon)
 
     def tuning(self, method: str, epsilon: float) -> list[Job]:
         """The runs by which the search for the best learning rate goes on; none: it is known."""
@@ -117,6 +114,11 @@ class Results:
                 found[rate] = -math.inf if math.isnan(score) else score
         return found
 
+    def _best(self, scores: dict[float, float], method: str, epsilon: float) -> float | None:
+        return (
+            None if self._untried(scores, method, epsilon) else max(scores, key=scores.__getitem__)
+        )
+
     def _untried(self, scores: dict[float, float], method: str, epsilon: float) -> list[float]:
         rates = self.contest.rates_of(method, epsilon)
         first = self.contest.methods(epsilon)[method].first_rate
@@ -138,13 +140,14 @@ class Results:
         Args:
             chosen: whose tuning runs chose the learning rates; its own if left out.
         """
-        cells, tuning = {}, {}
+        cells, tuning, source = {}, {}, chosen or self
         for epsilon in self.contest.epsilons:
             for method in self.contest.methods(epsilon):
-                rate = (chosen or self).best_rate(method, epsilon)
-                if tried := (chosen or self)._scores(method, epsilon):
+                scores = source._scores(method, epsilon)
+                rate = source._best(scores, method, epsilon)
+                if scores:
                     tuning[f"{method} {epsilon:g}"] = {
-                        "tried": {f"{each:g}": abs(score) for each, score in tried.items()},
+                        "tried": {f"{each:g}": abs(score) for each, score in scores.items()},
                         "done": rate is not None,
                     }
                 if rate is None:
