@@ -33,6 +33,7 @@ from recipes.data.arxiv import read_papers, select_papers
 from recipes.data.arxiv_categories import CLASSES
 from recipes.data.arxiv_outside import SPECIAL, Outside, outside_papers, train_tokenizer
 from recipes.data.arxiv_tokens import tokenise, vocabulary_of
+from recipes.device import unusable
 from recipes.models.bert import CATEGORY, MASKED_TOKENS, BertSizes, bert, export
 from recipes.models.bert_heads import (
     INPUTS,
@@ -242,10 +243,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name.replace('_', '-')}: must be at least {least.get(name, 1)}")
     if not options.lr > 0:
         parser.error(f"--lr {options.lr}: must be above 0")
-    try:
-        torch.empty(0, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+    if reason := unusable(options.device):
+        parser.error(f"--device {options.device}: {reason}")
     if options.hidden_size % options.heads:
         parser.error(f"--hidden-size {options.hidden_size}: must be a multiple of --heads")
     try:

@@ -30,6 +30,7 @@ from dptrain.noise import check_private_folder
 from dptrain.strategies import Strategy, check_bands_fit
 from recipes.average import Average
 from recipes.config import Count, Positive, check_types, flatten, one_of
+from recipes.device import unusable
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
 
@@ -257,11 +258,8 @@ class RunSettings:
                 "the splits of a recipe read and its output tells; leave it out, or train with "
                 "dptrain.PrivacyEngine"
             )
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device={self.device!r} cannot be used here: {reason}") from error
+        if reason := unusable(self.device):
+            raise ValueError(f"device={self.device!r} cannot be used here: {reason}")
         self._check_bands()
 
     def _check_noise(self) -> None:

@@ -8,8 +8,7 @@ import pathlib
 import warnings
 from collections.abc import Mapping
 
-import torch
-
+from recipes.device import unusable
 from scripts.utility.contest import Contest, Job
 from scripts.utility.figure import draw
 from scripts.utility.results import Results
@@ -46,10 +45,8 @@ def run_contest(
         help="run the chosen learning rates again, in a folder of its own (--results)",
     )
     options = parser.parse_args()
-    try:
-        torch.empty(0, device=options.device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {options.device}: {str(error).splitlines()[0]}")
+    if reason := unusable(options.device):
+        parser.error(f"--device {options.device}: {reason}")
     contest, folder = contests[options.part], folders[options.part]
     seeds = tuple(options.seeds or contest.seeds)
     warnings.simplefilter("ignore")
