@@ -117,7 +117,7 @@ def train(
             part = loader.current
             batch = to_device(raw, device)
             optimizer.zero_grad()
-            outputs = task.forward(module, batch)
+            outputs = task.outputs(module, batch)
             values = task.metrics(outputs, batch)
             values["loss"].mean().backward()
             optimizer.step()

@@ -34,6 +34,7 @@ from recipes.device import unusable
 from recipes.filter_settings import COMMON, FilterSettings
 from recipes.schedule import SCHEDULES
 
+AUTOCAST = {"bfloat16": torch.bfloat16}
 NOISE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Decay = Annotated[float, Field(ge=0, lt=1)]
 OPTIMIZERS = ("sgd", "adam", "scaled_adam")
@@ -165,6 +166,10 @@ class RunSettings:
             in parts. null: no limit.
         num_workers: processes that load data.
         device: cpu, cuda, cuda:1 and so on.
+        autocast: bfloat16 runs the model within ``torch.autocast``: its products are of numbers of
+            eight bits, which pays on graphics cards and on processors with AMX. Weights, gradients
+            of single examples, their norms and the noise stay float32, and the guarantee is the
+            same. null is float32 throughout.
         seed: of sampling and noise. null draws fresh entropy; a number repeats the run and is a
             **secret**, as whoever knows it can subtract the noise.
         threads: of torch; null is torch's own choice. It is part of what makes a run repeatable.
@@ -209,6 +214,7 @@ class RunSettings:
     max_physical_batch_size: Count | None = None
     num_workers: Annotated[int, Field(ge=0)] = 0
     device: str = "cpu"
+    autocast: Annotated[str, one_of(AUTOCAST)] | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     threads: Count | None = None
     debug_norms: bool = False

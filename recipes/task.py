@@ -69,6 +69,7 @@ class Task:
         graph: users of the training examples, ``None`` if there is one example a user.
         bounded: the contribution bounding that made ``graph``, whose statistics are worth seeing.
         views: augmented views of an example in a training batch, in consecutive rows.
+        autocast: dtype that the model's products are rounded to; ``None`` leaves them alone.
         target: of a batch, what ``summaries`` compares the outputs with; ``None`` without them.
         export: how the trained model is saved.
         examples: what the test examples are called.
@@ -92,6 +93,7 @@ class Task:
     graph: AttributionGraph | None = None
     bounded: BoundedGraph | None = None
     views: int = 1
+    autocast: torch.dtype | None = None
     target: Callable[[Any], torch.Tensor] | None = None
     export: Export = STATE_DICT
     examples: str = "examples"
@@ -111,6 +113,18 @@ class Task:
                 f"train_groups {list(self.train_groups)} and test_groups {list(self.test_groups)}: "
                 "give both the same names in one order"
             )
+
+    def outputs(self, module: nn.Module, batch: Any) -> Any:
+        """What ``forward`` returns of a batch on the module's device.
+
+        Half precision becomes float32 again, in which losses and metrics are computed.
+        """
+        device = next(module.parameters()).device.type
+        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+            found = self.forward(module, batch)
+        if isinstance(found, torch.Tensor) and found.dtype == self.autocast:
+            return found.float()
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -166,7 +180,7 @@ def measure(task: Task, examples: Any) -> Measured:
         torch.manual_seed(_SEED)
         for batch in tqdm(loader, desc="evaluate", unit="batch", delay=2, leave=False):
             batch = to_device(batch, device)
-            outputs = task.forward(task.model, batch)
+            outputs = task.outputs(task.model, batch)
             for name, value in task.metrics(outputs, batch).items():
                 metrics.setdefault(name, []).append(value.double().cpu())
             if task.summaries is not None:

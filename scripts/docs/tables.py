@@ -381,6 +381,25 @@ def _step_time_gpu(tree: Mapping[str, Any]) -> Table:
     return Table(["device", "model; batch", "ordinary", *sides.values()], rows)
 
 
+def _autocast(tree: Mapping[str, Any]) -> Table:
+    """A model a row; the last column is what a private step gains."""
+    rows = []
+    plain, ours = "ordinary", "bookkeeping"
+    for case in tree["time"]:
+        sides = (plain, f"{plain} in bfloat16", ours, f"{ours} in bfloat16")
+        ratios = [case["ratio"][side]["median"] for side in sides]
+        rows.append(
+            [
+                f"{case['title']}; {case['batch']:,}",
+                _seconds(case["seconds"][plain]),
+                *(f"{ratio:.2f}" for ratio in ratios[1:]),
+                f"{ratios[2] / ratios[3]:.2f}",
+            ]
+        )
+    head = [plain, f"{plain}, bfloat16", ours, f"{ours}, bfloat16", "gain"]
+    return Table(["model; batch", *head], rows)
+
+
 def _measured_sides(cases: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Titles of the sides that ran for some model."""
     return {
@@ -1030,6 +1049,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _utility_mnist,
         _step_time,
         _step_time_gpu,
+        _autocast,
         _step_costs,
         _noise,
         _noise_peer,
