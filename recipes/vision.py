@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
@@ -27,7 +28,8 @@ from recipes.data import (
     mnist,
     saved_images,
 )
-from recipes.data.scattered import scattered
+from recipes.data.mirrored import SideBySide, flipped
+from recipes.data.scattered import scattered, scattered_images
 from recipes.data.scattering import STRIDE, check_scattered
 from recipes.data.split import left_for_training
 from recipes.models import check_vgg, vgg
@@ -65,6 +67,9 @@ class DataSettings:
         flips: whether ``augment`` flips; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
+        mirrored: evaluate on the mean of the probabilities that the model gives an image and its
+            mirror image, which is more often right; neither training nor the saved model changes.
+            Not for digits and mnist.
         features: what the model sees in place of the pixels: scattering (81 wavelet features of
             each color for every 4×4 pixels, normalized for each image), computed once; null is the
             pixels.
@@ -83,6 +88,7 @@ class DataSettings:
     augment: bool = False
     flips: bool = True
     views: Count = 1
+    mirrored: bool = False
     features: Annotated[str, one_of(FEATURES)] | None = None
 
 
@@ -115,7 +121,7 @@ class VisionSettings(RunSettings):
     """
 
     # Where the images lie; what they are is recognised by their fingerprint.
-    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
+    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root", "data.mirrored")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
     recipe: Annotated[str, one_of(("vision",))] = "vision"
@@ -146,6 +152,11 @@ class VisionSettings(RunSettings):
             raise ValueError(
                 "data.augment=true with data.flips=true: a flipped digit is another sign; set "
                 "data.flips=false, which leaves the crops"
+            )
+        if self.data.mirrored and self.data.name in ("digits", "mnist"):
+            raise ValueError(
+                f"data.mirrored=true with data.name={self.data.name}: a mirrored digit is another "
+                "sign; set data.mirrored=false"
             )
         self.check_model(SIZES.get(self.data.name))
         super().validate()
@@ -188,7 +199,13 @@ def load_images(settings: VisionSettings) -> Split:
     split, data = _read_images(settings), settings.data
     if data.holdout is not None:
         split = split.hold_out(data.holdout, seed=data.split_seed)
-    return split if data.features is None else scattered(split)
+    mirrored = flipped(split.test) if data.mirrored else None
+    if data.features is not None:
+        split = scattered(split)
+        mirrored = None if mirrored is None else scattered_images(mirrored, "of mirrored images")
+    if mirrored is not None:
+        split = dataclasses.replace(split, test=SideBySide(split.test, mirrored))
+    return split
 
 
 def _read_images(settings: VisionSettings) -> Split:
@@ -243,19 +260,26 @@ def build_task(settings: VisionSettings) -> Task:
 def classification_task(
     split: Split, model: nn.Module, *, views: int = 1, evaluated_on: str = TEST
 ) -> Task:
-    """Cross entropy and accuracy of images, of which a training batch may hold several views."""
+    """Cross entropy and accuracy of images, of which a batch may hold several views.
+
+    In training every view is classified by itself, in an evaluation all of an image together: by
+    the mean of the probabilities.
+    """
 
     def forward(module: nn.Module, batch: Any) -> torch.Tensor:
         images = batch[0]
+        if images.ndim == 4:
+            return module(images)
         # Views come as (examples, views, channels, height, width).
-        return module(images.flatten(0, 1) if images.ndim == 5 else images)
-
-    def target(batch: Any) -> torch.Tensor:
-        images, labels = batch
-        return labels.repeat_interleave(images.shape[1]) if images.ndim == 5 else labels
+        logits = module(images.flatten(0, 1))
+        if module.training:
+            return logits
+        each = logits.float().log_softmax(1).unflatten(0, images.shape[:2])
+        return each.logsumexp(1) - math.log(images.shape[1])
 
     def metrics(logits: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
-        labels, examples = target(batch), len(batch[1])
+        examples = len(batch[1])
+        labels = batch[1].repeat_interleave(len(logits) // max(examples, 1))
         values = {
             "loss": cross_entropy(logits, labels, reduction="none"),
             "accuracy": (logits.argmax(1) == labels).float(),
@@ -269,7 +293,7 @@ def classification_task(
         forward=forward,
         metrics=metrics,
         views=views,
-        target=target,
+        target=lambda batch: batch[1],
         examples="images",
         evaluated_on=evaluated_on,
     )

@@ -97,15 +97,16 @@ def scattered(split: Split) -> Split:
     check_scattered(split.image_size)
     return dataclasses.replace(
         split,
-        train=_features(split.train, "features of training images"),
-        test=_features(split.test, "features of test images"),
+        train=scattered_images(split.train, "of training images"),
+        test=scattered_images(split.test, "of test images"),
         channels=PATHS * split.channels,
         image_size=split.image_size // STRIDE,
     )
 
 
-def _features(examples: Dataset[Any], what: str) -> TensorDataset | ScatteredViews:
-    augmented = False
+def scattered_images(examples: Dataset[Any], what: str) -> TensorDataset | ScatteredViews:
+    """The same for a part, of whose images a progress bar says what they are."""
+    what, augmented = f"features {what}", False
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels
         augmented = examples.transform is not None
