@@ -18,6 +18,7 @@ _SETTING = "-".join(os.environ.get(name, "any").lower() for name in _INSTRUCTION
 _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-{_SETTING}"
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
+from dptrain import testing  # noqa: E402
 from dptrain.engine import unfinished  # noqa: E402
 from dptrain.reporting import report  # noqa: E402
 from tests.helpers.engine import MODES  # noqa: E402
@@ -34,6 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Samples and shares are taken; shuffled, the same way in every worker."""
     _sample(items)
+    _sample_members(items)
     share = config.getoption("--share")
     if share is not None:
         _share(config, items, share)
@@ -52,6 +54,29 @@ def _sample(items: list[pytest.Item]) -> None:
             if seen[test] % mark.kwargs["every"]:
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
+
+
+_DEAR = (  # of what every accountant and every stream of noise is held to
+    "test_calibration_meets_its_target_tightly",
+    "test_profile_falls_and_stays_in_range",
+    "test_covers_its_mechanism",
+    "test_more_noise_is_more_private",
+    "test_warns_of_a_useless_delta",
+    "test_smaller_delta_costs_epsilon",
+    "test_as_many_other_shards_go_on",
+    "test_shards_add_up",
+)
+
+
+def _sample_members(items: list[pytest.Item]) -> None:
+    """Every member of a family keeps a third of its dear tests, by its name; others are slow."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.originalname not in _DEAR:
+            continue
+        if item.function.__module__.startswith(f"{testing.__name__}."):
+            number = zlib.crc32(item.nodeid.split("::")[-2].encode())
+            if (number + _DEAR.index(item.originalname)) % 3:
+                item.add_marker(pytest.mark.slow)
 
 
 def _share(config: pytest.Config, items: list[pytest.Item], share: str) -> None:

@@ -40,6 +40,7 @@ def theirs(item, adjacency=Adjacency.ZERO_OUT):
     return accountant.compose(to_dp_event(item, adjacency)).get_epsilon(DELTA)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("item", "name"),
     [

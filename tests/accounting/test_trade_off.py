@@ -104,6 +104,7 @@ def one_step(sigma, p):
     return MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=sigma)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 20.0])
 def test_the_gaussian_mechanism_has_its_mu_and_no_regret(sigma):
     """μ = 1/σ. Tangents h apart in the threshold meet about μh²/8 above the curve, in quantiles."""

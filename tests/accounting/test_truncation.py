@@ -112,6 +112,7 @@ def test_every_scheme_that_can_be_cut_is_here() -> None:
     assert cut == {type(scheme) for scheme in CUT.values()}
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", CUT)
 @pytest.mark.parametrize("accountant", registered_accountants(), ids=lambda member: member.name)

@@ -29,6 +29,7 @@ SCHEMES = [
 ]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda each: type(each).__name__)
 def test_draws_follow_the_rates_and_the_separation(scheme):
     game = game_of(MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0))

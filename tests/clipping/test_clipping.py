@@ -21,6 +21,7 @@ from tests.helpers.engine import (
 )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("micro", [None, 7])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_released_gradient_is_the_clipped_sum(mode, micro, reduction):
@@ -41,6 +42,7 @@ def test_released_gradient_is_the_clipped_sum(mode, micro, reduction):
     torch.testing.assert_close(released(private, scale), expected, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
 @pytest.mark.parametrize("micro", [None, 5])
 def test_a_broken_example_counts_nothing_and_hurts_nobody(mode, bad, micro):

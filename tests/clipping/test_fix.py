@@ -126,6 +126,7 @@ def disturbed(model):
     return model
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_a_fixed_model_trains_with_the_weights_names_and_optimizer_that_it_had(build):
     model = disturbed(seeded(build))

@@ -27,6 +27,7 @@ class Pairs(nn.Module):
         return self.last(h.flatten(1, -2).sum(1) if h.dim() > 2 else h)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 3, 4)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -217,6 +218,7 @@ def family(name):
     return case(module, inputs(module), dtype=torch.float32)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_right_or_refused_by_layer_and_remedy(name, mode):
@@ -237,6 +239,7 @@ def test_families_are_right_or_refused_by_layer_and_remedy(name, mode):
     assert "requires_grad_(False)" in refusal or "one row per example" in refusal
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_are_right_where_layers_that_see_the_examples_are_trained(name):
     """The remedy that the refusals name: the others are frozen."""

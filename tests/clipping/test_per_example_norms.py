@@ -86,6 +86,7 @@ def run(when, how):
 WHEN = ["before", "between", "between the passes", "after"]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("when", "how"),
     [*(((moment,), how) for moment in WHEN for how in ("now", "inside")), (WHEN, "now")],

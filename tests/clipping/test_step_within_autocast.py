@@ -9,6 +9,7 @@ from torch import nn
 from tests.helpers.engine import everything_every_step, images, make, released
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=str)
 def test_a_step_within_autocast_releases_what_one_outside_does(mode, autocast):
     """Rounded products would take the sum past R, and past what its norms are of."""

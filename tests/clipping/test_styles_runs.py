@@ -51,6 +51,7 @@ def noiseless(model, data, mode, style, steps=1, **options):
     )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("reduction", "micro"), [("mean", 5), ("sum", None)])
 def test_the_release_is_the_sum_of_examples_clipped_in_the_style(mode, micro, reduction):
     for style in STYLES:

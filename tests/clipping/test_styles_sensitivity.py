@@ -71,6 +71,7 @@ def test_neighbouring_batches_have_sums_within_the_bound(style, rows, removed, b
     assert float(moved.norm()) <= bound * (1 + 1e-12)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("style", STYLES, ids=str)
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(gradients(1), st.floats(1e-3, 1e3))

@@ -93,6 +93,7 @@ class SharedRow(nn.Module):
         return self.last(self.norm(x) + self.norm(torch.arange(4.0)[None]))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("micro", [None, 1, 4])
 @pytest.mark.parametrize(
     "kind", [UncalledLayer, LayerInEvalMode, HalfUsedTwice, TiedByFunction, SharedRow]

@@ -186,6 +186,7 @@ def released(model, data, *, scheme, reduction="sum", mode="bookkeeping", after=
     return found, rows, private
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("micro", [None, 6])
 @pytest.mark.parametrize(
@@ -210,6 +211,7 @@ def test_the_mean_over_a_users_examples_is_clipped(mode, name, micro, reduction)
     assert private.optimizer.expected_batch_size == len(SIZES)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("micro", [None, 3])
 def test_every_step_releases_the_sum_over_whom_it_drew(mode, micro):
@@ -335,6 +337,7 @@ def test_other_styles_clip_the_mean(mode, clipping):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_user_moves_the_sum_by_the_bound_at_most(mode, reduction):

@@ -68,6 +68,7 @@ def one_by_one(model, data, max_grad_norm, skip=()):
     return total
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("micro", [None, 4])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("mode", WITH_GRADIENTS)
@@ -87,6 +88,7 @@ def test_the_mean_over_views_is_clipped(mode, reduction, micro, max_grad_norm):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("mode", WITH_GRADIENTS)
 @pytest.mark.parametrize("views", [2, 5])
@@ -99,6 +101,7 @@ def test_equal_views_release_what_one_view_does(mode, reduction, views):
     torch.testing.assert_close(several, once, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", WITH_GRADIENTS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_an_example_moves_the_sum_by_at_most_the_bound(mode, reduction):

@@ -66,6 +66,7 @@ model: {channels: [4]}
 """
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("right", "wrong", "nearest"),
     [

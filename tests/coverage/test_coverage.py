@@ -25,6 +25,7 @@ def _runs(cases: list[Case]) -> list[object]:
 _SLOW = (pytest.mark.slow,)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("case", "dtype"), _runs(HERE))
 def test_clipped_sums_are_the_loop_s_or_a_layer_is_refused(case: Case, dtype: torch.dtype) -> None:
     assert_as_recorded(case, examine(case, dtype))

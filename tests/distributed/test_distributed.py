@@ -47,6 +47,7 @@ def equal(mine, other):
     same(mine, other, tolerance=0.0)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_two_processes_release_what_one_does(found, mode, name):
@@ -90,6 +91,7 @@ def test_layers_that_some_ranks_do_not_use(found, mode):
     torch.testing.assert_close(first, total, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_run_goes_on_with_another_number_of_processes(found, folder, mode):
     first, second = found(("resumed", mode))

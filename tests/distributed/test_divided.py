@@ -161,6 +161,7 @@ def test_a_rank_that_dies_ends_the_run(tmp_path):
     assert "go on from the last checkpoint on all ranks" in error
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", runs.STRATEGIES)
 @pytest.mark.parametrize("world", EACH)
 def test_slices_of_whole_chunks_are_the_streams_bits(name, world):

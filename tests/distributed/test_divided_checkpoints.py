@@ -11,6 +11,9 @@ from tests.distributed.test_fully_sharded import close
 from tests.helpers import divided_checkpoints as runs
 from tests.helpers.worlds import EACH, WORLDS, found_by
 
+# Its ranks do all that the module asks for, which takes half a minute.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -25,7 +28,6 @@ def found(folder):
     return found_by(runs.worker, folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", runs.CASES)
 @pytest.mark.parametrize("world", EACH)
 def test_a_folder_goes_on_to_the_same_bits(found, world, name):

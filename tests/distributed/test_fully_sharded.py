@@ -65,6 +65,7 @@ def check_parts(one):
     torch.testing.assert_close(noise, row, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("world", "name"), each_of(runs.cases))
 def test_ranks_release_what_one_process_does(found, world, name):
     """The parameters, the release and the optimizer's state, put together."""

@@ -14,6 +14,8 @@ from tests.helpers.distributed_users import CASES, MODES, RESUMED
 from tests.helpers.engine import flat, small_net
 from tests.helpers.worlds import found_by
 
+# Its ranks do all that the module asks for, which takes half a minute.
+pytestmark = pytest.mark.slow
 STABILITY = 1e-6
 
 
@@ -27,7 +29,6 @@ def found(tmp_path_factory):
     return lambda *name: of(2, name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_two_processes_release_what_one_does(found, mode, name):

@@ -27,6 +27,7 @@ def test_commands_of_the_package_and_the_recipes_are_found() -> None:
     )
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", _parsers())
 def test_every_command_says_what_it_and_its_options_are_for(name: str, page: str) -> None:
     parser = _parsers()[name]

@@ -108,6 +108,7 @@ def _parameters() -> list:
     ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("words", _parameters())
 def test_commands_of_the_pages_exist(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

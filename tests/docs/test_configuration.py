@@ -37,6 +37,7 @@ def test_every_field_of_a_type_has_a_meaning(group: str, name: str) -> None:
     assert [field.name for field in fields if not field.meaning] == []
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("group", configuration.FAMILIES)
 def test_fields_of_a_type_are_those_that_a_refusal_lists(group: str) -> None:
     """A field that is shown can be stated, and one that is not is refused."""

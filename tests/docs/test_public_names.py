@@ -10,6 +10,7 @@ from scripts.docs import api, faces, references
 NAMES = [each for names in faces.rooms().values() for each in names]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("each", NAMES, ids=lambda each: each.path)
 def test_a_public_name_says_what_it_is(each: faces.Public) -> None:
     assert faces.first_sentence(each), f"{each.path} (defined as {each.defined}) has no docstring"

@@ -94,6 +94,7 @@ def test_links_between_pages_have_their_numbers(page: Path) -> None:
         assert number is None or number[1] == theorem.number, (shown, theorem)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_test_that_is_named_exists(page: Path) -> None:
     named = list(_TEST.finditer(page.read_text(encoding="utf-8")))
@@ -148,6 +149,7 @@ def test_docstrings_become_links_on_the_site() -> None:
     assert theorems.linked(text) == f"Claim ([Theorem {first.number}][{first.id}]; ``test_it``)."
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("pattern", DANGLING)
 def test_nothing_refers_to_what_a_reader_does_not_have(pattern: str) -> None:
     offending = {}

@@ -129,6 +129,7 @@ LEAVES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", LEAVES)
 def test_what_a_forward_pass_leaves_is_refused_and_named(mode, kind):
     """Before anything is released: neither noise nor ledger have moved, and no weight."""
@@ -222,6 +223,7 @@ def test_values_that_are_written_again_are_no_change():
     assert private.steps_executed == 2
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("public", ["public", ["mean", "calls"], ("m*", "c*")])
 def test_what_is_declared_public_may_change_and_the_guarantee_says_so(mode, public):
     def leave(module, _):
@@ -370,6 +372,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("micro", [None, 1, 5])
 def test_frozen_norms_in_eval_mode_train_as_one_example_at_a_time(mode, name, micro):
@@ -405,6 +408,7 @@ def reference_rows(model, data, max_grad_norm):
     return total
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", NORMS)
 def test_frozen_norms_refuse_to_run_after_train(mode, name):
     """Whatever the user calls in between: in training mode rows depend on one another."""
@@ -481,6 +485,7 @@ def large_run(steps):
     return make(Large(), data, "bookkeeping", scheme=everything_every_step(6, steps))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.usefixtures("small_window")
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("step", [0, 3])
@@ -495,6 +500,7 @@ def test_of_large_modules_all_values_are_compared_in_the_first_and_the_last_step
     assert private.steps_executed == step
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.usefixtures("small_window")
 @pytest.mark.parametrize("block", range(10))
 def test_of_large_modules_values_are_compared_in_turn(block):
@@ -584,6 +590,7 @@ OF_WEIGHTS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("name", OF_WEIGHTS)
 def test_frozen_layers_whose_weights_are_computed(mode, name):
@@ -692,6 +699,7 @@ class Auxiliary(nn.Module):
         return y
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("public", ["public", ["term"]])
 @pytest.mark.parametrize("detach", [False, True])
 def test_what_is_declared_public_must_have_no_gradient(mode, public, detach):

@@ -38,6 +38,7 @@ def run(mode, scaler=None, data=None, autocast=None, net=None, after_step=lambda
     return private, net
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("scale", [2.0**-3, 2.0**16, 3e4])
 def test_a_scaled_run_releases_what_the_plain_one_does(mode, scale):
     """A power of two bit for bit, as it changes no digit; any other up to rounding."""

@@ -58,6 +58,7 @@ def test_secure_and_fast_runs_share_everything_but_the_noise(monkeypatch):
     assert torch.equal(*ends)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("stop_after", [4, 5, 8])
 def test_a_secure_run_resumes_bit_for_bit(monkeypatch, stop_after):
     pinned_secrets(monkeypatch)
@@ -256,6 +257,7 @@ def test_impossible_options(options, kind, match):
         make(small_net(), images(), scheme=everything_every_step(24, 1), **options)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("strategy", "options"),
     [

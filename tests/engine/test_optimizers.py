@@ -353,6 +353,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_scheduler_ticks_once_a_logical_step_and_resumes(name):
     """The loop calls it once a microbatch; the last two also set momentum."""

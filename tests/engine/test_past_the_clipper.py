@@ -44,6 +44,7 @@ def added(private):
         p.grad.add_(HUGE)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("moment", ["before the backward pass", "before the step", "both"])
 @pytest.mark.parametrize("write", [written, added])
 def test_what_is_written_to_p_grad_is_not_released(mode, write, moment):

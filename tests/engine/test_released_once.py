@@ -160,6 +160,7 @@ LOST = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("steps", [0, 2, 4])
 @pytest.mark.parametrize("what", LOST)
 def test_a_ledger_that_is_not_the_runs_is_refused(finished, tmp_path, what, steps):
@@ -183,6 +184,7 @@ def test_a_ledger_that_was_deleted_is_called_missing(finished, tmp_path):
             run(tmp_path / "ledger.jsonl").load_state_dict(states[4])
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("steps", [0, 2, 4])
 @pytest.mark.parametrize("left", range(RELEASED + 1))
 def test_a_ledger_cut_below_the_checkpoint_is_refused_and_no_other(finished, tmp_path, left, steps):

@@ -48,6 +48,7 @@ def run(mode, stop_after=None, resume=None, micro=3, **options):
     return private, model
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("stop_after", [1, 2, 5, 8])
 def test_resumed_run_is_bit_identical(mode, stop_after):
     """Also when the checkpoint is taken inside a logical step (microbatches, dropout, momentum)."""

@@ -84,6 +84,7 @@ def algorithm(theta, batches, noise, data, *, lr, betas, eps, eps_scale, bound, 
         yield theta, g_hat
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", WITH_GRADIENTS)
 @pytest.mark.parametrize("micro", [None, 2])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -176,6 +177,7 @@ def test_a_large_eps_scale_is_private_adam():
     assert float((ends[0] - ends[1]).norm() / moved.norm()) < 0.03
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("stop_after", [1, 2, 5, 10])
 def test_resumed_run_is_bit_identical(stop_after):
     """Also from within a logical step; the scales come from the second moments that are saved."""

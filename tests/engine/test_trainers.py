@@ -155,6 +155,7 @@ def closures(private, count):
             assert optimizer.step(closure).requires_grad
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("micro", [{}, {"max_physical_batch_size": 3}, {"microbatches": 2}])
 def test_a_closure_gives_the_step_of_the_usual_loop(mode, micro):
     runs = [

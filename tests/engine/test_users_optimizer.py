@@ -102,6 +102,7 @@ def test_schedulers_of_the_loaded_optimizer_are_the_runs():
         second.register_scheduler(ExponentialLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 0.5))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("where", ["before", "private"])
 def test_step_hooks_see_the_release_once_a_logical_step(mode, where):
     net = small_net()

@@ -50,6 +50,7 @@ def charged_and_released(mode, seed, dtype, scale=None):
     return [(r * BOUND, float(s.double().norm())) for r, s in zip(ratios, sums, strict=True)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_half_precision_inside_the_model_is_charged(mode, dtype):
@@ -58,6 +59,7 @@ def test_half_precision_inside_the_model_is_charged(mode, dtype):
             assert released <= charged <= released * (1 + 3e-6)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("scale", [1024.0, 1000.0])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_scaled_loss_is_charged_in_true_units(mode, scale):
@@ -68,6 +70,7 @@ def test_a_scaled_loss_is_charged_in_true_units(mode, scale):
     assert scaled[0] == pytest.approx(plain[0], rel=1e-6)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
 @pytest.mark.parametrize("kind", [GDPFilter, RenyiFilter])

@@ -22,6 +22,7 @@ from tests.helpers.individual_runs import (
 )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("micro", [None, 5])
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
@@ -68,6 +69,7 @@ def test_half_precision_gradients_are_charged_in_float32():
     assert 0 < private.individual.active_counts[-1] < 6
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_abandoned_and_repeated_passes_are_charged_once(mode):
     ends = []

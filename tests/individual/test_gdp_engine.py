@@ -58,6 +58,7 @@ def test_a_run_is_algorithm_1(mode, reduction, micro):
     assert reference.returned  # only until their gradient is smaller
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_the_release_is_that_of_the_active_examples_alone(mode):
     """Each step again without a filter, on a data set without the examples that were left out."""
@@ -108,6 +109,7 @@ def test_full_consumption_scales_the_last_gradient_down(mode, micro):
     assert (private.individual.spent == FULL.budget).sum() >= 6
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("individual", [FILTER, FULL])
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_scaled_gradients_are_charged_as_scaled(mode, individual):
@@ -141,6 +143,7 @@ def test_a_public_schedule_of_bounds_is_charged_by_the_bound_of_each_step(mode):
     check_against_algorithm_1(private, data, FILTER, lambda: gradients(model, data), bounds)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_the_mean_over_views_is_charged(mode):
     model, data = small_net().double(), viewed(size=10)

@@ -119,6 +119,7 @@ def hockey_sticks(name, kind=GDPRecord, full_consumption=False, count=320):
     return np.array(sticks), float((squares + mean**2).max())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("full_consumption", [False, True])
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_adaptive_norms_never_exceed_the_budget(name, full_consumption):

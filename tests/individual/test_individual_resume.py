@@ -168,6 +168,7 @@ def without_record():
     return seal(state)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_another_record_is_refused_and_nothing_changed(name, tmp_path):
     make_state, message = REFUSED[name]

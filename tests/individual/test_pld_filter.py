@@ -20,6 +20,7 @@ from tests.helpers.pld_runs import DELTA, lognormal, play, pld, poisson
 # Budget -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(0.1, 1e-5), (0.8, 1e-5), (4.0, 1e-5), (10.0, 1e-8), (50.0, 1e-3)]
 )

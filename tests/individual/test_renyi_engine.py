@@ -144,6 +144,7 @@ def test_larger_gradients_never_cost_less_than_the_worst_case_allows(personal):
     assert record.active_counts == [SIZE] * 30
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.5])
 def test_empty_batches_charge_everybody(mode, personal):

@@ -95,6 +95,7 @@ def test_microbatches_and_abandoned_attempts_change_nothing(personal):
     assert one.active_counts[-1] < 40
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("personal", [None, 1.0, 2.0])
 @pytest.mark.parametrize("q", [0.05, 0.5, 1.0])
 def test_no_example_ever_exceeds_the_budget(personal, q):

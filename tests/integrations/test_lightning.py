@@ -115,6 +115,7 @@ def plain(scheme=SCHEME, mode="bookkeeping", **options):
     return flat(private.module)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("parts", [None, 3])
 @pytest.mark.parametrize("manual", [False, True])
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -173,6 +174,7 @@ def test_a_target_is_met_and_stated():
     assert "all of them have run" in str(private.guarantee())
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("parts", [None, 2])
 @pytest.mark.parametrize(("interval", "ticks"), [("step", STEPS), ("epoch", 3)])
 def test_schedulers_tick_with_logical_steps(parts, interval, ticks):
@@ -266,6 +268,7 @@ class Fails(callbacks.Callback):
             raise OSError("out of power")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("parts", [None, 2])
 @pytest.mark.parametrize("manual", [False, True])
 @pytest.mark.parametrize("step", [4, 6])  # at the end of an epoch, and within one

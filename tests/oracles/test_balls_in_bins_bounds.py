@@ -21,6 +21,7 @@ def strategy(c: tuple[float, ...], steps: int) -> BandMF:
     return BandMF(bands=len(c), coefficients=c).bind(steps)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("c", "bins", "epochs"),
     [

@@ -50,6 +50,7 @@ def test_quadrature_gives_the_gaussian(mu: float, remove: bool, steps: int) -> N
         assert value == pytest.approx(quadrature.gaussian_delta(at, mu), rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize("at", [0.0, 0.2, 0.6])
 def test_two_steps_against_a_fine_grid(remove: bool, at: float) -> None:

@@ -34,6 +34,7 @@ def laws(
     return theirs, ours, oracle.toeplitz(c, steps)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("c", COEFFICIENTS)
 def test_log_ratio_is_the_sum_over_patterns(c: tuple[float, ...], warm: bool) -> None:
@@ -96,6 +97,7 @@ def mechanism(p: float, b: int, c: tuple[float, ...], *, warm: bool) -> MatrixMe
     )
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("p", "warm"), [(0.3, False), (0.3, True), (1.0, True)])
 def test_simulated_delta_against_quadrature(p: float, warm: bool) -> None:
     """Two steps. Means within 6 standard errors (18 comparisons: error below 1e-7), upper values

@@ -84,6 +84,7 @@ def test_buffers(buffers: int, schedule: tuple[int, int], objective: str, kind: 
     assert achieved(strategy, workload, objective, steps, m, b) <= best * MARGIN
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", [0, 1, 3, 4])
 @pytest.mark.parametrize(("steps", "bands"), [(2, 1), (2, 2), (6, 2), (7, 3), (5, 5)])
 def test_columns_of_norm_one(kind: int, steps: int, bands: int) -> None:
@@ -105,6 +106,7 @@ EPOCHS = list(
 )  # kind of workload, (steps, epochs)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("kind", "run"), EPOCHS)
 def test_dense_for_epochs(kind: int, run: tuple[int, int]) -> None:
     steps, epochs = run

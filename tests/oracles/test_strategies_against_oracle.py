@@ -38,6 +38,7 @@ def test_identity(steps: int) -> None:
     compare(Identity(), np.eye(steps), np.eye(steps))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_banded_square_root(steps: int, decay: tuple[float, float]) -> None:
@@ -47,6 +48,7 @@ def test_banded_square_root(steps: int, decay: tuple[float, float]) -> None:
         compare(BSR(bands=bands, alpha=alpha, beta=beta), matrix, exact=True)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_banded_inverse_square_root(steps: int, decay: tuple[float, float]) -> None:
@@ -110,6 +112,7 @@ def test_banded_inverse_with_given_coefficients(growth: float, seed: int) -> Non
     compare(strategy, matrices.inverse_banded(g, steps))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("total", [0.0, 0.3, 1.0, 1.4])
 @pytest.mark.parametrize("seed", range(8))
 def test_buffers_with_given_coefficients(total: float, seed: int) -> None:
@@ -142,6 +145,7 @@ def random_matrix(rng: np.random.Generator, steps: int, bands: int, kind: str) -
     return matrix
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", ["positive", "signs", "gaps"])
 @pytest.mark.parametrize("seed", range(8))
 def test_given_dense_matrices(kind: str, seed: int) -> None:

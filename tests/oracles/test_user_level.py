@@ -198,6 +198,7 @@ def test_no_user_loses_more_than_is_claimed_in_three_steps(seed: int) -> None:
     assert claimed(scheme, matrix, 1.0, epsilon) >= attained * (1 - SPACE)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9])
 @pytest.mark.parametrize("b", [1, 2, 4])
 def test_revealed_draws_are_the_worst_own_chain(p: float, b: int) -> None:
@@ -247,6 +248,7 @@ def test_any_blocking_is_the_worst_controller(p: float, b: int) -> None:
             assert found == pytest.approx(worst, rel=1e-7)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("assignment", ["equal", "independent"])
 @pytest.mark.parametrize(("cycle", "bands"), [(1, 1), (2, 1), (2, 2), (3, 2)])
 def test_cyclic_poisson(assignment: str, cycle: int, bands: int) -> None:

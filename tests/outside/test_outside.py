@@ -75,6 +75,7 @@ def test_a_run_resumes_bit_for_bit_in_another_process(folder):
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_its_accountant_answers_by_default(folder):
     shown = Guarantee.from_json((folder / "whole.json").read_text(encoding="utf-8"))
     assert shown.accountant == "stranger-cohort"

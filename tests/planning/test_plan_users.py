@@ -46,6 +46,7 @@ def test_rows_are_what_calibration_says(plan):
         assert row.mechanism.scheme.unit.max_examples <= row.bound
 
 
+@pytest.mark.slow
 def test_kept_counts_different_examples_that_can_be_drawn(plan):
     bounded = GRAPH.bound(2, duplicates=True, seed=0)
     for row in plan.rows:
@@ -143,6 +144,7 @@ def test_means_of_users_are_compared_where_users_share_nothing(plan, owned):
         assert row.error == row.cost == pytest.approx(plain * square**0.5)
 
 
+@pytest.mark.slow
 def test_the_alignment_at_which_means_pay(owned):
     single = [row for row in owned.rows if row.parts == 1.0]
     grouped = [row for row in owned.rows if row.parts < 1.0]

@@ -63,6 +63,7 @@ def test_rows_are_the_accountants_answers(plan):
     assert list(plan.rows) == sorted(plan.rows, key=lambda row: row.error)
 
 
+@pytest.mark.slow
 def test_estimates_are_named_everywhere(plan):
     estimates = [row for row in plan.rows if row.is_estimate]
     assert {row.candidate.scheme["type"] for row in estimates} >= {"MinSep"}

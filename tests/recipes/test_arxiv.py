@@ -166,6 +166,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("change", "reason"), MISTAKES)
 def test_mistakes_are_refused_before_anything_is_read(
     tiny, tmp_path, monkeypatch, capsys, change, reason
@@ -205,6 +206,7 @@ def test_other_papers_are_refused_on_resume(
     assert status == 0 or "changed" in capsys.readouterr().err
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("changes", "loss"),
     [
@@ -225,6 +227,7 @@ def test_heads_modes_and_exclusions(tiny, tmp_path, capsys, changes, loss):
     assert loss in capsys.readouterr().out
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -135,6 +135,7 @@ def _named(batch, width=9):
     return {**batch, "labels": labels, "scored_positions": positions}
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
 def test_masked_positions_alone_have_the_gradients_of_the_whole_rows(tied, mode):

@@ -143,6 +143,7 @@ def test_what_lies_beside_the_parts_and_hidden_files_are_passed_over(root, kind)
     assert READERS[kind][0](root).train.fingerprint == before
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("length", [0, 8, 40, -100])
 def test_a_truncated_file_is_named(root, kind, part, length):

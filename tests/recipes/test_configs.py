@@ -153,6 +153,7 @@ def papers(tmp_path_factory):
     ]
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     "path", [p for p in CONFIGS if p.stem.startswith("arxiv")], ids=lambda p: p.stem
 )

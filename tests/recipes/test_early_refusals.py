@@ -129,6 +129,7 @@ def _refusal(main, config, output, options, capsys):
     return error
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", ["cifar10", "cinic10", "mnist", "folder", "datasets"])
 @pytest.mark.parametrize("mistake", [*MISTAKES, *OF_THE_NETWORK])
 def test_images_are_not_decoded_for_a_mistake(config, tmp_path, capsys, roots, name, mistake):
@@ -137,6 +138,7 @@ def test_images_are_not_decoded_for_a_mistake(config, tmp_path, capsys, roots, n
     assert message in _refusal(vision.main, config, tmp_path / "run", options, capsys)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", ["cifar10", "cinic10", "mnist", "folder", "datasets"])
 def test_without_a_mistake_they_are(config, tmp_path, capsys, roots, name):
     options = [*BASE, f"data.name={name}", f"data.root={roots[name]}"]
@@ -155,6 +157,7 @@ def test_what_is_held_out_is_not_counted(config, tmp_path, capsys, roots):
     assert "largest possible batch size is 22.5" in not_so
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("recipe", [vision, individual])
 @pytest.mark.parametrize("mistake", [
     "more bands than steps",
@@ -188,6 +191,7 @@ def test_no_shipped_configuration_is_refused_without_a_size(path):
     _check_without_size(settings)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_cells_of_a_table_are_not_read_for_a_mistake(config, tmp_path, capsys, mistake):
     options, message = MISTAKES[mistake]

@@ -21,6 +21,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -73,6 +73,7 @@ def _run(config, output, *options):
     return main(["--config", str(config), "--output", str(output), *SMALL, *options])
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_layout_runs_and_resumes(config, tmp_path, capsys, roots, name):
     options = [f"data.name={name}", f"data.root={roots[name]}", *OPTIONS[name]]

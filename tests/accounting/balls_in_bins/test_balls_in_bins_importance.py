@@ -77,6 +77,7 @@ def test_multisets_count_every_tuple_once() -> None:
         assert np.exp(table.log_count).sum() == pytest.approx(6.0**order, rel=1e-10)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("epsilon", [0.1, 0.8, 2.0])
 def test_terms_average_to_a_known_delta_and_stay_below_their_ceiling(epsilon) -> None:
     """Independent noise, where the loss distribution is known to 1e-4 of ε."""

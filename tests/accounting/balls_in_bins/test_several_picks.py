@@ -148,6 +148,7 @@ def by_quadrature(bins, picks, sigma, epsilon):
 TINY = [(2, 1, 1.0), (2, 2, 0.9), (3, 1, 0.8), (3, 2, 0.7), (3, 2, 1.3), (3, 3, 1.0)]
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("bins", "picks", "sigma"), TINY)
 def test_blocks_are_never_below_the_quadrature(bins, picks, sigma) -> None:
     for epsilon in (0.0, 0.5, 1.5):

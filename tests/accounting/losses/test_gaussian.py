@@ -45,6 +45,7 @@ def test_tiny_deltas_are_still_bounded_from_above():
     assert gaussian.log_delta(10.0, 0.05) >= exact_log_delta(10.0, 0.05)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mu", [1e-3, 0.5, 4.0, 40.0])
 @pytest.mark.parametrize("delta", [1e-300, 1e-12, 1e-5, 0.3])
 def test_epsilon_inverts_delta_on_the_safe_side(mu, delta):
@@ -60,6 +61,7 @@ def test_limits():
     assert gaussian.epsilon(1e-5, math.inf) == math.inf
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("start", "width"), [(-40.0, 0.5), (-1.0, 0.2), (3.0, 2.0), (20.0, 0.01)])
 def test_log_excess_is_the_expectation_it_names(start, width):
     # E[(1 - e^{-ξ(Z - a)})_+] by quadrature in pieces at 30 digits.

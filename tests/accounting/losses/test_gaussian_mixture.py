@@ -96,6 +96,7 @@ def test_both_masses_are_kept(remove):
         assert loss.infinity < 1e-39
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("sigma", [1.0, 0.01])
 @pytest.mark.parametrize("remove", [True, False])
 def test_shared_means_are_a_table_of_the_same_numbers(sigma, remove):

@@ -180,6 +180,7 @@ def direct_losses(direction: str, sigma: float) -> np.ndarray:
     return sign * log_ratio(make_law(c, p, b, n), sigma, y)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("sigmas", [[0.9], [1.4, 0.9]])
 def test_sampled_losses_have_the_law_of_direct_simulation(
@@ -264,6 +265,7 @@ def test_losses_do_not_depend_on_the_number_of_threads() -> None:
     assert not np.isin(first, runs[0]).any()
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("bands", "b", "n"), [(16, 16, 2000), (1, 1, 7200), (256, 256, 7200)])
 def test_memory_of_a_chunk_is_bounded(bands: int, b: int, n: int) -> None:
     import tracemalloc

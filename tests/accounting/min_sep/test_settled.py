@@ -44,6 +44,7 @@ def always(short: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importance_terms, "_MOST_MESSAGES", -1)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("order", [2, 3, 4])
 @pytest.mark.parametrize("name", sorted(SMALL))
@@ -97,6 +98,7 @@ def test_no_state_grows_faster_than_the_bound_says(order: int) -> None:
     assert found.log_most >= math.log(max(values)) - 1e-12
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("order", [2, 3])
 @pytest.mark.parametrize("name", sorted(SMALL))
@@ -128,6 +130,7 @@ def test_settled_draws_times_weights_have_the_tilted_law(name: str, order: int) 
         assert abs(seen.get(key, 0.0) - mean) <= error, key
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("order", [2, 3, 4])
 @pytest.mark.parametrize("warm", [True, False])
 def test_weights_average_to_the_moment(order: int, warm: bool) -> None:

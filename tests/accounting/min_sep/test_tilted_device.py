@@ -74,6 +74,7 @@ def check_losses(law: MinSepLaw, sigma: float, order: int, counts: np.ndarray, d
     assert (np.abs(losses - exact) <= bound + reference).all()
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("order", [2, 4])
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_losses_are_those_of_given_copies_and_noise(name: str, order: int) -> None:

@@ -79,6 +79,7 @@ def stated(mechanism, remove, add):
     return np.asarray(remove) + more[0], np.asarray(add) + more[1]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "seed", [*range(24), *(pytest.param(i, marks=pytest.mark.slow) for i in range(24, 90))]
 )
@@ -128,6 +129,7 @@ def exact(mechanism, sigma):
     return true_delta.of_patterns(law, matrix, sigma).evidence(size=0, seed=0)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     "seed", [*range(16), *(pytest.param(i, marks=pytest.mark.slow) for i in range(16, 80))]
 )
@@ -193,6 +195,7 @@ def test_a_pattern_that_avoids_steps_is_nearly_as_likely(p, b, steps, warm):
         assert (f <= g * np.prod(1.0 + odds * gain[:, at], axis=1) * (1 + 1e-12)).all()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
     ("p", "b", "largest"), [(0.3, 2, 1), (0.3, 2, 2), (1.0, 3, 1), (0.1, 9, 3), (0.4, 1, 4)]

@@ -135,6 +135,7 @@ def test_never_below_monte_carlo(seed):
             assert direction.mean - 6 * direction.error <= claim
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize("sigma", [1.0, 4.0])
 def test_quadrature_of_two_steps(remove, sigma):
@@ -190,6 +191,7 @@ def law_of_part(part, cycle, steps, p):
     return Law(np.array(patterns), np.array(probabilities))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_part_of_a_cycle_is_covered(seed):
     rng = np.random.default_rng([6, seed])

@@ -98,6 +98,7 @@ def test_equal_rows_of_trees_are_one():
     assert len(rows.counts) <= 12
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.95])
 @pytest.mark.parametrize("failure", [1e-1, 1e-3, 1e-8])

@@ -43,6 +43,7 @@ def dense(shift, probability, tilt, remove, omega):
     return turned, top + math.log(total * (x[-1] - x[0]) / (x.size - 1))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize(("probability", "tilt"), [(0.01, 3.7), (1e-3, 12.0), (0.5, 0.2)])
 def test_transforms_equal_dense_integrals(probability, tilt, remove):

@@ -106,6 +106,7 @@ def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
     return max(quadrature.delta(law, matrix, sigma, epsilon, remove=remove) for law in laws)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(("cycle", "coefficients"), [(1, [1.0]), (2, [1.0, 0.6]), (3, [1.0, 0.6])])
 @pytest.mark.parametrize("remove", [True, False])
 def test_worst_part_by_quadrature_where_norms_are_equal(cycle, coefficients, remove):

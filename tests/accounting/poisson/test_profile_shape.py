@@ -218,6 +218,7 @@ def test_many_rare_participations_are_resolved(remove: bool) -> None:
         assert epsilon <= theirs.get_epsilon_for_delta(delta) * 1.003
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("remove", [True, False])
 @pytest.mark.parametrize("sigma", [0.4778, 0.6])
 def test_composed_losses_by_simulation(sigma: float, remove: bool) -> None:

@@ -381,6 +381,7 @@ def test_inversion_ends_at_every_noise_level_and_probability(q, sigma, shifts):
             assert abs(exact(x) - mpmath.mpf(float(losses[index]))) <= finest
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("size", "p", "largest", "sigma"),
     [(10_000, 0.01, 110, 21.7333), *((100, 0.01, 2, s) for s in (21.4, 21.503, 21.64, 21.89))],

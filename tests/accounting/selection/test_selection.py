@@ -97,6 +97,7 @@ def renyi_of_selection(orders, renyi, law):
 ORDERS = np.concatenate([np.linspace(1.02, 12, 250), np.geomspace(12, 3000, 150)])
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 8.0])
 @pytest.mark.parametrize("mean", [2.0, 10.0, 100.0])
 def test_never_above_papernot_and_steinke(epsilon, mean):

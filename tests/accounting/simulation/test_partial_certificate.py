@@ -88,6 +88,7 @@ def share(begun: PartialCertificate, index: int, count: int) -> PartialCertifica
     return verify_chunks(Sampled(LAW), begun, todo, threads=1, progress=False, share=name)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("missing", [1, 5, 15])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_an_interrupted_certificate_is_continued_bit_for_bit(
@@ -151,6 +152,7 @@ def test_a_partial_file_is_no_certificate(
         certificate_of(some)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("damage", ["text", "digest", "grid", "sums", "foreign", "certificate"])
 def test_a_damaged_partial_file_is_an_error_naming_it(
     tmp_path: pathlib.Path, begun: PartialCertificate, damage: str

@@ -70,6 +70,7 @@ def test_the_bound_is_not_trivial() -> None:
     assert tail < bound < 0.9 * tail
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("threshold", "samples"), [(5e-6, 10_750_000), (1.7e-4, 300_000), (1e-2, 100), (0.2, 40)]
 )

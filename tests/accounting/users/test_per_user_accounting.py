@@ -53,6 +53,7 @@ def pair(name, sigma=1.5):
     return of_users, dataclasses.replace(of_users, scheme=users)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_user_costs_what_an_example_does(name):
     ours, theirs = pair(name)
@@ -173,6 +174,7 @@ def hockey_stick(first, second, epsilon):
     return float(np.sum(np.maximum(p - math.exp(epsilon) * q, 0.0)) * (y[1] - y[0]))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("group_size", [1, 2, 3])
 @pytest.mark.parametrize("gradients", [(5.0, 5.0, 5.0), (9.0, -9.0, 0.4), (0.6, 1.4, -0.3)])
 def test_one_step_of_one_user_by_quadrature(group_size, gradients):

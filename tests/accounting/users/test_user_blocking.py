@@ -37,6 +37,7 @@ def best_controller(k, p, b, matrix, sigma, epsilon):
     return value(())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", ["identity", "cut columns", "unequal"])
 @pytest.mark.parametrize(("k", "p"), [(1, 0.3), (2, 0.5)])
 def test_worst_blocking_against_all_controllers(name, k, p):

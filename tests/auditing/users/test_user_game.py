@@ -193,6 +193,7 @@ def test_users_without_neighbors_over_four_steps(b, exclusion):
                 check_hidden(game, outcomes, examples_of(game, lists))
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(("cycle", "spread", "steps"), [(1, 1, 2), (2, 1, 3), (2, 2, 2), (3, 1, 4)])
 @pytest.mark.parametrize("examples", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_user_of_every_small_graph_in_slots(examples, cycle, spread, steps):

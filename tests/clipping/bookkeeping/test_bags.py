@@ -125,6 +125,7 @@ def test_frequencies_are_refused_and_hooks_name_the_remedy():
         run_of(a, mode="hooks")
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("parameters", "shape"),
     [(1, ()), (1, (4,)), (4, (4,)), (1, (4, 5)), (4, (4, 5)), (3, (3, 4, 2)), (1, (3, 4, 2, 2))],
@@ -145,6 +146,7 @@ class Product(nn.Module):
         return self.layer(x, y)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("positions", [(), (3,), (40,)])
 def test_bilinear_layers(positions):
     torch.manual_seed(0)

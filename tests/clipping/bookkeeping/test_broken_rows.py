@@ -94,6 +94,7 @@ def check_broken(a):
     return broken
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("whole", [False, True], ids=["one number", "all"])
 @pytest.mark.parametrize("name", LAYERS)
@@ -107,6 +108,7 @@ def test_inputs(name, bad, whole):
     assert bool(check_broken(a)[list(BROKEN)].all())
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 @pytest.mark.parametrize("forms", ["one position", "all positions"])
 @pytest.mark.parametrize("length", [2, 9])  # shorter and longer than the table
@@ -118,6 +120,7 @@ def test_tied_weights(bad, forms, length):
     check_broken(a)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
 @pytest.mark.parametrize("name", LAYERS)
 def test_targets(name, bad):

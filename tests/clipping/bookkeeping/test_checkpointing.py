@@ -155,6 +155,7 @@ SHARED = {
 }
 
 
+@pytest.mark.sample(every=3)
 @both
 @pytest.mark.parametrize("name", SHARED)
 def test_parameters_within(name, reentrant):

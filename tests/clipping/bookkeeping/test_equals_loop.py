@@ -63,6 +63,7 @@ def check_batch(architecture, mode, share, weights, reduction):
     assert_sums(sums, wanted, factors, TOLERANCE[a.dtype])
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("mode", "block"), [(m, b) for m in MODES for b in BLOCKS if b not in UNKNOWN[m]]
 )
@@ -75,6 +76,7 @@ def test_every_layer(mode, block):
     check()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("mode", "stem"), [(m, s) for m in MODES for s in STEMS if s not in UNKNOWN[m]]
 )

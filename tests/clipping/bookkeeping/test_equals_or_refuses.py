@@ -259,6 +259,7 @@ def shared_positions(form, length, rows):
     )
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("length", [1, 3, 4])
 @pytest.mark.parametrize("form", ["flat", "row"])
@@ -281,6 +282,7 @@ def check_unless_refused(a):
     assert all(len(text) > 20 for text in refusals)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", UNCLEAR)
 def test_right_or_refused(name):
     check_unless_refused(architecture(UNCLEAR[name], 3))

@@ -70,6 +70,7 @@ def build(family, implementation="eager", **options):
     return model
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_are_those_of_one_row_at_a_time(family):
     model = Logits(build(family)).double().train()

@@ -279,6 +279,7 @@ USES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("name", USES)
 def test_forms_of_uses_and_what_they_are_together(name):
     torch.manual_seed(0)

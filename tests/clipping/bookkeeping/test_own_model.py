@@ -207,6 +207,7 @@ def test_nothing_is_left_in_the_module(a):
     assert part_of_a_run(module) is taps_of(module) is None
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("how", ["copy", "pickle", "torch"])
 def test_copies_have_nothing_of_the_run(a, how):
     duplicated = {"copy": copy.deepcopy, "pickle": pickled, "torch": saved}[how]

@@ -89,6 +89,7 @@ def built(name):
     return case(model, torch.randn(ROWS, 4))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients_are_those_of_the_loop(name):
     a = built(name)

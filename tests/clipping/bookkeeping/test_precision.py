@@ -87,6 +87,7 @@ HALF = {"bfloat16": (torch.bfloat16, 1.0), "float16, scaled": (torch.float16, 2.
 half = pytest.mark.parametrize(("dtype", "scale"), HALF.values(), ids=HALF)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("inside", [False, True], ids=["forward only", "backward too"])
 @half

@@ -100,6 +100,7 @@ def lengths_of(rng, rows, longest, ordered):
     return torch.tensor(sorted(lengths, reverse=True) if ordered else lengths)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("seed", range(24))
 def test_every_recurrent_layer(seed, dtype):
@@ -124,6 +125,7 @@ def test_every_recurrent_layer(seed, dtype):
     torch.testing.assert_close(private.module(*inputs), expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["output", "hidden"])
 def test_one_of_the_outputs_alone(kind, part):
@@ -171,6 +173,7 @@ class Steps(nn.Module):
         return torch.cat(state, 1) if isinstance(state, tuple) else state
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("trained", [("",), ("weight_hh",), ("bias_ih", "weight_ih"), ("bias",)])
 @pytest.mark.parametrize("states", [True, False])
 @pytest.mark.parametrize("kind", CELLS)

@@ -319,6 +319,7 @@ def test_dropout_within(first, monkeypatch):
     assert [plan.way for plan in rules_of(a.module)["f"]._plans.values()][-1] == first
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("name", ["rms norm", "autograd function", "class token and positions"])
 @pytest.mark.usefixtures("memory")
 def test_a_broken_row_counts_nothing_and_hurts_nobody(name):

@@ -223,6 +223,7 @@ def test_rules_of_users():
     assert rule_of(Underneath()) is None
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize(
     ("lazy", "shape", "kind"),
     [

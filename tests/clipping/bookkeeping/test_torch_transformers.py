@@ -85,6 +85,7 @@ def checked(model, **options):
     check_like_loop(case(model, batch()))
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("norm_first", "mask"),
     list(
@@ -166,6 +167,7 @@ class Second(nn.Module):
         return h.transpose(0, 1)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", ["layer", "encoder", "decoder", "whole"])
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_with_the_examples_in_the_second_dimension(kind, norm_first):

@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @older
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("name", CASES)
@@ -89,6 +90,7 @@ def test_norms_and_sums_are_those_of_the_loop(name, reduction, mode):
     check(CASES[name](), mode, reduction=reduction)
 
 
+@pytest.mark.sample(every=4)
 @older
 @pytest.mark.parametrize("name", CASES)
 def test_one_example_moves_the_sum_by_no_more_than_the_bound(name, mode):

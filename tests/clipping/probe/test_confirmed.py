@@ -135,6 +135,7 @@ MODULES = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "autocast"])
 @pytest.mark.parametrize("wrong", [False, True])
 @pytest.mark.parametrize("name", MODULES)

@@ -200,6 +200,7 @@ def test_whatever_the_batch_is_as_many_as(name, mode, rows):
     check(*built(name, rows), mode)
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("name", [*APART, *BOOKED])
 def test_parts_of_a_batch(name, rows):
@@ -207,6 +208,7 @@ def test_parts_of_a_batch(name, rows):
     check(module, inputs, "bookkeeping", max_physical_batch_size=rows)
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("rows", SIZES)
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])
 def test_recurrent_layers(mode, rows):
@@ -254,6 +256,7 @@ SHARED = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("name", "rows", "mode"),
     [
@@ -317,6 +320,7 @@ MIXING = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("where", ["before", "behind", "at the end"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", MIXING)
@@ -389,6 +393,7 @@ def test_t5_with_as_many_rows_as_positions_is_refused(mode, rows):
         step(private)
 
 
+@pytest.mark.sample(every=2)
 @pytest.mark.parametrize("rows", [2, 5, 7])
 def test_t5_whose_relative_positions_all_examples_share(rows):
     module = small_t5()
@@ -637,6 +642,7 @@ SWITCHES = {
 }
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("kind", SWITCHES)
 def test_what_is_switched_on_later_is_probed_then(kind, mode):
     """A share of mixing that warms up from 0, say: nothing of its first step is released."""

@@ -68,6 +68,7 @@ def run_of(module, tensors, mode="bookkeeping", **options):
     )
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("model", [gpt2, bert])
 @pytest.mark.parametrize("mode", MODES)
@@ -300,6 +301,7 @@ def test_large_logits_give_a_loss_away_that_mixes_rows(monkeypatch):
     )
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 @pytest.mark.parametrize("made", ["mean", "sum"])

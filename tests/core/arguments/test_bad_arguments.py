@@ -584,6 +584,7 @@ def refusal(call: Callable[..., Any], right: dict[str, Any], argument: str, valu
     return result
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("call", "right", "argument", "kind"), cases())
 def test_bad_values_are_refused_in_one_line_that_names_them(
     call: Callable[..., Any], right: dict[str, Any], argument: str, kind: Argument

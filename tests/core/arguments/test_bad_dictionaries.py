@@ -78,6 +78,7 @@ def test_from_json(value: Any) -> None:
             in_one_line(kind.from_json, json.dumps({**whole, field: wrong}))
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(
     ("field", "wrong"),
     [

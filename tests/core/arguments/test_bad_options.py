@@ -32,6 +32,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize(("command", "option", "values"), OPTIONS)
 def test_bad_options(command: str, option: str, values: tuple[str, ...], capsys) -> None:
     words = list(COMMANDS[command])

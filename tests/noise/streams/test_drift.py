@@ -73,6 +73,7 @@ def test_buffers_of_a_slow_decay(dtype):
         assert error.std() < deviation
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "strategy",

@@ -64,6 +64,7 @@ CUTS = {
 }
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("name", STRATEGIES)
