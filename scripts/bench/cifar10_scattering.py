@@ -42,6 +42,8 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     return {
         "channels": settings["model"]["channels"],
         "views": settings["data"]["views"],
+        "mirrored": settings["data"]["mirrored"],
+        "autocast": settings["autocast"],
         "ema": settings["optimizer"]["ema"],
         "learning_rate": settings["optimizer"]["lr"],
         # Of training batches of the last hundred steps, by the models then: CIFAR-10 is public.
@@ -72,7 +74,8 @@ def main() -> None:
 
 
 def _settings(run: dict[str, Any]) -> str:
-    names = ("channels", "views", "ema", "learning_rate", "scheme", "strategy")
+    names = ("channels", "views", "mirrored", "autocast", "ema", "learning_rate")
+    names += ("scheme", "strategy")
     return json.dumps([run[name] for name in names], sort_keys=True)
 
 

@@ -744,6 +744,9 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
             ", ".join(map(str, run["channels"])),
             str(run["views"]),
             "–" if run["ema"] is None else f"{run['ema']:g}",
+            run["autocast"] or "float32",
+            "with its mirror image" if run["mirrored"] else "alone",
+            f"{100 * run['training_accuracy']:.1f}" if "training_accuracy" in run else "–",
             f"{100 * run['accuracy']:.1f}",
             f"{run['epsilon']:.2f}",
             _figures(run["delta"]),
@@ -752,7 +755,8 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["channels", "views", "average of weights", "test accuracy, %", "ε", "δ", "σ", "steps"]
+    head = ["channels", "views", "average of weights", "products", "an image is classified"]
+    head += ["in training, %", "test accuracy, %", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
 
 
