@@ -68,8 +68,8 @@ class DataSettings:
         views: the augmentation multiplicity: so many random views of an example, whose gradients
             are averaged before clipping.
         mirrored: evaluate on the mean of the probabilities that the model gives an image and its
-            mirror image, which is more often right; neither training nor the saved model changes.
-            Not for digits and mnist.
+            mirror image, which is more often right (``accuracy_alone`` is without); neither
+            training nor the saved model changes. Not for digits and mnist.
         features: what the model sees in place of the pixels: scattering (81 wavelet features of
             each color for every 4×4 pixels, normalized for each image), computed once; null is the
             pixels.
@@ -263,7 +263,7 @@ def classification_task(
     """Cross entropy and accuracy of images, of which a batch may hold several views.
 
     In training every view is classified by itself, in an evaluation all of an image together: by
-    the mean of the probabilities.
+    the mean of the probabilities. ``accuracy_alone`` is then that of each image's first view.
     """
 
     def forward(module: nn.Module, batch: Any) -> torch.Tensor:
@@ -272,19 +272,21 @@ def classification_task(
             return module(images)
         # Views come as (examples, views, channels, height, width).
         logits = module(images.flatten(0, 1))
-        if module.training:
-            return logits
-        each = logits.float().log_softmax(1).unflatten(0, images.shape[:2])
-        return each.logsumexp(1) - math.log(images.shape[1])
+        return logits if module.training else logits.unflatten(0, images.shape[:2])
 
     def metrics(logits: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
-        examples = len(batch[1])
-        labels = batch[1].repeat_interleave(len(logits) // max(examples, 1))
+        labels, alone = batch[1], {}
+        examples = len(labels)
+        if logits.ndim == 3:  # several views, classified together
+            alone = {"accuracy_alone": (logits[:, 0].argmax(1) == labels).float()}
+            logits = logits.log_softmax(2).logsumexp(1) - math.log(logits.shape[1])
+        else:
+            labels = labels.repeat_interleave(len(logits) // max(examples, 1))
         values = {
             "loss": cross_entropy(logits, labels, reduction="none"),
             "accuracy": (logits.argmax(1) == labels).float(),
         }
-        return {name: value.view(examples, -1).mean(1) for name, value in values.items()}
+        return {name: value.view(examples, -1).mean(1) for name, value in values.items()} | alone
 
     return Task(
         train=split.train,

@@ -745,9 +745,14 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
             str(run["views"]),
             "–" if run["ema"] is None else f"{run['ema']:g}",
             run["autocast"] or "float32",
-            "with its mirror image" if run["mirrored"] else "alone",
-            f"{100 * run['training_accuracy']:.1f}" if "training_accuracy" in run else "–",
-            f"{100 * run['accuracy']:.1f}",
+            *(
+                "–" if share is None else f"{100 * share:.1f}"
+                for share in (
+                    run.get("training_accuracy"),
+                    run["accuracy"],
+                    run["accuracy_mirrored"],
+                )
+            ),
             f"{run['epsilon']:.2f}",
             _figures(run["delta"]),
             f"{run['noise_multiplier']:.3f}",
@@ -755,8 +760,8 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["channels", "views", "average of weights", "products", "an image is classified"]
-    head += ["in training, %", "test accuracy, %", "ε", "δ", "σ", "steps"]
+    head = ["channels", "views", "average of weights", "products", "training accuracy, %"]
+    head += ["test accuracy, %", "with mirror images, %", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
 
 

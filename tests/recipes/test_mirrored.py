@@ -57,6 +57,7 @@ def test_accuracy_and_loss_are_of_the_mean_of_two_probabilities(root, what, feat
     # Fourier transforms of ten or of all images at once add up in another order.
     assert torch.allclose(found["loss"], -hit.log(), atol=1e-4), what
     assert torch.equal(found["accuracy"], (mean.argmax(1) == labels).double())
+    assert torch.equal(found["accuracy_alone"], (each[0].argmax(1) == labels).double())
     assert not torch.allclose(found["loss"], -each[0][range(len(labels)), labels].log(), atol=1e-2)
 
 
