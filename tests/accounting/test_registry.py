@@ -200,6 +200,7 @@ def test_a_misspelt_name_is_answered_by_the_nearest(given, near):
         account(poisson(), delta=1e-3, accountant=given)
 
 
+@pytest.mark.slow
 def test_it_stands_in_the_support_table_by_name_where_ours_answers():
     before = support_table()
     register_accountant(Generous())

@@ -365,6 +365,7 @@ def test_gradients_that_are_not_clipped_are_found(monkeypatch):
     assert audit.counted.violated
 
 
+@pytest.mark.slow
 def test_the_matched_filter_has_the_power_of_theory():
     """Of correlated noise in a real run, beside two scores that know C less (Theorem 19.8).
 

@@ -280,6 +280,7 @@ def test_a_configuration_is_not_asked_about_what_it_says(tmp_path, capsys):
     assert "privacy.epsilon='three'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_attacks_are_told_drawn_and_written(file, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, plot = tmp_path / "a.json", tmp_path / "a.png"

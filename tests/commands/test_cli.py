@@ -24,6 +24,7 @@ def test_table_with_files(tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_momentum_changes_the_errors(capsys):
     main([*SMALL, "--no-time"])
     plain = capsys.readouterr().out

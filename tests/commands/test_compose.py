@@ -141,6 +141,7 @@ def test_what_has_no_one_statement_is_refused(written, capsys):
     assert "one of --delta and --epsilon" in refused("--delta", "1e-5", "--epsilon", "1")
 
 
+@pytest.mark.slow
 def test_a_calibrated_pair_is_read_back_as_its_curve(tmp_path, written):
     found = calibrate(
         scheme=Poisson.for_batch_size(batch_size=20, dataset_size=1000, steps=50),

@@ -136,6 +136,7 @@ def test_how_releases_were_shown_is_told(tmp_path, written, opened, capsys):
     assert "at most 6e-07" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_has_no_place_in_a_ledger_is_refused(tmp_path, written, opened, capsys):
     ledger = opened()
     stated = account(full_batches(0.3), delta=1e-6)

@@ -210,6 +210,7 @@ def test_the_record_goes_through_a_checkpoint_unchanged(personal):
     assert one.active_counts[-1] < 30
 
 
+@pytest.mark.slow
 def test_another_record_is_refused():
     mechanism = poisson(size=3)
     record = pld().record(mechanism)

@@ -167,6 +167,7 @@ def test_empty_batches_charge_everybody(mode, personal):
     assert record.steps == STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("personal", [None, 1.3])

@@ -161,6 +161,7 @@ def test_the_alignment_at_which_means_pay(owned):
     assert "alignment=0.5" in str(owned)
 
 
+@pytest.mark.slow
 def test_a_users_gradients_of_known_alignment_have_means_of_that_norm():
     """By hand: three orthogonal gradients and three equal ones, each of norm 2."""
     apart, alike = 2.0 * np.eye(3), np.tile([2.0, 0.0, 0.0], (3, 1))

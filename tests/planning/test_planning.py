@@ -110,6 +110,7 @@ def test_what_is_left_out_has_a_reason(plan):
     assert any("whole epochs of 10 steps" in reason for reason in reasons)
 
 
+@pytest.mark.slow
 def test_best_obeys_memory_and_constant_batches():
     only = {"accountant": "cyclic-poisson-pld", **QUICK}
     found = compare(small(fixed_size=True), **only)
@@ -238,6 +239,7 @@ def test_every_scheme_has_a_color_and_a_marker_of_its_own(count):
     assert len({style["marker"] for style in styles.values()}) == count
 
 
+@pytest.mark.slow
 def test_command_writes_what_it_says(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, figures, plot = (tmp_path / "new" / name for name in ("p.yaml", "p.json", "p.png"))

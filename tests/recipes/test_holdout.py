@@ -80,6 +80,7 @@ def test_the_field_is_checked_before_anything_is_read(config, tmp_path, capsys, 
     assert f"data.holdout={share}".replace("half", '"half"') in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_records_say_which_examples_they_are_of(config, tmp_path, capsys):
     output = tmp_path / "run"
     assert run(config, output, *PLAIN, "data.holdout=0.25", "plots=true") == 0

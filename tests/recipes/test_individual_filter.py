@@ -243,6 +243,7 @@ TINY_IMAGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("kind", ["RenyiFilter", "PLDFilter"])
 def test_images_in_sampled_batches(config, tmp_path, kind):

@@ -42,6 +42,7 @@ def folder(tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_a_run_with_a_folder_that_crashes_and_goes_on_is_the_run_in_memory(
     config, tmp_path, folder, monkeypatch
 ):

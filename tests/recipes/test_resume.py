@@ -181,6 +181,7 @@ def test_ctrl_c_while_calibrating_spares_the_old_run(config, uninterrupted, monk
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_line(config, tmp_path, monkeypatch, capsys):
     def full(self, state):
         raise OSError(28, "No space left on device")

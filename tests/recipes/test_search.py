@@ -72,6 +72,7 @@ def states(output):
     return [(trial.user_attrs["folder"], trial.state.name, trial.value) for trial in trials]
 
 
+@pytest.mark.slow
 def test_runs_at_once_and_not_again(tmp_path):
     jobs = [fake(tmp_path, f"run{i}", float(i), steps=10) for i in range(4)]
     begun = time.monotonic()

@@ -47,6 +47,7 @@ def test_batch_and_noise_are_divided_by_the_same_factor(config, tmp_path, capsys
     assert "NOT PRIVATE" in (tmp_path / "run" / "NOT_PRIVATE.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_full_run_is_calibrated_and_named(config, tmp_path, capsys):
     """σ of the simulation is that of the full run over the factor."""
     target = [*TINY, "privacy.epsilon=4", "privacy.delta=1e-4"]

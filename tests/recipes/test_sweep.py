@@ -88,6 +88,7 @@ def _grid(tmp_path, **entries):
     return path
 
 
+@pytest.mark.slow
 def test_runs_once_and_compares(tmp_path, capsys):
     path = _grid(tmp_path)
     assert main(["--grid", str(path), "--list"]) == 0

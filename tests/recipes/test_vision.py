@@ -102,6 +102,7 @@ def test_the_report_holds_nothing_private(finished):
     assert not any(str(record["loss"]) in text for record in train for text in texts)
 
 
+@pytest.mark.slow
 def test_a_secure_run_says_so_and_stays_secure(config, tmp_path, capsys):
     plain = [part for part in PLAIN if not part.startswith("seed=")]
     safe = [*plain, "privacy.secure=true"]

@@ -30,6 +30,7 @@ def run(part: Part, cases: int, seed: int = 0) -> harness.Tally:
     return tally
 
 
+@pytest.mark.slow
 def test_layers_hold() -> None:
     tally = run(layers.PART, 2 * len(layers.LAYERS))
     assert tally.failures == []
@@ -121,6 +122,7 @@ def _point(at: float) -> World:
     return World(np.ones(1), np.full((1, 1), at))
 
 
+@pytest.mark.slow
 def test_canaries_find_no_more_than_is_stated() -> None:
     assert run(canaries.PART, 2).failures == []
 

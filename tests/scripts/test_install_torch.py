@@ -151,6 +151,7 @@ def test_public_index_without_a_driver_takes_the_cpu_build(machine: Machine) -> 
     assert all("--torch-backend=cpu torch==2.13.0" in call for call in machine.uv_calls)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [("2.13.0",), ("cuda", "2.13.0+cpu")])
 def test_an_index_with_a_cpu_build_needs_no_uv(machine: Machine, labels: tuple[str, ...]) -> None:
     machine.serves(*labels)
@@ -161,6 +162,7 @@ def test_an_index_with_a_cpu_build_needs_no_uv(machine: Machine, labels: tuple[s
     assert machine.uv_calls == []
 
 
+@pytest.mark.slow
 def test_with_a_driver_the_cuda_build_for_it_is_taken(machine: Machine) -> None:
     machine.serves("cuda")
     machine.driver()
@@ -226,6 +228,7 @@ def test_a_torch_index_that_is_named_is_taken(machine: Machine) -> None:
     assert machine.uv_calls == []
 
 
+@pytest.mark.slow
 def test_a_second_call_changes_nothing(machine: Machine) -> None:
     machine.serves("2.13.0")
     machine.run()

@@ -151,6 +151,7 @@ def test_independent_noise_is_left_to_the_exact_accountant() -> None:
     assert "allocation-pld" in BallsInBinsImportance().reserved(mechanism)
 
 
+@pytest.mark.slow
 def test_a_certificate_is_read_again_and_a_lowered_one_is_not(tmp_path) -> None:
     member = BallsInBinsImportance(seed=1, progress=False, cache=tmp_path)
     found = member.calibrate(made(bins=6), epsilon=1.0, delta=1e-4)

@@ -72,6 +72,7 @@ def draw(rng, means, sigma, count, *, remove):
     return y + means[rng.integers(0, len(means), count)] if remove else y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
 def test_no_bound_lies_below_the_simulated_truth(seed):
     # 20 mechanisms a seed, 80 in all, both directions.
@@ -198,6 +199,7 @@ def test_means_have_the_gram_matrix_of_the_scheme():
         np.testing.assert_allclose(step.gram, means[:, :n] @ means[:, :n].T, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_much_noise_beats_renyi_and_little_noise_does_not():
     made = mechanism(BSR(bands=4), 50, 1, 10.0)
     ours = ConditionalComposition().guarantee(made, delta=1e-5).epsilon

@@ -78,6 +78,7 @@ def balls_in_bins_delta(
     return terms.mean(1), terms.std(1) / math.sqrt(size)
 
 
+@pytest.mark.slow
 def test_balls_in_bins_agrees_with_simulation_in_bins() -> None:
     c, bins, epochs, sigma = [0.9, 0.5, 0.7], 5, 3, 1.5
     grid = np.array([0.2, 1.0, 2.0])
@@ -95,6 +96,7 @@ def test_balls_in_bins_agrees_with_simulation_in_bins() -> None:
             assert (own_error[:2] < 0.05 * ours[:2]).all()
 
 
+@pytest.mark.slow
 def test_cold_start_protects_less_at_the_first_step() -> None:
     # n = 1, b = 4, p = .5: cold is Poisson with .5, warm is Poisson with .5/2.5 = .2.
     for warm, p in ((False, 0.5), (True, 0.2)):

@@ -259,6 +259,7 @@ def test_bad_options() -> None:
     assert linear.xi > 0
 
 
+@pytest.mark.slow
 def test_a_certificate_is_made_once_and_checked_when_read(tmp_path) -> None:
     first = MinSepImportance(seed=1, progress=False, cache=tmp_path)
     found = first.calibrate(mechanism(), epsilon=1.0, delta=1e-5)
@@ -387,6 +388,7 @@ def test_dear_orders_are_asked_where_samples_did_not_better_them(monkeypatch) ->
     assert found.noise_multiplier == pytest.approx(needed, rel=5e-3)
 
 
+@pytest.mark.slow
 def test_a_certificate_of_the_former_name_is_no_other_attempt(tmp_path) -> None:
     """Names of accountants were sentences once: their certificates still answer."""
     scheme = MinSep(probability=0.2, min_sep=2, dataset_size=100, steps=6)

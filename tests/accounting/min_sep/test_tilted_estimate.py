@@ -56,6 +56,7 @@ def test_tilting_leaves_the_mean():
         assert abs(terms.mean() - plain.mean()) < 6 * error, tilt
 
 
+@pytest.mark.slow
 def test_starting_nearby_changes_little():
     scheme = MinSep.for_batch_size(batch_size=10, dataset_size=2000, min_sep=6, steps=100)
     estimate = TiltedEstimate(2.0, 1e-5)

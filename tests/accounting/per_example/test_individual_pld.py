@@ -236,6 +236,7 @@ def test_delta_and_epsilon_are_inverse():
     assert np.all(found >= deltas * 0.98)
 
 
+@pytest.mark.slow
 def test_gaussian_mu_dominates():
     counts = np.concatenate([at_norms([(1.0, 4000)]), at_norms([(0.2, 9000)])])
     accountant = IndividualPLD(probability=0.02, noise_multiplier=1.0)
@@ -255,6 +256,7 @@ def test_gaussian_mu_dominates():
     assert np.all(accountant.gaussian_mu(counts, floor=1e-10) >= mu * (1 - 1e-3))
 
 
+@pytest.mark.slow
 def test_total_variation_of_nothing_much():
     # δ(0) is below δ: ε is 0.
     counts = at_norms([(0.001, 1)])

@@ -203,6 +203,7 @@ def test_between_the_brackets_of_dp_accounting(q, steps, sigma) -> None:
     assert (found <= deltas[1] * (1 + 1e-3) + 1e-13).all()
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("remove", [True, False])
 def test_many_rare_participations_are_resolved(remove: bool) -> None:

@@ -128,6 +128,7 @@ def test_charges_of_powers_of_two_fill_the_budget_exactly():
     assert not budget.fits(dataclasses.replace(quarter, mu=0.0, slack=5e-324))
 
 
+@pytest.mark.slow
 def test_the_slack_is_that_of_a_dense_grid():
     """Of small mechanisms, whose chords are their profiles, and of bare guarantees."""
     generator = np.random.default_rng(21)

@@ -108,6 +108,7 @@ def test_curves_are_too_low_somewhere_no_more_often_than_stated() -> None:
     assert failures <= 40 + 6 * math.sqrt(200 * 0.2 * 0.8)
 
 
+@pytest.mark.slow
 def test_weighted_samples_are_spread_over_the_grid(monkeypatch) -> None:
     """No stairs: every point of 81 is sampled, with as many samples in all as 24 points had."""
     import dptrain.accounting.simulation.weighted.accountant as weighted

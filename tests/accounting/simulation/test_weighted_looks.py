@@ -32,6 +32,7 @@ def test_a_look_accepts_what_its_share_of_the_failure_allows() -> None:
     assert Rule(violated=0.01, failure=1e-6, most=10).looks(1.0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_false_claims_are_rare_however_often_one_looks(seed: int) -> None:
     rule = Rule(violated=0.05, failure=Q, most=10**6, ample=4000)
@@ -42,6 +43,7 @@ def test_false_claims_are_rare_however_often_one_looks(seed: int) -> None:
     assert accepted <= 300 * Q + 6 * math.sqrt(300 * Q * (1 - Q))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("violates", ["remove", "add"])
 def test_false_claims_of_a_grid_are_rare(violates: str) -> None:
     """From the second of three points on one direction violates: the first is the answer."""

@@ -77,6 +77,7 @@ def claimed_by_the_theorem():
     return max(remove, add)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(every=2)
 @pytest.mark.parametrize("exclusion", ["sampling", "participation"])
 def test_attack_beats_the_theorem_and_not_the_claim(exclusion):

@@ -126,6 +126,7 @@ def test_a_disjoint_graph_costs_what_is_attained(exclusion: str) -> None:
         assert abs(value[0] - expected) <= 6 * error[0]
 
 
+@pytest.mark.slow
 def test_the_attack_on_the_theorem_is_covered() -> None:
     scheme = attack.scheme("sampling")
     subject = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=attack.SIGMA)

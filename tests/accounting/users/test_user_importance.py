@@ -201,6 +201,7 @@ def test_tiny_noise_draws_from_the_law_itself() -> None:
         assert ((drawn >= 0.0) & (drawn <= each.ceiling)).all()
 
 
+@pytest.mark.slow
 def test_the_attack_is_covered_by_weighted_samples() -> None:
     """What is stated of a shared graph is above the attack, which the refused theorem is below."""
     scheme = attack.scheme("sampling")
@@ -214,6 +215,7 @@ def test_the_attack_is_covered_by_weighted_samples() -> None:
     assert drawn.mean() + 6 * drawn.std() / math.sqrt(drawn.size) >= found - 6 * error
 
 
+@pytest.mark.slow
 def test_a_calibrated_user_is_not_above_what_plain_samples_show() -> None:
     """At δ = 1e-3 plain samples tell: the verified σ has δ near the target, and not above it."""
     subject = mechanism(RING)

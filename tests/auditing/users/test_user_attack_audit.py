@@ -114,6 +114,7 @@ def test_so_many_runs_of_the_sampler_refute_it():
     assert power(stated, 2_000) < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclusion", ["sampling", "participation"])
 def test_the_bound_of_the_literature_is_refuted(exclusion):
     """The statement at one ε, counted on runs of the real sampler with the noise in all sums."""

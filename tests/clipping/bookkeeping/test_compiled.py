@@ -129,6 +129,7 @@ def test_fullgraph_fails_loudly():
         backward(private, compiled)
 
 
+@pytest.mark.slow
 def test_evaluation_in_between():
     a = case(Net(), torch.randn(ROWS, 4))
     plain = copy.deepcopy(a.module)

@@ -104,6 +104,7 @@ def test_every_example_takes_part_k_times_an_epoch(t, k):
     assert (vectors.sum(axis=2) == k).all()
 
 
+@pytest.mark.slow
 def test_one_pick_in_one_epoch_is_balls_in_bins():
     allocation = RandomAllocation(steps_per_epoch=4, participations=1, epochs=1, dataset_size=3)
     bins = BallsInBins(bins=4, epochs=1, dataset_size=3)

@@ -198,6 +198,7 @@ def test_gaps_are_a_bar_and_a_geometric():
         assert abs(counts[gap] - expected) <= tolerance, gap
 
 
+@pytest.mark.slow
 def test_examples_are_independent_of_each_other():
     """Pairs of neighbors, in a small pool where swap removal reuses the same slots often: the
     joint law of two examples' steps is the product (Bernstein, 2e-9 for each of 2·36 cells)."""

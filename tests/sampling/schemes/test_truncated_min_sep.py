@@ -153,6 +153,7 @@ class CutGoFree(MinSepStream):
         return batch
 
 
+@pytest.mark.slow
 def test_the_enumeration_tells_when_cut_examples_go_free():
     """As many runs as above; the wrong stream follows the law of the wrong scheme."""
     shape = (3, 3, 0.5, 2, 1)

@@ -133,6 +133,7 @@ def test_simulated_mean_is_the_exact_one():
         assert found.standard_error < 0.02 * found.mean
 
 
+@pytest.mark.slow
 def test_simulation_of_the_smallest_p():
     error = 0.01
     for b, size in ((2, 15.0), (5, 8.0)):

@@ -186,6 +186,7 @@ def test_largest_min_sep():
         assert dataclasses.replace(found, min_sep=found.min_sep + 1).check(seed).short_steps
 
 
+@pytest.mark.slow
 def test_largest_batch_size():
     # Twelve users of an example each: a pass in four steps.
     assert largest_batch_size(cycle(12), min_sep=4, steps=12, seed=0).batch_size == 3
