@@ -31,7 +31,7 @@ from recipes.loop import train
 from recipes.report import write_graph, write_report
 from recipes.runfolder import RunFolder, load_checkpoint
 from recipes.schedule import Schedule
-from recipes.settings import AUTOCAST, RunSettings
+from recipes.settings import RunSettings
 from recipes.simulation import Simulation
 from recipes.task import Task
 
@@ -106,7 +106,7 @@ def prepare(
     if settings.seed is not None:
         # Dropout and the like draw from the global generator: a seeded run repeats them too.
         torch.manual_seed(settings.seed % 2**63)
-    task = dataclasses.replace(build_task(settings), autocast=AUTOCAST.get(settings.autocast or ""))
+    task = dataclasses.replace(build_task(settings), autocast=settings.autocast_dtype)
     settings = settings.with_steps(len(task.train))
     scheme = _scheme(settings, len(task.train), task.graph)
     settings = settings.with_delta(scheme.population)

@@ -334,6 +334,11 @@ class RunSettings:
                 raise ValueError(f"privacy.{error}; null is the tightest") from error
 
     @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """What ``autocast`` names; ``None`` where it is null."""
+        return None if self.autocast is None else AUTOCAST[self.autocast]
+
+    @property
     def public_facts(self) -> dict[str, Any]:
         """What loggers show of them: without the seed, which is a secret, and the machine's."""
         stated = flatten(dataclasses.asdict(self))

@@ -29,7 +29,7 @@ from recipes.data import (
     saved_images,
 )
 from recipes.data.mirrored import SideBySide, flipped
-from recipes.data.scattered import scattered, scattered_images
+from recipes.data.scattered import scattered
 from recipes.data.scattering import STRIDE, check_scattered
 from recipes.data.split import left_for_training
 from recipes.models import check_vgg, vgg
@@ -199,13 +199,9 @@ def load_images(settings: VisionSettings) -> Split:
     split, data = _read_images(settings), settings.data
     if data.holdout is not None:
         split = split.hold_out(data.holdout, seed=data.split_seed)
-    mirrored = flipped(split.test) if data.mirrored else None
-    if data.features is not None:
-        split = scattered(split)
-        mirrored = None if mirrored is None else scattered_images(mirrored, "of mirrored images")
-    if mirrored is not None:
-        split = dataclasses.replace(split, test=SideBySide(split.test, mirrored))
-    return split
+    if data.mirrored:
+        split = dataclasses.replace(split, test=SideBySide(split.test, flipped(split.test)))
+    return split if data.features is None else scattered(split)
 
 
 def _read_images(settings: VisionSettings) -> Split:

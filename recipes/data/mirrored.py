@@ -23,11 +23,11 @@ class SideBySide(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Two parts of the same labels, an example's images stacked: (2, channels, height, width)."""
 
     def __init__(self, first: Any, second: Any) -> None:
-        self._parts = first, second
+        self.parts = first, second
 
     def __len__(self) -> int:
-        return len(self._parts[0])
+        return len(self.parts[0])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        (image, label), (other, _) = (part[index] for part in self._parts)
+        (image, label), (other, _) = (part[index] for part in self.parts)
         return torch.stack((image, other)), label

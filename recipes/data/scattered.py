@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
+from recipes.data.mirrored import SideBySide
 from recipes.data.scattering import ANGLES, PATHS, STRIDE, check_scattered, scattering
 from recipes.data.split import Split
 
@@ -104,8 +105,12 @@ def scattered(split: Split) -> Split:
     )
 
 
-def scattered_images(examples: Dataset[Any], what: str) -> TensorDataset | ScatteredViews:
+def scattered_images(
+    examples: Dataset[Any], what: str
+) -> TensorDataset | ScatteredViews | SideBySide:
     """The same for a part, of whose images a progress bar says what they are."""
+    if isinstance(examples, SideBySide):
+        return SideBySide(*(scattered_images(part, what) for part in examples.parts))
     what, augmented = f"features {what}", False
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels

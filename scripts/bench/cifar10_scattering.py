@@ -27,7 +27,6 @@ from recipes.data.scattered import scattered_images
 from recipes.data.scattering import STRIDE
 from recipes.models import vgg
 from recipes.runfolder import CONFIG, METRICS, WEIGHTS
-from recipes.settings import AUTOCAST
 from recipes.task import TEST, evaluate
 from recipes.vision import SIZES, VisionSettings, classification_task
 
@@ -70,21 +69,19 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
 
 def together(folder: pathlib.Path, root: str) -> dict[str, float]:
     """Accuracies of a run's saved model, on test images alone and with their mirror images."""
-    stated = [f"data.root={root}"]
-    settings = load_config(VisionSettings, folder / CONFIG, stated)
+    settings = load_config(VisionSettings, folder / CONFIG)
     test = cifar10(root).test
-    pair = [scattered_images(part, "of test images") for part in (test, flipped(test))]
+    both = scattered_images(SideBySide(test, flipped(test)), "of test images")
     model = vgg(
-        in_channels=pair[0][0][0].shape[0],
+        in_channels=both[0][0].shape[1],
         classes=CLASSES,
         image_size=SIZES["cifar10"] // STRIDE,
         **{name: getattr(settings.model, name) for name in ("channels", "groups", "hidden")},
     )
     load_model(model, folder / WEIGHTS)
-    both = SideBySide(*pair)
     split = Split(both, both, model[0].in_channels, CLASSES, SIZES["cifar10"] // STRIDE)
     task = classification_task(split, model)
-    found = evaluate(dataclasses.replace(task, autocast=AUTOCAST.get(settings.autocast or "")))
+    found = evaluate(dataclasses.replace(task, autocast=settings.autocast_dtype))
     return {"accuracy": found["accuracy_alone"], "accuracy_mirrored": found["accuracy"]}
 
 
