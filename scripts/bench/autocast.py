@@ -26,7 +26,7 @@ from tqdm import tqdm
 from recipes.models import vgg
 from scripts.bench.step_measure import WARM_UP, round_of, summary
 from scripts.bench.step_models import CASES, Case, Inputs, call
-from scripts.bench.step_sides import ORDINARY, SETTLED, Side, quiet
+from scripts.bench.step_sides import ORDINARY, Side, quiet
 from scripts.bench.step_time import machine
 
 OUT = pathlib.Path(__file__).parent / "results" / "autocast.json"
@@ -71,9 +71,7 @@ def measure(name: str, *, rounds: int, device: str, processor: bool) -> dict[str
         for label, build in (("", Side), (" in bfloat16", Within)):
             side = build(kind, case, device)
             side.wrap()
-            for _ in range(SETTLED if kind == OURS else 1):
-                side.prepare()
-                side.step()
+            side.settle()
             sides[f"{kind}{label}"] = side
     order, draw = list(sides), random.Random(0)
     clock = time.process_time if processor else time.perf_counter

@@ -170,6 +170,12 @@ class Side:
             )
         self.batches = iter(loader)
 
+    def settle(self) -> None:
+        """One step, which shows that it works; in bookkeeping ``SETTLED``."""
+        for _ in range(SETTLED if SIDES[self.name][1] == "bookkeeping" else 1):
+            self.prepare()
+            self.step()
+
     def prepare(self) -> None:
         """What comes between two steps: dptrain's next batch, which is the same again."""
         if self.batches is not None:
@@ -214,9 +220,7 @@ def open_side(name: str, model: str, device: str) -> Side:
         raise ValueError(f"model {model!r}: choose from {', '.join(CASES)}")
     side = Side(name, CASES[model], device)
     side.wrap()
-    for _ in range(SETTLED if SIDES[name][1] == "bookkeeping" else 1):
-        side.prepare()
-        side.step()
+    side.settle()
     return side
 
 
