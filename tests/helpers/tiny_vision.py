@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
+from recipes.command import INTERRUPTED
 from recipes.vision import main
+from tests.helpers.stopping import ctrl_c, stop_at
 
 SEED = 987654321
 TINY = [
@@ -33,3 +37,11 @@ PLAIN = [
 def run(config: pathlib.Path, output: pathlib.Path, *arguments: str) -> int:
     """The recipe's exit status."""
     return main(["--config", str(config), "--output", str(output), *arguments])
+
+
+def stopped_and_resumed(config: pathlib.Path, output: pathlib.Path, *arguments: str) -> None:
+    """The same run, interrupted after its third step and gone on with."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_at(patch, 3, ctrl_c)
+        assert run(config, output, *arguments) == INTERRUPTED
+    assert run(config, output, "--resume", *arguments) == 0

@@ -11,11 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.reporting import STATEMENT
-from recipes.command import INTERRUPTED
 from recipes.runfolder import WEIGHTS, load_checkpoint
 from recipes.task import Task, measure
-from tests.helpers.stopping import ctrl_c, stop_at
-from tests.helpers.tiny_vision import PLAIN, run
+from tests.helpers.tiny_vision import PLAIN, run, stopped_and_resumed
 
 ROUNDED = [*PLAIN, "autocast=bfloat16"]
 UNIT = 2.0**-8  # of rounding to bfloat16
@@ -81,11 +79,8 @@ def test_a_run_states_the_same_and_keeps_float32(config, rounded, tmp_path):
     assert all((weights != weights.bfloat16()).any() for weights in kept)
 
 
-def test_it_goes_on_where_it_was_stopped(config, rounded, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, ctrl_c)
-        assert run(config, tmp_path / "run", *ROUNDED) == INTERRUPTED
-    assert run(config, tmp_path / "run", "--resume", *ROUNDED) == 0
+def test_it_goes_on_where_it_was_stopped(config, rounded, tmp_path):
+    stopped_and_resumed(config, tmp_path / "run", *ROUNDED)
     ours, theirs = (
         safetensors.torch.load_file(folder / WEIGHTS) for folder in (tmp_path / "run", rounded)
     )

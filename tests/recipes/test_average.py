@@ -10,10 +10,8 @@ import torch
 from torch import nn
 
 from recipes.average import Average
-from recipes.command import INTERRUPTED
 from recipes.runfolder import WEIGHTS, RunFolder, load_checkpoint
-from tests.helpers.stopping import ctrl_c, stop_at
-from tests.helpers.tiny_vision import PLAIN, run
+from tests.helpers.tiny_vision import PLAIN, run, stopped_and_resumed
 
 
 def _weighted(released: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
@@ -88,11 +86,8 @@ def test_training_is_the_same_and_so_is_what_is_stated(config, averaged, tmp_pat
     assert plain["ledger"] == load_checkpoint(output)["run"]["ledger"]
 
 
-def test_it_goes_on_where_it_was_stopped(config, averaged, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_at(patch, 3, ctrl_c)
-        assert run(config, tmp_path / "run", *AVERAGED) == INTERRUPTED
-    assert run(config, tmp_path / "run", "--resume", *AVERAGED) == 0
+def test_it_goes_on_where_it_was_stopped(config, averaged, tmp_path):
+    stopped_and_resumed(config, tmp_path / "run", *AVERAGED)
     ours, theirs = (
         safetensors.torch.load_file(folder / WEIGHTS) for folder in (tmp_path / "run", averaged[0])
     )
