@@ -181,7 +181,14 @@ def _machine(tree: Any) -> str | None:
             words.append(f"load before the run {float(value):.1f}")
         elif key != "OMP_NUM_THREADS":
             words.append(f"{key} {value}")
-    return ", ".join(words) or None
+    found = ", ".join(words)
+    if "runs_by_device" in tree:
+        runs = [
+            f"{runs} runs on {'one core each' if device == 'cpu' else device}"
+            for device, runs in tree["runs_by_device"].items()
+        ]
+        found = f"{', '.join(runs)}; the table was made with {found}"
+    return found or None
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -21,9 +21,9 @@ scripts/bench), not chosen by accuracy. The learning rate of each (ε, method) i
 loss on 10,000 of the held-out papers, and the other 40,000 are looked at once by each run that
 counts. Nothing about held-out papers is protected; but the choice takes more runs on the training
 papers, which no stated guarantee covers. Every finished run is a file in the results, so the grid
-goes on where it stopped:
+goes on where it stopped, on the same first weights; others need ``--results`` of their own:
 
-    git clone https://github.com/staeiou/arxiv_archive work/archive
+    GIT_LFS_SKIP_SMUDGE=1 git clone https://github.com/staeiou/arxiv_archive work/archive
     python -m recipes.arxiv_warm_start --path work/archive --output work/warm \\
         --cache-dir work/cache --test-size 50000 --on-error skip
     PYTHONPATH=. python scripts/paper/arxiv_fig5.py head --root work --processes 1
@@ -37,6 +37,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Mapping
@@ -296,9 +297,19 @@ def methods(epsilon: float) -> Mapping[str, Method]:
 
 
 def run(
-    part: Part, contest: Contest, root: pathlib.Path, job: Job, noise: dict[str, Any], device: str
+    part: Part,
+    contest: Contest,
+    root: pathlib.Path,
+    job: Job,
+    noise: dict[str, Any],
+    device: str,
+    earlier: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Loss and accuracy after the last step, and what the steps took (CPU, s)."""
+    """Loss and accuracy after the last step, and what the steps took (CPU, s).
+
+    Raises:
+        ValueError: if the folder gives other papers, or other first weights than earlier runs had.
+    """
     users = graph(root)
     train, chosen, test = data(root, part)
     if len(train) != contest.dataset_size:
@@ -313,6 +324,7 @@ def run(
     model = (Encoder if part.whole else Head)(warm(root)).to(device)
     held = chosen if job.tuning else test
     before = measured(model, held)
+    check_same_start(before["loss"], earlier)
     start = time.process_time()
     private = PrivacyEngine().make_private(
         module=model,
@@ -336,6 +348,23 @@ def run(
             private.optimizer.step()
     seconds = time.process_time() - start
     return measured(model, held) | {"seconds": seconds, "before": before}
+
+
+def check_same_start(loss: float, earlier: dict[str, Any] | None) -> None:
+    """Runs of one table have the same first weights.
+
+    ``recipes.arxiv_warm_start`` makes others on other machines: their losses differ in the third
+    digit, and those of the same weights on two devices from the sixth.
+
+    Raises:
+        ValueError: if they have not.
+    """
+    if earlier is not None and not math.isclose(loss, earlier["before"]["loss"], rel_tol=1e-3):
+        raise ValueError(
+            f"the weights of --root have a loss of {loss:.4f} before training, those of the runs "
+            f"in the results {earlier['before']['loss']:.4f}: they would be compared as if they "
+            "began alike. With --results DIR the contest is run anew, in a folder of its own"
+        )
 
 
 @torch.no_grad()

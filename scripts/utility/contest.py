@@ -68,8 +68,9 @@ class Contest:
         schedule: factor of the learning rate by name (``recipes.schedule``).
         physical_batch_size: most examples in a processor's memory at once; a GPU gets whole
             batches.
-        run: from the contest, the folder of the data, a job, its noise and the device to
-            ``accuracy``, ``loss`` and ``seconds``; images of ``load`` if left out.
+        run: from the contest, the folder of the data, a job, its noise, the device and a finished
+            run of the same kind (tuning, or final) or ``None``, to ``accuracy``, ``loss`` and
+            ``seconds``; images of ``load`` if left out.
         score: what learning rates are chosen by, and the table and the plot show: ``"accuracy"``
             (the more the better) or ``"loss"`` (the less).
         population: from the folder of the data to what schemes are made of, where that is more than
@@ -92,7 +93,10 @@ class Contest:
     momentum: float
     schedule: str = "constant"
     physical_batch_size: int | None = None
-    run: Callable[[Contest, pathlib.Path, Job, Any, str], dict[str, Any]] | None = None
+    run: (
+        Callable[[Contest, pathlib.Path, Job, Any, str, dict[str, Any] | None], dict[str, Any]]
+        | None
+    ) = None
     score: Literal["accuracy", "loss"] = "accuracy"
     population: Callable[[pathlib.Path], Any] | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
@@ -11,7 +12,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import opacus
@@ -77,7 +78,15 @@ class Results:
         bar = tqdm(pairs, desc="calibrating", unit="mechanism", delay=2)
         noises = {pair: self.noise(*pair, root) for pair in bar}
         work = [
-            (self.contest, root, job, noises[job.method, job.epsilon], device) for job in missing
+            (
+                self.contest,
+                root,
+                job,
+                noises[job.method, job.epsilon],
+                device,
+                self._earlier(job.tuning),
+            )
+            for job in missing
         ]
         # Each worker has one thread: two runs beside each other take less than one after the other.
         # Their own bars would write over this one.
@@ -105,14 +114,20 @@ class Results:
         key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
         found = {}
         for rate in self.contest.rates_of(method, epsilon):
-            runs = [
-                self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
-                for seed in self.contest.tuning_seeds
-            ]
-            if None not in runs:
-                score = sign * statistics.mean(run[key] for run in runs if run)
+            runs = self._tuned(method, epsilon, (rate,))
+            if len(runs) == len(self.contest.tuning_seeds):
+                score = sign * statistics.mean(run[key] for run in runs)
                 found[rate] = -math.inf if math.isnan(score) else score
         return found
+
+    def _tuned(self, method: str, epsilon: float, rates: Iterable[float]) -> list[dict[str, Any]]:
+        """The finished tuning runs of these learning rates."""
+        found = (
+            self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
+            for rate in rates
+            for seed in self.contest.tuning_seeds
+        )
+        return [run for run in found if run is not None]
 
     def _best(self, scores: dict[float, float], method: str, epsilon: float) -> float | None:
         return (
@@ -134,17 +149,19 @@ class Results:
     def table(self, chosen: Results | None = None) -> dict[str, Any]:
         """Mean, 95 % interval (Student's t), seconds by device of what is finished; also written.
 
-        Beside these stand the scores of the tuning runs by learning rate, and whether the search
-        for the best is at its end.
+        Beside these stand the scores of the tuning runs by learning rate, whether the search for
+        the best is at its end, and how many of all these runs were made on which device.
 
         Args:
             chosen: whose tuning runs chose the learning rates; its own if left out.
         """
         cells, tuning, source = {}, {}, chosen or self
+        devices: collections.Counter[str] = collections.Counter()
         for epsilon in self.contest.epsilons:
             for method in self.contest.methods(epsilon):
                 scores = source._scores(method, epsilon)
                 rate = source._best(scores, method, epsilon)
+                devices.update(_device(run) for run in source._tuned(method, epsilon, scores))
                 if scores:
                     tuning[f"{method} {epsilon:g}"] = {
                         "tried": {f"{each:g}": abs(score) for each, score in scores.items()},
@@ -161,6 +178,7 @@ class Results:
                         )
                     )
                 ]
+                devices.update(map(_device, runs))
                 if runs:
                     noise = self.noise(method, epsilon)
                     cells[f"{method} {epsilon:g}"] = _cell(runs, self.contest.score) | {
@@ -171,6 +189,7 @@ class Results:
             "cells": cells,
             "tuning": tuning,
             "delta": self.contest.delta,
+            "runs_by_device": dict(sorted(devices.items())),
             "versions": {
                 "python": sys.version.split()[0],
                 "torch": torch.__version__,
@@ -183,6 +202,12 @@ class Results:
     def beside(self, ending: str) -> pathlib.Path:
         """The file that has the folder's name."""
         return self.folder.with_name(self.folder.name + ending)
+
+    def _earlier(self, tuning: bool) -> dict[str, Any] | None:
+        """One of the finished runs that choose, or of those that count."""
+        of = Job(method="*", epsilon=0, rate=0, seed=0, tuning=tuning).name.partition("_")[0]
+        found = next(iter(sorted((self.folder / "finished").glob(f"{of}_*.json"))), None)
+        return None if found is None else json.loads(found.read_text())
 
     def _path(self, job: Job) -> pathlib.Path:
         return self.folder / "finished" / f"{job.name}.json"
@@ -213,12 +238,16 @@ class Results:
         return calibration.mechanism.to_dict()
 
 
-def _worked(work: tuple[Contest, pathlib.Path, Job, Noise, str]) -> tuple[Job, dict[str, Any]]:
-    contest, root, job, noise, device = work
+def _worked(
+    work: tuple[Contest, pathlib.Path, Job, Noise, str, dict[str, Any] | None],
+) -> tuple[Job, dict[str, Any]]:
+    contest, root, job, noise, device, earlier = work
     torch.set_num_threads(1)
-    told = {} if device == "cpu" else {"device": torch.cuda.get_device_name(device)}
+    told = {"torch": torch.__version__}
+    if device != "cpu":
+        told["device"] = torch.cuda.get_device_name(device)
     if contest.run is not None:
-        return job, contest.run(contest, root, job, noise, device) | told
+        return job, contest.run(contest, root, job, noise, device, earlier) | told
     assert contest.load is not None
     split = _loaded(contest.load, root)
     if len(split.train) != contest.dataset_size:
@@ -265,8 +294,12 @@ def _seconds(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
     """By device, the median."""
     by_device: dict[str, list[float]] = {}
     for run in runs:
-        by_device.setdefault(run.get("device", "cpu"), []).append(run["seconds"])
+        by_device.setdefault(_device(run), []).append(run["seconds"])
     return {device: statistics.median(each) for device, each in by_device.items()}
+
+
+def _device(run: dict[str, Any]) -> str:
+    return str(run.get("device", "cpu"))
 
 
 def _write(path: pathlib.Path, value: Any) -> None:

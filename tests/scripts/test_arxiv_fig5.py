@@ -50,3 +50,10 @@ def test_both_parts_begin_as_the_whole_model_does():
     frozen = {name for name, p in encoder.named_parameters() if not p.requires_grad}
     assert frozen
     assert all("embeddings" in name for name in frozen)
+
+
+def test_runs_of_one_table_begin_alike():
+    arxiv_fig5.check_same_start(1.3, None)
+    arxiv_fig5.check_same_start(1.2993 + 1e-6, {"before": {"loss": 1.2993}})
+    with pytest.raises(ValueError, match=r"1\.2835 before .* 1\.2993: .*--results"):
+        arxiv_fig5.check_same_start(1.2835, {"before": {"loss": 1.2993}})

@@ -212,8 +212,11 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
         asked.append(root)
         return SIZE
 
-    def run(contest, root, job, noise, device):
+    kinds = []
+
+    def run(contest, root, job, noise, device, earlier):
         assert device == "cpu"
+        kinds.append((job.tuning, earlier and earlier["loss"]))
         assert noise["scheme"]["dataset_size"] == SIZE
         return {"loss": 1 + job.rate + job.seed, "accuracy": job.rate, "seconds": 2.0}
 
@@ -227,8 +230,12 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
         for rate in rates
         for seed in seeds
     ]
+    results.complete(jobs[:1], tmp_path, 1)
     results.complete(jobs, tmp_path, 1)
     torch.set_num_threads(threads)
+    # A run of the same kind that was finished before these began.
+    first = 1 + jobs[0].rate + 9
+    assert kinds == [(job.tuning, first if job.tuning and job != jobs[0] else None) for job in jobs]
     assert asked == [tmp_path]
     assert results.best_rate("ours", 4.0) == 0.1  # the least loss, though the least accuracy
     table = results.table()
@@ -236,3 +243,4 @@ def test_a_contest_of_its_own_runs_is_scored_by_its_loss(tmp_path, monkeypatch):
     assert cell["mean"] == pytest.approx(1.6)
     assert cell["accuracy"]["mean"] == pytest.approx(0.1)
     assert "1.6000 ± 6.3531" in as_text(own, table)
+    assert table["runs_by_device"] == {"cpu": len(jobs)}
