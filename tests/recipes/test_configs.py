@@ -192,7 +192,7 @@ def test_the_setting_of_the_paper(path):
         if path.stem == "mimic3_individual":
             assert settings.privacy.max_grad_norm == 0.79
         return
-    if path.stem.startswith("digits") or path.stem == "cifar10_scattering":
+    if path.stem.startswith(("digits", "mnist")) or path.stem == "cifar10_scattering":
         pytest.skip("not of the paper")
     if path.stem.startswith("arxiv"):
         assert (settings.steps, settings.scheme["batch_size"]) == (1000, 1024)
