@@ -55,12 +55,10 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
     """A panel for time and one for memory, for each allocator; beside one another if few models.
 
     Raises:
-        SystemExit: if there is nothing to show, or no matplotlib.
+        SystemExit: if there is nothing to show.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise SystemExit(f"--plot needs matplotlib: pip install matplotlib ({error})") from error
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -22,6 +22,7 @@ machine that is quiet for a while only; those of another machine or other versio
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -229,6 +230,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for file in filter(None, (options.json, options.plot)):
         if not file.absolute().parent.is_dir():
             parser.error(f"{file}: there is no folder {file.parent}")
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
     if ORDINARY not in options.sides:  # every ratio is to it
         options.sides = [ORDINARY, *options.sides]
     options.models = options.models or default_models(options.device)
