@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dptrain import CyclicPoisson, MinSep, Poisson
+from dptrain import CyclicPoisson, Gradients, MinSep, Poisson
 from dptrain.accounting import account, accountants_for, calibrate, profile
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.core.guarantee import Adjacency
@@ -252,3 +252,80 @@ def test_a_run_goes_on_from_its_checkpoint():
     other = private_run("Poisson", 54, seed=4)
     with pytest.raises(ValueError, match="data"):
         other.load_state_dict(state)
+
+
+HALVES = {
+    "autocast around the model": (False, lambda net: net),
+    "autocast within it": (False, lambda net: Within(net)),
+    "parameters": (True, lambda net: net),
+}
+
+
+class Within(nn.Module):
+    """A model that enters autocast by itself, and returns float32."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.net(x).float()
+
+
+def clipped_sum_in_half(size, half, reduction, mode):
+    """Of equal images, none of which is clipped, by a model in bfloat16."""
+    torch.manual_seed(0)
+    converted, wrapped = HALVES[half]
+    net = nn.Linear(16, 10)
+    net = wrapped(net.bfloat16() if converted else net)
+    x = 4 * torch.randn(1, 16, generator=torch.Generator().manual_seed(1)).repeat(size, 1)
+    data = TensorDataset(x, torch.full((size,), 3))
+    run = make(
+        net,
+        data,
+        scheme=Poisson(probability=1.0, dataset_size=size, nominal_size=NOMINAL, steps=1),
+        noise_multiplier=0.0,
+        max_grad_norm=100.0,
+        gradients=Gradients(mode=mode, loss=reduction),
+    )
+    for images_, labels in run.loader:
+        run.optimizer.zero_grad()
+        images_ = images_.bfloat16() if converted else images_
+        with torch.autocast("cpu", torch.bfloat16, enabled=half == "autocast around the model"):
+            out = run.module(images_)
+        nn.functional.cross_entropy(out.float(), labels, reduction=reduction).backward()
+        run.optimizer.step()
+    released = torch.cat([p.grad.double().flatten() for p in net.parameters()])
+    return (NOMINAL if reduction == "mean" else 1) * released, float(run.last_norms.max())
+
+
+@pytest.mark.parametrize("half", list(HALVES))
+def test_a_mean_in_half_precision_is_refused(half, mode):
+    """1/n of a private n is rounded with what it is multiplied by, and n times it does not undo
+    that: sums of 257 and of 256 equal gradients are more than one of these apart. A sum has no n.
+    """
+    with pytest.raises(RuntimeError, match=r"mean over the batch.*nominal_size=.*loss='sum'"):
+        clipped_sum_in_half(257, half, "mean", mode)
+    (more, own), (less, _) = (clipped_sum_in_half(n, half, "sum", mode) for n in (257, 256))
+    units = 2**-9 if half == "parameters" else 2**-20  # what is released is rounded, too
+    assert float((more - less).norm()) <= own + units * float(more.norm())
+
+
+def test_half_precision_is_as_before_where_the_size_is_public():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    run = make(net, images(12), scheme=Poisson(probability=0.5, dataset_size=12, steps=2))
+    for x, y in run.loader:
+        run.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = run.module(x)
+        nn.functional.cross_entropy(out.float(), y).backward()
+        run.optimizer.step()
+    assert run.steps_executed == 2
+
+
+def test_an_evaluation_within_autocast_is_free():
+    run = private_run("Poisson", 53)
+    x, _ = next(iter(run.loader))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert run.module(x).dtype == torch.bfloat16
