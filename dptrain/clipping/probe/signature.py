@@ -8,18 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
+from dptrain.clipping.base.rows import HALF, summing_dtype
+
 _BATCHES = 16  # that are looked at until one can tell
 _SINGLE = 3  # batches in a row that have to look so, where examples have one label each
+_ROUNDED = 6  # the same for gradients that come in half precision, however many labels there are
 # Batches of different sizes that have to tell the same of a reduction, and how far apart the
 # largest and the smallest have to be: a sum and a mean then differ by much more than _EVEN.
 _SIZES, _APART = 3, 1.05
 _TOLERANCE = 1e-5
-_EVEN = 1e-3  # relative difference of shares that are alike
-_RESIDUAL = 1e-3
+_EVEN = 1e-3  # relative difference of shares that are alike, and at least an eps of the gradient
+_RESIDUAL = 1e-3  # of what a cross entropy does not explain, and at least an eps as well
 _AT_ONCE = 2**19  # numbers that stay in a processor's cache
 _LARGE = 2**22  # numbers of logits that are not kept until their gradient comes
 _FEWEST = 16  # classes of which those that are looked at then are not most
 _LOOKED_AT = 8  # of the classes, so many at most besides the likeliest
+_DTYPES = (torch.float32, torch.float64, *HALF)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,11 @@ class LossSignature:
     tokens, of which the first such batch is refused, and not for class weights (those of a balanced
     batch may well average to 1), where three batches in a row have to look so.
 
-    Not recognised: other losses, label smoothing, losses that are scaled, half precision.
+    A gradient in half precision, as autocast has it, gives the shares to half an eps of its dtype
+    (2⁻⁸ in bfloat16), so that chance is larger: there six batches in a row have to look so, where
+    rounding explains what is left of Σ c_t - 1.
+
+    Not recognised: other losses, label smoothing, losses that are scaled.
     """
 
     def __init__(self) -> None:
@@ -90,7 +98,7 @@ class LossSignature:
         if self._told or self._looked >= _BATCHES or rows < 2:
             return
         for y in outputs:
-            if y.dim() >= 2 and len(y) == rows and y.dtype in (torch.float32, torch.float64):
+            if y.dim() >= 2 and len(y) == rows and y.dtype in _DTYPES:
                 kept = {k: _kept(y.detach(), k) for k in {1, y.dim() - 1}}
                 y.register_hook(functools.partial(self._look, kept, reduction))
 
@@ -107,21 +115,30 @@ class LossSignature:
             else:
                 shares = _shares(y, gradient, classes)
             if shares is not None:
-                self._judge(shares, reduction, single=gradient.dim() == 2)
+                self._judge(shares, reduction, gradient.dtype, single=gradient.dim() == 2)
                 return
 
-    def _judge(self, shares: torch.Tensor, reduction: str, *, single: bool) -> None:
+    def _judge(
+        self, shares: torch.Tensor, reduction: str, dtype: torch.dtype, *, single: bool
+    ) -> None:
         largest = float(shares.abs().amax())
-        even = float(shares.amax() - shares.amin()) <= _EVEN * largest
+        alike = max(_EVEN, _rounding(dtype))
+        even = float(shares.amax() - shares.amin()) <= alike * largest
         if even and largest > 0:
-            self._compare(len(shares), float(shares.mean()), reduction)
+            self._compare(len(shares), float(shares.mean()), reduction, alike)
         if even or int((shares != 0).sum()) < 2:
             return
-        tolerance = min(_TOLERANCE, 0.1 / len(shares))
+        tolerance, wanted = min(_TOLERANCE, 0.1 / len(shares)), _SINGLE if single else 1
+        if dtype in HALF:
+            # Each is off by a quarter of an eps of itself at most, uniformly, and those that are
+            # equal by the same: six of their sum's standard deviations.
+            off = _rounding(dtype) / (4 * 3**0.5)
+            values, counts = shares.unique(return_counts=True)
+            tolerance, wanted = 6 * off * float((values * counts).norm()), _ROUNDED
         normalised = abs(float(shares.sum()) - 1) <= tolerance
         self._alike = self._alike + 1 if normalised else 0
         self._told = not normalised
-        if normalised and (not single or self._alike >= _SINGLE):
+        if self._alike >= wanted:
             raise RuntimeError(
                 "the loss divides by what the whole batch holds: the examples' shares of it differ "
                 f"(from {float(shares.amin()):.3g} to {float(shares.amax()):.3g}) and add up to 1, "
@@ -131,7 +148,7 @@ class LossSignature:
                 "(or set Gradients(probe='off'), which the guarantee then says)"
             )
 
-    def _compare(self, rows: int, share: float, reduction: str) -> None:
+    def _compare(self, rows: int, share: float, reduction: str, alike: float) -> None:
         """Refuse what batches of different sizes show to be reduced in the other way."""
         self._even[rows] = share
         if len(self._even) < _SIZES or max(self._even) < _APART * min(self._even):
@@ -139,7 +156,7 @@ class LossSignature:
         other = "sum" if reduction == "mean" else "mean"
         # What would be the same in all batches if the loss were the other one.
         constants = [c * r if other == "mean" else c for r, c in self._even.items()]
-        if max(constants) - min(constants) > _EVEN * max(constants):
+        if max(constants) - min(constants) > alike * max(constants):
             return
         sizes = ", ".join(map(str, sorted(self._even)))
         raise RuntimeError(
@@ -150,6 +167,15 @@ class LossSignature:
         )
 
 
+def _rounding(dtype: torch.dtype) -> float:
+    """How far apart, relative to each, neighbouring numbers of half precision are; 0 of others."""
+    return torch.finfo(dtype).eps if dtype in HALF else 0.0
+
+
+def _residual(gradient: torch.Tensor) -> float:
+    return max(_RESIDUAL, _rounding(gradient.dtype))
+
+
 def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
     """The logits, or what is kept of many."""
     large = y.numel() > _LARGE and y.shape[classes] >= _FEWEST
@@ -158,7 +184,8 @@ def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
 
 def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
     """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits."""
-    limit = (_RESIDUAL * float(gradient.norm())) ** 2
+    whole = torch.linalg.vector_norm(gradient, dtype=summing_dtype(gradient))
+    limit = (_residual(gradient) * float(whole)) ** 2
     found, off = [], 0.0
     for logits, part in zip(_lines(y, classes), _lines(gradient, classes), strict=True):
         shares, beside = _shares_of_lines(logits, part)
@@ -181,6 +208,7 @@ def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
     rows = max(1, most // max(1, x[:1].numel()))
     for some in x.split(rows):
         lines = some.reshape(-1, x.shape[-1])
+        lines = lines.to(summing_dtype(lines))
         yield from lines.split(max(1, most // max(1, x.shape[-1])))
 
 
@@ -204,7 +232,7 @@ def _shares_by_outlines(
     kept: Outlines, gradient: torch.Tensor, classes: int
 ) -> torch.Tensor | None:
     """``_shares`` by the classes whose probabilities are kept, signs and sums."""
-    found, at = [], 0
+    found, at, residual = [], 0, _residual(gradient)
     off = squares = 0.0
     for lines in _lines(gradient, classes):
         now = slice(at, at + len(lines))
@@ -222,13 +250,13 @@ def _shares_by_outlines(
             return None
         beside = kept.few != target
         seen, expected = lines[:, kept.few] * beside, c * kept.some[now].exp() * beside
-        if not float((seen - expected).norm()) <= _RESIDUAL * float(seen.norm()):
+        if not float((seen - expected).norm()) <= residual * float(seen.norm()):
             return None
         # Together the other classes have what the target lacks, and none has its sign.
         others = lines.scatter(1, target, 0.0).clamp_(max=0)
         off += float(lines.sum(1).square().sum() + others.square().sum())
         squares += float(lengths.sum())
         found.append(c[:, 0])
-    if not off <= _RESIDUAL**2 * squares:
+    if not off <= residual**2 * squares:
         return None
     return torch.cat(found).view(len(gradient), -1).sum(1)

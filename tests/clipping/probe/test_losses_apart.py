@@ -209,6 +209,68 @@ def test_losses_by_the_example_are_taken(name, mode):
     assert private.steps_executed == 1
 
 
+SIXTEEN_BITS = {
+    "bfloat16 within autocast": (torch.bfloat16, True),
+    "float16 within autocast": (torch.float16, True),
+    "bfloat16 parameters": (torch.bfloat16, False),
+}
+
+
+def batches_taken(loss, tensors, kind, steps=16):
+    """How many steps a loss of logits in half precision is let go on for."""
+    dtype, autocast = SIXTEEN_BITS[kind]
+    module = Tagger() if autocast else Tagger().to(dtype)
+    private = run_of(module, tensors, scheme=everything_every_step(len(tensors[0]), steps))
+    for x, y in private.loader:
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            z = private.module(x)
+        assert z.dtype == dtype
+        try:
+            loss(z.float(), y).backward()
+        except RuntimeError as error:
+            assert "divides by what the whole batch holds" in str(error)  # noqa: PT017
+            break
+        private.optimizer.step()
+    return private.steps_executed
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
+def test_a_plain_token_loss_is_refused_in_half_precision(kind, name, large, monkeypatch):
+    """After six batches, as a sum of rounded shares may be 1 by chance."""
+    if large:
+        monkeypatch.setattr(signature, "_LARGE", 1)
+        monkeypatch.setattr(signature, "_FEWEST", 2)
+    ids, _, labels = sentences(True)
+    assert batches_taken(OUTSIDE[name], (ids, labels), kind) == 5
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
+def test_losses_by_the_example_are_taken_in_half_precision(kind, name):
+    ids, _, labels = sentences(True)
+    assert batches_taken(APART[name], (ids, labels), kind) == 16
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", SIXTEEN_BITS)
+def test_balanced_class_weights_are_taken_in_half_precision(kind, seed):
+    """Example by example they average to nearly 1 in every batch, and to 1 by chance: .02 off
+    here, which is further than what rounding could make of the sum of 400."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, CLASSES, (400,), generator=generator)
+    y = torch.randint(1, CLASSES, (400,), generator=generator)
+    weight = torch.linspace(0.7, 1.3, CLASSES)
+    weight /= weight[y].mean() / 1.02
+
+    def each(z, y):
+        return (weight[y] * F.cross_entropy(z, y, reduction="none")).mean()
+
+    assert batches_taken(each, (ids, y), kind) == 16
+    assert batches_taken(lambda z, y: F.cross_entropy(z, y, weight=weight), (ids, y), kind) == 5
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_class_weights_of_the_batch_are_refused_after_three_batches(own):
     """Weights that average to 1 in one batch are no sign yet."""
@@ -301,12 +363,13 @@ def test_large_logits_give_a_loss_away_that_mixes_rows(monkeypatch):
     )
 
 
-@pytest.mark.sample(every=4)
+@pytest.mark.sample(every=5)
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 @pytest.mark.parametrize("made", ["mean", "sum"])
 @pytest.mark.parametrize("declared", ["mean", "sum"])
-def test_batches_of_different_sizes_show_how_a_loss_reduces(declared, made, factor, mode):
+def test_batches_of_different_sizes_show_how_a_loss_reduces(declared, made, factor, mode, half):
     """A sum declared as a mean scales every gradient by the number of rows, which one example
     changes, and a mean declared as a sum by its inverse: refused at the third size, whatever
     constant the loss has."""
@@ -324,7 +387,9 @@ def test_batches_of_different_sizes_show_how_a_loss_reduces(declared, made, fact
         for x, y in private.loader:
             private.optimizer.zero_grad()
             sizes.append(len(x))
-            (factor * F.cross_entropy(private.module(x), y, reduction=made)).backward()
+            with torch.autocast("cpu", torch.bfloat16, enabled=half):
+                z = private.module(x)
+            (factor * F.cross_entropy(z.float(), y, reduction=made)).backward()
             private.optimizer.step()
 
     if declared == made:
