@@ -118,7 +118,6 @@ def attach(
             rows=batch.rows * views,
             views=views,
             reduction=loss_reduction,
-            private_size=loader.scheme.nominal_size is not None,
         )
 
     if mode == "bookkeeping":

@@ -170,6 +170,7 @@ class RunRequest:
                 f"epochs={epochs}: the scheme already says how many steps run; drop it"
             )
         check_length(dataset, scheme)
+        _check_sum(scheme, gradients)
         check_microbatches(loading.max_physical_batch_size, loading.microbatches, scheme.group_size)
         if isinstance(data, DataLoader):
             check_sampler(data)
@@ -273,6 +274,26 @@ def _check_only_mechanism(*, scheme: object, strategy: object, amount: Noise) ->
     }
     if given := [name for name, value in others.items() if value is not None]:
         raise ValueError(f"mechanism= already fixes {given}: leave them out")
+
+
+def _check_sum(scheme: Scheme, gradients: Gradients) -> None:
+    """Where N is private the loss is not divided by what depends on it.
+
+    A mean's 1/n is undone before gradients are clipped, but not the roundings of what it went
+    through on the way back: in bfloat16 they moved the sum of everybody's gradients by hundreds of
+    R for one example more (docs/theory/limits.md#thm-ideal-noise).
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if scheme.nominal_size is not None and gradients.reduction == "mean":
+        raise ValueError(
+            f"scheme has nominal_size={scheme.nominal_size}, so that the number of rows of a batch "
+            "is private, and Gradients(loss='mean') divides by it, which rounds everybody's "
+            "gradient as that number has it: take a loss with reduction='sum', "
+            "Gradients(loss='sum') and the learning rate divided by the expected batch size, which "
+            f"is public ({scheme.expected_batch_size:.6g})"
+        )
 
 
 def _check_secret(noise: NoiseOptions, seed: int | None) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
-from dptrain.clipping.base.rows import HALF, check_rows, summing_dtype
+from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import by_row, group_norms, per_reported, total_norms
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
@@ -81,13 +81,7 @@ class BookkeepingClipper(GradientClipper):
         return batch is not None and not len(batch.indices)
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Uses are made of every call, but of padding alone; one kind of gradient is refused.
-
-        Raises:
-            RuntimeError: for one that rounding of a private number has changed.
-        """
-        if gradient.dtype in HALF and self.probe is not None:
-            self.probe.refuse_rounded_mean(str(gradient.dtype))
+        """Nothing to look at: uses are made of every call, but of padding alone."""
         if not self.idle():
             return False
         self.discard()

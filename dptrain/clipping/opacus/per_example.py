@@ -15,7 +15,7 @@ from typing_extensions import override
 from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
-from dptrain.clipping.base.rows import HALF, check_rows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import group_norms, per_reported
 from dptrain.clipping.mixing_layers import refuse_training_mode
@@ -151,8 +151,6 @@ class HookedModule(OpacusLayers, GradSampleModule):
         doubts = self._doubts.get(module)
         if self.hooks_enabled and doubts and self.probe is not None:
             self.probe.resolve(doubts.pop())
-        if self.hooks_enabled and self.probe is not None and forward_output[0].dtype in HALF:
-            self.probe.refuse_rounded_mean(str(forward_output[0].dtype))
         super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
         if recomputation() == "reentrant":  # its passes are parts of one
             for p in module.parameters():

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import CheckpointError
 
-from dptrain.clipping.base.rows import HALF
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     Disagreement,
@@ -107,14 +106,12 @@ class AtHand:
         rows: that the module is fed, all.
         views: rows of an example.
         reduction: ``"mean"`` or ``"sum"``, as the loss was declared to reduce over the rows.
-        private_size: whether the number of rows tells what is protected, as under add-or-remove.
     """
 
     examples: int
     rows: int
     views: int
     reduction: str
-    private_size: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,15 +217,7 @@ class RowProbe:
         Raises:
             RuntimeError: naming the layer, and the remedy.
         """
-        if self._busy:
-            return
-        if torch.is_grad_enabled():
-            if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-                self.refuse_rounded_mean("torch.autocast")
-            half = {p.dtype for p in self._trained.values()}.intersection(HALF)
-            if half:
-                self.refuse_rounded_mean(str(half.pop()))
-        if self.when == "off":
+        if self._busy or self.when == "off":
             return
         self._inside = False
         self._any = self._probed = False
@@ -236,30 +225,6 @@ class RowProbe:
         self._why = self._look(args, kwargs)
         self._call = args, kwargs, remember_globals()
         self._inside = True
-
-    def refuse_rounded_mean(self, half: str) -> None:
-        """Refuse a mean over a private number of rows whose gradients come in half precision.
-
-        The mean's 1/n is undone before gradients are clipped. What it was rounded with is not: in
-        bfloat16 each number of a gradient is off by up to 2⁻⁹ of itself, by how much depends on n,
-        and one example more moves those of all others.
-
-        Args:
-            half: what makes the gradients half precision.
-
-        Raises:
-            RuntimeError: if there is such a batch at hand.
-        """
-        batch = self.at_hand()
-        if batch is None or not batch.private_size or batch.reduction != "mean":
-            return
-        raise RuntimeError(
-            f"a mean over the batch, Gradients(loss='mean'), with nominal_size= and {half}: its "
-            "gradients are divided by the number of rows, which is private, and rounded to half "
-            "precision. The rounding depends on that number, so that one example more would "
-            "change the gradients of all others before they are clipped: take a loss with "
-            "reduction='sum' and Gradients(loss='sum'), or float32"
-        )
 
     def end(self, output: Any = None) -> None:
         """The call has come to its end, with this output if there is one."""
