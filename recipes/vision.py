@@ -121,7 +121,7 @@ class VisionSettings(RunSettings):
     """
 
     # Where the images lie; what they are is recognised by their fingerprint.
-    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root", "data.mirrored")
+    free_on_resume: ClassVar[tuple[str, ...]] = (*FREE_ON_RESUME, "data.root")
     paths: ClassVar[tuple[str, ...]] = (*PATHS, "data.root")
 
     recipe: Annotated[str, one_of(("vision",))] = "vision"

@@ -172,6 +172,11 @@ def test_differences_name_the_fields():
             "grad_sample_mode: .*mode='hoks': did you mean hooks",
         ),
         (["steps=1", "device=cuda:99"], "device='cuda:99' cannot be used here"),
+        (["steps=1", "device=gpu"], "device='gpu' cannot .* none of torch's: take cpu or cuda"),
+        *(
+            (["steps=1", f"device={kind}"], f"device='{kind}' cannot .* on cpu and cuda only")
+            for kind in ("meta", "mps", "hpu", "privateuseone")
+        ),
     ],
 )
 def test_impossible_settings_are_named(overrides, message):

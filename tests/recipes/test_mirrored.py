@@ -96,9 +96,11 @@ def test_training_is_the_same(runs):
     assert last[0] != last[1]
 
 
-def test_a_run_may_turn_to_it_when_it_goes_on(runs):
+def test_a_run_does_not_turn_from_it_when_it_goes_on(runs, capsys):
+    """Its configuration would say one thing, and its accuracies mean another."""
     folder, options = runs
-    assert main([*options, "--resume", "--output", str(folder / "mirrored")]) == 0
+    assert main([*options, "--resume", "--output", str(folder / "mirrored")]) == 2
+    assert "data.mirrored: the run has True, now False" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist"])
