@@ -79,7 +79,8 @@ class Gradients(JsonValue, family="gradients"):
             normalized (``Automatic``). The sensitivity is R in each of them.
         loss: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch; or the loss
             function itself (a torch criterion, one of ``dptrain.losses``), whose ``reduction`` is
-            then taken, and which is refused if it ties the examples together.
+            then taken, and which is refused if it ties the examples together. With a scheme's
+            ``nominal_size`` it has to be a sum: a mean is divided by a private number.
         views: K ≥ 1, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
             K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
             (B, K, ...), labels by ``y.repeat_interleave(K)``), and the loss is reduced over all
