@@ -126,7 +126,11 @@ class Job:
     tuning: bool
 
     @property
+    def kind(self) -> str:
+        """Whether it chooses, or counts."""
+        return "tuning" if self.tuning else "final"
+
+    @property
     def name(self) -> str:
         """Of its file, without the ending."""
-        kind = "tuning" if self.tuning else "final"
-        return f"{kind}_{self.method}_eps{self.epsilon:g}_lr{self.rate:g}_seed{self.seed}"
+        return f"{self.kind}_{self.method}_eps{self.epsilon:g}_lr{self.rate:g}_seed{self.seed}"

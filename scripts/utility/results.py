@@ -12,7 +12,7 @@ import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import opacus
@@ -77,15 +77,9 @@ class Results:
         pairs = dict.fromkeys((job.method, job.epsilon) for job in missing)
         bar = tqdm(pairs, desc="calibrating", unit="mechanism", delay=2)
         noises = {pair: self.noise(*pair, root) for pair in bar}
+        earlier = {kind: self._earlier(kind) for kind in {job.kind for job in missing}}
         work = [
-            (
-                self.contest,
-                root,
-                job,
-                noises[job.method, job.epsilon],
-                device,
-                self._earlier(job.tuning),
-            )
+            (self.contest, root, job, noises[job.method, job.epsilon], device, earlier[job.kind])
             for job in missing
         ]
         # Each worker has one thread: two runs beside each other take less than one after the other.
@@ -99,35 +93,33 @@ class Results:
 
     def best_rate(self, method: str, epsilon: float) -> float | None:
         """The learning rate with the best mean score, if no other is to be tried."""
-        return self._best(self._scores(method, epsilon), method, epsilon)
+        return self._best(self._scores(self._tuned(method, epsilon)), method, epsilon)
 
     def tuning(self, method: str, epsilon: float) -> list[Job]:
         """The runs by which the search for the best learning rate goes on; none: it is known."""
         return [
             Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True)
-            for rate in self._untried(self._scores(method, epsilon), method, epsilon)
+            for rate in self._untried(self._scores(self._tuned(method, epsilon)), method, epsilon)
             for seed in self.contest.tuning_seeds
         ]
 
-    def _scores(self, method: str, epsilon: float) -> dict[float, float]:
-        """By learning rate, the mean of all tuning runs; the more the better, and NaN the worst."""
-        key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
+    def _tuned(self, method: str, epsilon: float) -> dict[float, list[dict[str, Any]]]:
+        """The tuning runs by learning rate, where all are finished."""
         found = {}
         for rate in self.contest.rates_of(method, epsilon):
-            runs = self._tuned(method, epsilon, (rate,))
-            if len(runs) == len(self.contest.tuning_seeds):
-                score = sign * statistics.mean(run[key] for run in runs)
-                found[rate] = -math.inf if math.isnan(score) else score
+            runs = [
+                self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
+                for seed in self.contest.tuning_seeds
+            ]
+            if None not in runs:
+                found[rate] = [run for run in runs if run]
         return found
 
-    def _tuned(self, method: str, epsilon: float, rates: Iterable[float]) -> list[dict[str, Any]]:
-        """The finished tuning runs of these learning rates."""
-        found = (
-            self.run(Job(method=method, epsilon=epsilon, rate=rate, seed=seed, tuning=True))
-            for rate in rates
-            for seed in self.contest.tuning_seeds
-        )
-        return [run for run in found if run is not None]
+    def _scores(self, tuned: dict[float, list[dict[str, Any]]]) -> dict[float, float]:
+        """By learning rate, the mean of all tuning runs; the more the better, and NaN the worst."""
+        key, sign = self.contest.score, 1 if self.contest.score == "accuracy" else -1
+        means = {r: sign * statistics.mean(run[key] for run in runs) for r, runs in tuned.items()}
+        return {rate: -math.inf if math.isnan(mean) else mean for rate, mean in means.items()}
 
     def _best(self, scores: dict[float, float], method: str, epsilon: float) -> float | None:
         return (
@@ -159,9 +151,10 @@ class Results:
         devices: collections.Counter[str] = collections.Counter()
         for epsilon in self.contest.epsilons:
             for method in self.contest.methods(epsilon):
-                scores = source._scores(method, epsilon)
+                tuned = source._tuned(method, epsilon)
+                scores = source._scores(tuned)
                 rate = source._best(scores, method, epsilon)
-                devices.update(_device(run) for run in source._tuned(method, epsilon, scores))
+                devices.update(_device(run) for runs in tuned.values() for run in runs)
                 if scores:
                     tuning[f"{method} {epsilon:g}"] = {
                         "tried": {f"{each:g}": abs(score) for each, score in scores.items()},
@@ -203,10 +196,9 @@ class Results:
         """The file that has the folder's name."""
         return self.folder.with_name(self.folder.name + ending)
 
-    def _earlier(self, tuning: bool) -> dict[str, Any] | None:
-        """One of the finished runs that choose, or of those that count."""
-        of = Job(method="*", epsilon=0, rate=0, seed=0, tuning=tuning).name.partition("_")[0]
-        found = next(iter(sorted((self.folder / "finished").glob(f"{of}_*.json"))), None)
+    def _earlier(self, kind: str) -> dict[str, Any] | None:
+        """The first by name of the finished runs of a kind."""
+        found = min((self.folder / "finished").glob(f"{kind}_*.json"), default=None)
         return None if found is None else json.loads(found.read_text())
 
     def _path(self, job: Job) -> pathlib.Path:
