@@ -122,7 +122,7 @@ class LossSignature:
         self, shares: torch.Tensor, reduction: str, dtype: torch.dtype, *, single: bool
     ) -> None:
         largest = float(shares.abs().amax())
-        alike = max(_EVEN, _rounding(dtype))
+        alike = _limit(_EVEN, dtype)
         even = float(shares.amax() - shares.amin()) <= alike * largest
         if even and largest > 0:
             self._compare(len(shares), float(shares.mean()), reduction, alike)
@@ -130,9 +130,9 @@ class LossSignature:
             return
         tolerance, wanted = min(_TOLERANCE, 0.1 / len(shares)), _SINGLE if single else 1
         if dtype in HALF:
-            # Each is off by a quarter of an eps of itself at most, uniformly, and those that are
-            # equal by the same: six of their sum's standard deviations.
-            off = _rounding(dtype) / (4 * 3**0.5)
+            # Each is off by half an eps of itself at most, half of that if its digits are large,
+            # and those that are equal by the same: three to six of their sum's standard deviations.
+            off = torch.finfo(dtype).eps / (4 * 3**0.5)
             values, counts = shares.unique(return_counts=True)
             tolerance, wanted = 6 * off * float((values * counts).norm()), _ROUNDED
         normalised = abs(float(shares.sum()) - 1) <= tolerance
@@ -167,13 +167,9 @@ class LossSignature:
         )
 
 
-def _rounding(dtype: torch.dtype) -> float:
-    """How far apart, relative to each, neighbouring numbers of half precision are; 0 of others."""
-    return torch.finfo(dtype).eps if dtype in HALF else 0.0
-
-
-def _residual(gradient: torch.Tensor) -> float:
-    return max(_RESIDUAL, _rounding(gradient.dtype))
+def _limit(least: float, dtype: torch.dtype) -> float:
+    """A relative difference that is taken for none; in half precision an eps at least."""
+    return max(least, torch.finfo(dtype).eps) if dtype in HALF else least
 
 
 def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
@@ -185,7 +181,7 @@ def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
 def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
     """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits."""
     whole = torch.linalg.vector_norm(gradient, dtype=summing_dtype(gradient))
-    limit = (_residual(gradient) * float(whole)) ** 2
+    limit = (_limit(_RESIDUAL, gradient.dtype) * float(whole)) ** 2
     found, off = [], 0.0
     for logits, part in zip(_lines(y, classes), _lines(gradient, classes), strict=True):
         shares, beside = _shares_of_lines(logits, part)
@@ -232,7 +228,7 @@ def _shares_by_outlines(
     kept: Outlines, gradient: torch.Tensor, classes: int
 ) -> torch.Tensor | None:
     """``_shares`` by the classes whose probabilities are kept, signs and sums."""
-    found, at, residual = [], 0, _residual(gradient)
+    found, at, residual = [], 0, _limit(_RESIDUAL, gradient.dtype)
     off = squares = 0.0
     for lines in _lines(gradient, classes):
         now = slice(at, at + len(lines))

@@ -253,6 +253,7 @@ def test_losses_by_the_example_are_taken_in_half_precision(kind, name):
     assert batches_taken(APART[name], (ids, labels), kind) == 16
 
 
+@pytest.mark.sample(every=4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", SIXTEEN_BITS)
 def test_balanced_class_weights_are_taken_in_half_precision(kind, seed):
