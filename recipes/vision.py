@@ -62,11 +62,12 @@ class DataSettings:
         test_part: of folder and datasets, name of the test part; null finds it.
         image_column: of datasets, name of the column of images; null finds it by its type.
         label_column: of datasets, name of the column of labels; null finds it by its type.
-        augment: random crops and flips of the training images; not for digits. Of ``features``
-            the places are moved by one at most, and mirrored.
-        flips: whether ``augment`` flips; has to be false for mnist.
+        augment: random views of the training images, by ``crops`` and ``flips``; not for digits.
+        crops: whether ``augment`` moves an image by up to four pixels, its border reflected. Of
+            ``features`` all places are moved by one or none.
+        flips: whether ``augment`` mirrors; has to be false for mnist.
         views: the augmentation multiplicity: so many random views of an example, whose gradients
-            are averaged before clipping.
+            are averaged before clipping. Every second one is mirrored if ``flips``.
         mirrored: evaluate on the mean of the probabilities that the model gives an image and its
             mirror image, which is more often right (``accuracy_alone`` is without); neither
             training nor the saved model changes. Not for digits and mnist.
@@ -86,6 +87,7 @@ class DataSettings:
     image_column: str | None = None
     label_column: str | None = None
     augment: bool = False
+    crops: bool = True
     flips: bool = True
     views: Count = 1
     mirrored: bool = False
@@ -153,6 +155,11 @@ class VisionSettings(RunSettings):
                 "data.augment=true with data.flips=true: a flipped digit is another sign; set "
                 "data.flips=false, which leaves the crops"
             )
+        if self.data.augment and not self.data.crops and not self.data.flips:
+            raise ValueError(
+                "data.augment=true with data.crops=false and data.flips=false: a view would be the "
+                "image itself; set one of them to true, or data.augment to false"
+            )
         if self.data.mirrored and self.data.name in ("digits", "mnist"):
             raise ValueError(
                 f"data.mirrored=true with data.name={self.data.name}: a mirrored digit is another "
@@ -199,9 +206,11 @@ def load_images(settings: VisionSettings) -> Split:
     split, data = _read_images(settings), settings.data
     if data.holdout is not None:
         split = split.hold_out(data.holdout, seed=data.split_seed)
+    if data.features is not None:
+        return scattered(split, mirrored=data.mirrored)
     if data.mirrored:
         split = dataclasses.replace(split, test=SideBySide(split.test, flipped(split.test)))
-    return split if data.features is None else scattered(split)
+    return split
 
 
 def _read_images(settings: VisionSettings) -> Split:
@@ -218,7 +227,7 @@ def _read_images(settings: VisionSettings) -> Split:
     }
     if data.name == "mnist":
         return mnist(data.root, **changes)
-    changes["flips"] = data.flips
+    changes |= {"crops": data.crops, "flips": data.flips}
     if data.name == "cifar10":
         return cifar10(data.root, **changes)
     if data.name == "cinic10":

@@ -37,6 +37,7 @@ def cifar10(
     *,
     augment: bool = False,
     views: int = 1,
+    crops: bool = True,
     flips: bool = True,
     foreseen: Foreseen = unheard,
 ) -> Split:
@@ -50,9 +51,10 @@ def cifar10(
             ``plain_text``, as the data set ``cifar10`` lies on the Hugging Face hub; or one that
             holds ``train`` and ``test``, each with a folder of images for every class, which are
             read class by class in alphabetical order.
-        augment: random crops of the training images.
+        augment: random views of the training images, by ``crops`` and ``flips``.
         views: random views of each training image; more than one needs ``augment``.
-        flips: augment by random flips as well.
+        crops: augment by crops of the image padded by four reflected pixels a side.
+        flips: augment by mirror images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
@@ -60,7 +62,7 @@ def cifar10(
         ValueError: naming the file (and image) that is damaged or is no part of CIFAR-10.
     """
     # What it refuses is refused before minutes of reading.
-    training_transform(IMAGE_SIZE, augment=augment, views=views, flips=flips)
+    training_transform(IMAGE_SIZE, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     batches = [path for path in (folder, folder / BATCHES) if _holds_batches(path)]
     parquet = [path for path in (folder, folder / PARQUET) if any(path.glob("*.parquet"))]
@@ -90,6 +92,7 @@ def cifar10(
         classes=len(CLASSES),
         augment=augment,
         views=views,
+        crops=crops,
         flips=flips,
     )
 

@@ -22,6 +22,7 @@ def cinic10(
     train_on_valid: bool = False,
     augment: bool = False,
     views: int = 1,
+    crops: bool = True,
     flips: bool = True,
     foreseen: Foreseen = unheard,
 ) -> Split:
@@ -35,9 +36,10 @@ def cinic10(
         root: folder that holds ``train``, ``valid`` and ``test``, each with a folder for each of
             the ten classes.
         train_on_valid: train on the validation split as well (180,000 images).
-        augment: random crops of the training images.
+        augment: random views of the training images, by ``crops`` and ``flips``.
         views: random views of each training image; more than one needs ``augment``.
-        flips: augment by random flips as well.
+        crops: augment by crops of the image padded by four reflected pixels a side.
+        flips: augment by mirror images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
@@ -45,7 +47,7 @@ def cinic10(
         ValueError: naming a folder that is no class or an image that cannot be used.
     """
     # What it refuses is refused before minutes of reading.
-    training_transform(IMAGE_SIZE, augment=augment, views=views, flips=flips)
+    training_transform(IMAGE_SIZE, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     for split in SPLITS:
         if not (folder / split).is_dir():
@@ -74,5 +76,6 @@ def cinic10(
         classes=len(CLASSES),
         augment=augment,
         views=views,
+        crops=crops,
         flips=flips,
     )

@@ -183,6 +183,7 @@ def image_folder(
     test: str | None = None,
     augment: bool = False,
     views: int = 1,
+    crops: bool = True,
     flips: bool = True,
     foreseen: Foreseen = unheard,
 ) -> Split:
@@ -194,15 +195,16 @@ def image_folder(
     Args:
         root: of both folders.
         test: name of the test folder; ``None`` finds it among ``TESTS``.
-        augment: random crops of the training images.
+        augment: random views of the training images, by ``crops`` and ``flips``.
         views: random views of each training image; more than one needs ``augment``.
-        flips: augment by random flips as well.
+        crops: augment by crops of the image padded by four reflected pixels a side.
+        flips: augment by mirror images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError, ValueError: as ``list_parts`` and ``decode``.
     """
-    training_transform(None, augment=augment, views=views, flips=flips)
+    training_transform(None, augment=augment, views=views, crops=crops, flips=flips)
     train, test_listing = list_parts(existing_folder(root), test=test)
     paths = train.paths + test_listing.paths
     count, image_size = len(train.paths), side(paths[0], name=str(paths[0]))
@@ -219,6 +221,7 @@ def image_folder(
         classes=len(train.classes),
         augment=augment,
         views=views,
+        crops=crops,
         flips=flips,
     )
 

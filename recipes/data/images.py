@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.data import Dataset
 
-Transform = Callable[[torch.Tensor], torch.Tensor]
+# From one image and a number of views to these, stacked.
+Transform = Callable[[torch.Tensor, int], torch.Tensor]
 
 
 class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -22,9 +23,10 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     Args:
         pixels: uint8, (N, C, H, W).
         labels: int64, (N,).
-        transform: what is done to one uint8 image (C, H, W) before scaling, if anything.
-        views: how often each example is transformed (its augmentation multiplicity). With one
-            view an example is (C, H, W), with K > 1 it is (K, C, H, W).
+        transform: makes K views (K, C, H, W) of one uint8 image (C, H, W) before scaling; with
+            ``None`` they are all the image.
+        views: K, the augmentation multiplicity. With one view an example is (C, H, W), with K > 1
+            it is (K, C, H, W).
 
     Raises:
         ValueError: for tensors of other types or shapes, or ``views`` below 1.
@@ -77,12 +79,8 @@ class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return list(zip(scaled.unbind(), self.labels[rows].unbind(), strict=True))
 
     def _transformed(self, images: torch.Tensor) -> torch.Tensor:
-        if self.views == 1:
-            if self.transform is None:
-                return images
-            return torch.stack([self.transform(image) for image in images])
         if self.transform is None:
-            return images.unsqueeze(1).expand(-1, self.views, -1, -1, -1)
-        return torch.stack(
-            [torch.stack([self.transform(image) for _ in range(self.views)]) for image in images]
-        )
+            several = images.unsqueeze(1).expand(-1, self.views, -1, -1, -1)
+        else:
+            several = torch.stack([self.transform(image, self.views) for image in images])
+        return several if self.views > 1 else several[:, 0]

@@ -58,7 +58,9 @@ def mnist(
     # What it refuses is refused before minutes of reading.
     training_transform(IMAGE_SIZE, augment=augment, views=views, flips=False)
     train, test = read_mnist(root, foreseen=foreseen)
-    return image_split(train, test, classes=len(CLASSES), augment=augment, views=views, flips=False)
+    return image_split(
+        train, test, classes=len(CLASSES), augment=augment, views=views, crops=True, flips=False
+    )
 
 
 def read_mnist(root: str | pathlib.Path, *, foreseen: Foreseen = unheard) -> tuple[Part, Part]:

@@ -27,11 +27,13 @@ def unheard(examples: int, image_size: int) -> None:
 
 
 def image_split(
-    train: Part, test: Part, *, classes: int, augment: bool, views: int, flips: bool = True
+    train: Part, test: Part, *, classes: int, augment: bool, views: int, crops: bool, flips: bool
 ) -> Split:
     """The split of two parts of square images; only the training part is augmented."""
     _, channels, _, image_size = train[0].shape
-    transform = training_transform(image_size, augment=augment, views=views, flips=flips)
+    transform = training_transform(
+        image_size, augment=augment, views=views, crops=crops, flips=flips
+    )
     return Split(
         train=Images(*train, transform=transform, views=views),
         test=Images(*test),

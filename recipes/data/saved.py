@@ -35,6 +35,7 @@ def saved_images(
     test: str | None = None,
     augment: bool = False,
     views: int = 1,
+    crops: bool = True,
     flips: bool = True,
     foreseen: Foreseen = unheard,
 ) -> Split:
@@ -52,16 +53,17 @@ def saved_images(
         label: name of the column of labels; ``None``: the only one whose type names classes, or
             else the only one of integers.
         test: name of the test part; ``None`` finds it.
-        augment: random crops of the training images.
+        augment: random views of the training images, by ``crops`` and ``flips``.
         views: random views of each training image; more than one needs ``augment``.
-        flips: augment by random flips as well.
+        crops: augment by crops of the image padded by four reflected pixels a side.
+        flips: augment by mirror images.
         foreseen: is told the number of training images and their size before they are decoded.
 
     Raises:
         FileNotFoundError: if a part or file is missing.
         ValueError: naming what is ambiguous, or the table and row that cannot be used.
     """
-    training_transform(None, augment=augment, views=views, flips=flips)
+    training_transform(None, augment=augment, views=views, crops=crops, flips=flips)
     folder = existing_folder(root)
     parts = [
         [encoded_rows(rows, where, image=image, label=label) for rows, where in tables]
@@ -86,6 +88,7 @@ def saved_images(
         classes=classes,
         augment=augment,
         views=views,
+        crops=crops,
         flips=flips,
     )
 

@@ -25,13 +25,13 @@ _CHUNK = 10  # images at once, which stay in the cache
 class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Features of random views of images, of which each image's were computed once.
 
-    A view moves the places of an image's features by at most one, reflected at the border, and may
-    be that of the mirror image, in which a wave's direction is mirrored too. That is the mirror
-    image itself, moved by three pixels. A view is then normalized, as an image without views is.
+    A view moves the places of an image's features by at most one, reflected at the border, or is
+    that of the mirror image, or both; it is then normalized, as an image without views is.
 
     Args:
         maps: features as ``scattering`` returns them, (N, 81 C, H, W), float32.
         labels: int64, (N,).
+        crops: whether places are moved.
         flips: whether there are mirror images.
         views: of an example, at least 1. With one it is (81 C, H, W), with K > 1 (K, 81 C, H, W).
         fingerprint: recognises the training set; private.
@@ -42,13 +42,17 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         maps: torch.Tensor,
         labels: torch.Tensor,
         *,
+        crops: bool,
         flips: bool,
         views: int,
         fingerprint: str,
     ) -> None:
         self.maps, self.labels, self.views, self.fingerprint = maps, labels, views, fingerprint
         self._transform = CropAndFlip(
-            maps.shape[-1], flips, padding=1, mirrored=mirrored_paths(maps.shape[1] // PATHS)
+            maps.shape[-1],
+            flips,
+            padding=1 if crops else 0,
+            mirrored=mirrored_paths(maps.shape[1] // PATHS),
         )
         self._orders: dict[tuple[int, int, bool], torch.Tensor] = {}
 
@@ -62,15 +66,18 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         """Several examples at once, as torch's loaders ask for them."""
         flat, shape = self.maps.flatten(1), (self.views,) if self.views > 1 else ()
         found = torch.stack(
-            [flat[row][self._order()] for row in indices for _ in range(self.views)]
+            [
+                flat[row][self._order(drawn)]
+                for row in indices
+                for drawn in self._transform.draw(self.views)
+            ]
         )
         normal = group_norm(found.view(-1, *self.maps.shape[1:]), GROUPS)
         normal = normal.unflatten(0, (len(indices), *shape))
         return list(zip(normal.unbind(), self.labels[list(indices)].unbind(), strict=True))
 
-    def _order(self) -> torch.Tensor:
-        """Which feature of an image each feature of a view is that is drawn now; there are few."""
-        drawn = self._transform.draw()
+    def _order(self, drawn: tuple[int, int, bool]) -> torch.Tensor:
+        """Which feature of an image each feature of a view is, of few."""
         if drawn not in self._orders:
             numbers = torch.arange(self.maps[0].numel()).view(self.maps.shape[1:])
             self._orders[drawn] = self._transform.view(numbers, *drawn).flatten()
@@ -87,10 +94,16 @@ def mirrored_paths(colours: int) -> tuple[int, ...]:
     return tuple(PATHS * colour + path for colour in range(colours) for path in one)
 
 
-def scattered(split: Split) -> Split:
+def mirrored_maps(maps: torch.Tensor) -> torch.Tensor:
+    """The features of mirror images, from those of the images, as ``scattering`` returns them."""
+    return maps.flip(-1)[:, list(mirrored_paths(maps.shape[1] // PATHS))]
+
+
+def scattered(split: Split, *, mirrored: bool = False) -> Split:
     """Scattering features in place of the images, each example's normalized in 27 groups of 9.
 
-    Of augmented images views are drawn of the features, as ``ScatteredViews`` does.
+    Of augmented images views are drawn of the features, as ``ScatteredViews`` does. With
+    ``mirrored`` a test image has those of its mirror image beside it.
 
     Raises:
         ValueError: for images of another size than ``scattering`` takes.
@@ -98,45 +111,59 @@ def scattered(split: Split) -> Split:
     check_scattered(split.image_size)
     return dataclasses.replace(
         split,
-        train=scattered_images(split.train, "of training images"),
-        test=scattered_images(split.test, "of test images"),
+        train=_training_part(split.train),
+        test=scattered_test(split.test, mirrored=mirrored),
         channels=PATHS * split.channels,
         image_size=split.image_size // STRIDE,
     )
 
 
-def scattered_images(
-    examples: Dataset[Any], what: str
-) -> TensorDataset | ScatteredViews | SideBySide:
-    """The same for a part, of whose images a progress bar says what they are."""
-    if isinstance(examples, SideBySide):
-        return SideBySide(*(scattered_images(part, what) for part in examples.parts))
-    what, augmented = f"features {what}", False
+def _training_part(examples: Dataset[Any]) -> TensorDataset | ScatteredViews:
+    maps, labels = _features(examples, "of training images")
+    if not isinstance(examples, Images) or examples.transform is None:
+        return TensorDataset(_normalized(maps), labels)
+    transform = examples.transform
+    assert isinstance(transform, CropAndFlip)
+    return ScatteredViews(
+        maps,
+        labels,
+        crops=transform.padding > 0,
+        flips=transform.flips,
+        views=examples.views,
+        fingerprint=hashlib.sha256(f"scattering of {examples.fingerprint}".encode()).hexdigest(),
+    )
+
+
+def scattered_test(examples: Dataset[Any], *, mirrored: bool = False) -> TensorDataset | SideBySide:
+    """The test part of ``scattered``, of images that are not augmented."""
+    maps, labels = _features(examples, "of test images")
+    other = TensorDataset(_normalized(mirrored_maps(maps)), labels) if mirrored else None
+    plain = TensorDataset(_normalized(maps), labels)
+    return plain if other is None else SideBySide(plain, other)
+
+
+def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of a part's images, as ``scattering`` returns them, and its labels."""
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels
-        augmented = examples.transform is not None
     else:
         assert isinstance(examples, TensorDataset)
         rows, labels = examples.tensors
     found: torch.Tensor | None = None
-    for start in tqdm(range(0, len(rows), _CHUNK), desc=what, unit_scale=_CHUNK, delay=2):
+    for start in tqdm(range(0, len(rows), _CHUNK), f"features {what}", unit_scale=_CHUNK, delay=2):
         part = rows[start : start + _CHUNK]
         images = part.float().div(127.5).sub(1) if part.dtype == torch.uint8 else part
         maps = scattering(images)
-        maps = maps if augmented else group_norm(maps, GROUPS)
         if found is None:
             found = maps.new_empty(len(rows), *maps.shape[1:])
         found[start : start + len(part)] = maps
     if found is None:
-        raise ValueError(f"{what}: there are none")
-    if not augmented:
-        return TensorDataset(found, labels)
-    assert isinstance(examples, Images)
-    transform = examples.transform
-    return ScatteredViews(
-        found,
-        labels,
-        flips=isinstance(transform, CropAndFlip) and transform.flips,
-        views=examples.views,
-        fingerprint=hashlib.sha256(f"scattering of {examples.fingerprint}".encode()).hexdigest(),
-    )
+        raise ValueError(f"features {what}: there are none")
+    return found, labels
+
+
+def _normalized(maps: torch.Tensor) -> torch.Tensor:
+    """In place, a chunk at a time: the features of a training set are gigabytes."""
+    for part in maps.split(_CHUNK):
+        part.copy_(group_norm(part, GROUPS))
+    return maps

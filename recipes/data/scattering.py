@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch.nn.functional import pad
@@ -27,7 +28,9 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
 
     Two scales, eight angles, Morlet wavelets (Bruna & Mallat 2013, arXiv 1203.1513; widths and
     frequencies of Oyallon & Mallat 2015, arXiv 1412.8659): x ∗ φ, |x ∗ ψ_λ| ∗ φ and
-    ||x ∗ ψ_λ| ∗ ψ_μ| ∗ φ for μ coarser than λ. Borders are reflected.
+    ||x ∗ ψ_λ| ∗ ψ_μ| ∗ φ for μ coarser than λ. Borders are reflected. A feature stands at the
+    middle of its 4×4 pixels, and what is kept at every second place at the middle of 2×2, so that
+    the features of a mirror image are those of the image in another order.
 
     Args:
         images: shape (B, C, H, W), with H and W multiples of 4 and at least 8.
@@ -50,7 +53,7 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
         return torch.fft.ifft2(_folded(spectrum, 2**scale)).abs()
 
     def averaged(maps: torch.Tensor, scale: int) -> torch.Tensor:
-        """Around every fourth place of the image, of maps at every 2^scale-th."""
+        """Around the middle of every 4×4 pixels, of maps at every 2^scale-th place."""
         left = STRIDE >> scale
         spectrum = torch.fft.fft2(maps) * bank.averages[scale]
         smooth = torch.fft.ifft2(_folded(spectrum, left)).real
@@ -88,11 +91,12 @@ def _folded(spectrum: torch.Tensor, step: int) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Bank:
-    """Filters by their spectra.
+    """Filters by their spectra, complex.
 
     Attributes:
-        averages: φ at every place, and at every second, shapes (H, W) and (H / 2, W / 2).
-        wavelets: ψ of each scale, shape (angles, H, W).
+        averages: φ at every place, and at every second, shapes (H, W) and (H / 2, W / 2); from one
+            place to the middle of those that it stands for.
+        wavelets: ψ of each scale, shape (angles, H, W), likewise.
     """
 
     averages: tuple[torch.Tensor, ...]
@@ -101,40 +105,59 @@ class _Bank:
 
 @functools.cache
 def _bank(height: int, width: int) -> _Bank:
-    scales = []
+    angles = [angle * math.pi / ANGLES for angle in range(ANGLES)]
+    averages, wavelets = [], []
     for scale in range(SCALES):
+        middle = _middle(2**scale)
+        here = functools.partial(_gabor, _around(height, middle), _around(width, middle))
         spread, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
-        angles = [angle * math.pi / ANGLES for angle in range(ANGLES)]
-        each = [_morlet(height, width, spread, angle, frequency) for angle in angles]
-        scales.append(torch.stack(each))
-    average = _gabor(height, width, 0.8 * 2 ** (SCALES - 1), 0.0, 0.0, slant=1.0)
-    full = torch.fft.fft2(average).real.float()
-    return _Bank((full, 4 * _folded(full, 2)), tuple(scales))
+        wavelets.append(torch.stack([_morlet(here, spread, angle, frequency) for angle in angles]))
+        onward = _middle(STRIDE) - middle
+        average = _gabor(
+            _around(height, onward), _around(width, onward), 0.8 * 2 ** (SCALES - 1), slant=1.0
+        )
+        averages.append(4**scale * _folded(_spectrum(average), 2**scale))
+    return _Bank(tuple(averages), tuple(wavelets))
 
 
-def _morlet(height: int, width: int, spread: float, angle: float, frequency: float) -> torch.Tensor:
+def _middle(side: int) -> float:
+    """Of so many pixels next to each other, from the first of them."""
+    return (side - 1) / 2
+
+
+def _morlet(
+    gabor: Callable[..., torch.Tensor], spread: float, angle: float, frequency: float
+) -> torch.Tensor:
     """The spectrum of a Gabor function less as much of its envelope as makes the mean vanish."""
     slant = 4 / ANGLES
-    wave = _gabor(height, width, spread, angle, frequency, slant=slant)
-    envelope = _gabor(height, width, spread, angle, 0.0, slant=slant)
-    return torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real.float()
+    wave = gabor(spread, angle, frequency, slant=slant)
+    envelope = gabor(spread, angle, slant=slant)
+    return _spectrum(wave - wave.sum() / envelope.sum() * envelope)
 
 
 def _gabor(
-    height: int, width: int, spread: float, angle: float, frequency: float, *, slant: float
+    rows: torch.Tensor,
+    columns: torch.Tensor,
+    spread: float,
+    angle: float = 0.0,
+    frequency: float = 0.0,
+    *,
+    slant: float,
 ) -> torch.Tensor:
     """A plane wave under a Gaussian that integrates to one, on a torus; complex128, (H, W)."""
-    rows, columns = torch.meshgrid(
-        _around(height), _around(width), indexing="ij"
-    )  # several turns of the torus, summed below
-    along = columns * math.cos(angle) + rows * math.sin(angle)
-    across = rows * math.cos(angle) - columns * math.sin(angle)
+    down, right = torch.meshgrid(rows, columns, indexing="ij")
+    along = right * math.cos(angle) + down * math.sin(angle)
+    across = down * math.cos(angle) - right * math.sin(angle)
     envelope = torch.exp(-(along**2 + (slant * across) ** 2) / (2 * spread**2))
     wave = envelope * torch.exp(1j * frequency * along)
-    turns = wave.view(3, height, 3, width).sum((0, 2))
+    turns = wave.view(3, len(rows) // 3, 3, len(columns) // 3).sum((0, 2))
     return turns * slant / (2 * math.pi * spread**2)
 
 
-def _around(size: int) -> torch.Tensor:
-    """Three turns of positions, the middle one from 0."""
-    return torch.arange(-size, 2 * size, dtype=torch.float64)
+def _around(size: int, first: float) -> torch.Tensor:
+    """Positions on three turns of a torus of so many pixels, the middle turn's from ``first``."""
+    return torch.arange(-size, 2 * size, dtype=torch.float64) + first
+
+
+def _spectrum(filter_: torch.Tensor) -> torch.Tensor:
+    return torch.fft.fft2(filter_).to(torch.complex64)

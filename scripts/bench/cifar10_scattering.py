@@ -22,8 +22,7 @@ from safetensors.torch import load_model
 from dptrain.reporting import STATEMENT, read_metrics
 from recipes.config import load_config
 from recipes.data import Split, cifar10
-from recipes.data.mirrored import SideBySide, flipped
-from recipes.data.scattered import scattered_images
+from recipes.data.scattered import scattered_test
 from recipes.data.scattering import STRIDE
 from recipes.models import vgg
 from recipes.runfolder import CONFIG, METRICS, WEIGHTS
@@ -70,8 +69,7 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
 def together(folder: pathlib.Path, root: str) -> dict[str, float]:
     """Accuracies of a run's saved model, on test images alone and with their mirror images."""
     settings = load_config(VisionSettings, folder / CONFIG)
-    test = cifar10(root).test
-    both = scattered_images(SideBySide(test, flipped(test)), "of test images")
+    both = scattered_test(cifar10(root).test, mirrored=True)
     model = vgg(
         in_channels=both[0][0].shape[1],
         classes=CLASSES,

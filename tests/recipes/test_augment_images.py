@@ -17,8 +17,9 @@ def _images(count: int = 12, **options) -> Images:
     return Images(torch.from_numpy(pixels), torch.from_numpy(labels), **options)
 
 
-def _shift(image: torch.Tensor) -> torch.Tensor:
-    return torch.roll(image, int(torch.randint(0, 1000, ())) % 32, dims=2)
+def _shift(image: torch.Tensor, views: int) -> torch.Tensor:
+    shifts = torch.randint(0, 32, (views,)).tolist()
+    return torch.stack([torch.roll(image, shift, dims=2) for shift in shifts])
 
 
 def test_scaling_is_a_public_constant():
@@ -135,10 +136,17 @@ def test_impossible_images_are_refused(pixels, labels, views, message):
         Images(pixels, labels, views=views)
 
 
-@pytest.mark.parametrize(("views", "message"), [(2, "set augment to true"), (0, "views=0")])
-def test_views_need_augmentation(views, message):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"augment": False, "views": 2}, "set augment to true"),
+        ({"augment": False, "views": 0}, "views=0"),
+        ({"augment": True, "views": 1, "crops": False, "flips": False}, "the image itself"),
+    ],
+)
+def test_views_need_augmentation(options, message):
     with pytest.raises(ValueError, match=message):
-        training_transform(32, augment=False, views=views)
+        training_transform(32, **options)
 
 
 def test_digits_stay_as_they_were():

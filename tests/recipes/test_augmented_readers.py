@@ -44,7 +44,7 @@ def test_a_folder_flips_when_asked_to(tmp_path, flips):
     # Grey levels that rise to the right fall where the image was flipped.
     rising = torch.arange(32, dtype=torch.uint8).expand(3, 32, 32)
     torch.manual_seed(0)
-    views = [split.train.transform(rising) for _ in range(60)]
+    views = [split.train.transform(rising, 1)[0] for _ in range(60)]
     assert any(bool(view[0, 16, 10] > view[0, 16, 20]) for view in views) == flips
 
 

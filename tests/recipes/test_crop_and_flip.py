@@ -41,11 +41,38 @@ def test_every_crop_and_flip_is_as_likely_as_any_other(image, outcomes):
     transform, draws = CropAndFlip(SIZE), 16_200
     torch.manual_seed(0)
     counts = collections.Counter(
-        outcomes[transform(torch.from_numpy(image)).numpy().tobytes()] for _ in range(draws)
+        outcomes[transform(torch.from_numpy(image))[0].numpy().tobytes()] for _ in range(draws)
     )
     mean = draws / 162
     assert len(counts) == 162
     assert max(abs(count - mean) for count in counts.values()) < 6 * math.sqrt(mean)
+
+
+def test_of_two_views_one_is_mirrored(image, outcomes):
+    """The first or the second, as often; their crops are drawn apart."""
+    torch.manual_seed(1)
+    draws, firsts, same = 2000, 0, 0
+    for views in (CropAndFlip(SIZE)(torch.from_numpy(image), 2) for _ in range(draws)):
+        (*corner, first), (*other, second) = (outcomes[view.numpy().tobytes()] for view in views)
+        assert first != second
+        firsts += first
+        same += corner == other
+    assert abs(firsts - draws / 2) < 6 * math.sqrt(draws / 4)
+    assert same < draws / 81 + 6 * math.sqrt(draws / 81)
+
+
+def test_views_without_crops_are_the_image_and_its_mirror_image(image):
+    pixels = torch.from_numpy(image)
+    torch.manual_seed(2)
+    seen = set()
+    for _ in range(60):
+        views = CropAndFlip(SIZE, padding=0)(pixels, 3)
+        plain = [bool(torch.equal(view, pixels)) for view in views]
+        mirrored = [bool(torch.equal(view, pixels.flip(-1))) for view in views]
+        assert [not found for found in plain] == mirrored
+        seen.add(tuple(plain))
+    assert seen == {(True, False, True), (False, True, False)}
+    assert torch.equal(CropAndFlip(SIZE, flips=False, padding=0)(pixels)[0], pixels)
 
 
 def test_only_torchs_global_generator_is_used(image):

@@ -22,24 +22,25 @@ from tests.helpers.image_files import write_batches
 from tests.helpers.stopping import ctrl_c, stop_at
 
 
+@pytest.mark.parametrize("size", [8, 32])
+def test_mirrored_features_are_those_of_the_mirror_image(size: int) -> None:
+    """All the way to the border: places lie as far from the one side as from the other."""
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    features = scattering(images)
+    order = list(mirrored_paths(3))
+    for side in (-1, -2):  # waves at π - θ are those at -θ, as moduli know no direction
+        mirror = scattering(images.flip(side))
+        assert torch.allclose(mirror, features.flip(side)[:, order], atol=2e-6)
+        # What directions that stay would give.
+        assert (mirror - features.flip(side)).abs().max() > 0.01
+
+
 def _blob(size: int = 32) -> torch.Tensor:
     """Nothing but its middle, so that its border is the same after a small move."""
     image = torch.zeros(1, 3, size, size)
     draw = torch.Generator().manual_seed(0)
     image[..., 10:-10, 10:-10] = torch.randn(3, size - 20, size - 20, generator=draw)
     return image
-
-
-def test_mirrored_features_are_those_of_the_mirror_image() -> None:
-    """Feature j of the image stands at pixel 4 j: of the mirror image, moved right by one pixel,
-    that is pixel 32 - 4 j, where feature 8 - j stands."""
-    image = _blob()
-    features = scattering(image)[0]
-    mirror = scattering(image.flip(-1).roll(1, -1))[0]
-    expected = features[list(mirrored_paths(3))].flip(-1)
-    assert torch.allclose(mirror[..., 1:], expected[..., :-1], atol=2e-6)
-    plain = features.flip(-1)  # what directions that stay would give
-    assert (mirror[..., 1:] - plain[..., :-1]).abs().max() > 0.01
 
 
 def test_a_place_is_four_pixels() -> None:
@@ -58,39 +59,63 @@ def _views(maps: torch.Tensor, **options: object) -> ScatteredViews:
     return ScatteredViews(maps, labels, fingerprint="some", **options)  # type: ignore[arg-type]
 
 
-def test_every_move_and_mirror_is_as_likely_as_any_other() -> None:
-    maps = torch.randn(1, PATHS, 6, 6, generator=torch.Generator().manual_seed(1))
-    padded = np.pad(maps[0].numpy(), ((0, 0), (1, 1), (1, 1)), mode="reflect")
-    padded = torch.from_numpy(padded)
+def _moved(maps: torch.Tensor) -> list[torch.Tensor]:
+    """The features of an image, (81, 6, 6), at every place and mirrored or not, normalized."""
+    padded = np.pad(maps.numpy(), ((0, 0), (1, 1), (1, 1)), mode="reflect")
     outcomes = []
     for down in range(3):
         for right in range(3):
-            moved = padded[:, down : down + 6, right : right + 6]
+            moved = torch.from_numpy(padded[:, down : down + 6, right : right + 6])
             for turned in (moved, moved.flip(-1)[list(mirrored_paths(1))]):
                 outcomes.append(group_norm(turned[None], 27)[0])
+    return outcomes
+
+
+def _which(view: torch.Tensor, outcomes: list[torch.Tensor]) -> int:
+    distances = [float((view - outcome).abs().max()) for outcome in outcomes]
+    place = int(np.argmin(distances))
+    assert distances[place] < 1e-5
+    return place
+
+
+def test_every_move_and_mirror_is_as_likely_as_any_other() -> None:
+    maps = torch.randn(1, PATHS, 6, 6, generator=torch.Generator().manual_seed(1))
+    outcomes = _moved(maps[0])
     draws, counts = 3600, collections.Counter[int]()
     torch.manual_seed(0)
-    for x, label in _views(maps, flips=True, views=1).__getitems__([0] * draws):
-        distances = [float((x - view).abs().max()) for view in outcomes]
-        place = int(np.argmin(distances))
-        assert distances[place] < 1e-5
+    for x, label in _views(maps, crops=True, flips=True, views=1).__getitems__([0] * draws):
+        counts[_which(x, outcomes)] += 1
         assert label == 0
-        counts[place] += 1
     assert len(counts) == 18
     mean = draws / 18
     assert max(abs(count - mean) for count in counts.values()) < 6 * math.sqrt(mean)
 
 
 def test_views_of_an_example_come_together() -> None:
-    maps = torch.randn(5, PATHS, 4, 4)
+    maps = torch.randn(5, PATHS, 6, 6, generator=torch.Generator().manual_seed(6))
     torch.manual_seed(3)
-    together = _views(maps, flips=False, views=2).__getitems__([4, 1])
-    torch.manual_seed(3)
-    apart = _views(maps, flips=False, views=1).__getitems__([4, 4, 1, 1])
-    assert [int(label) for _, label in together] == [0, 1]
-    assert together[0][0].shape == (2, PATHS, 4, 4)
-    joined = torch.cat([x for x, _ in together])
-    assert torch.equal(joined, torch.stack([x for x, _ in apart]))
+    drawn = _views(maps, crops=True, flips=False, views=4).__getitems__([4, 1])
+    for row, (views, label) in zip([4, 1], drawn, strict=True):
+        assert (views.shape, int(label)) == ((4, PATHS, 6, 6), row % 2)
+        outcomes = _moved(maps[row])
+        places = [_which(view, outcomes) for view in views]
+        assert len(set(places)) > 1
+        assert all(place % 2 == 0 for place in places)  # none is mirrored
+
+
+def test_two_views_without_crops_are_of_the_image_and_its_mirror_image() -> None:
+    images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
+    plain, mirror = (group_norm(scattering(x), 27) for x in (images, images.flip(-1)))
+    drawn = _views(scattering(images), crops=False, flips=True, views=2)
+    torch.manual_seed(5)
+    turned = set()
+    for _ in range(20):
+        for row, (views, _label) in enumerate(drawn.__getitems__([0, 1])):
+            pairs = (plain[row], mirror[row]), (mirror[row], plain[row])
+            found = [torch.allclose(views, torch.stack(pair), atol=1e-4) for pair in pairs]
+            assert sum(found) == 1
+            turned.add(found[0])
+    assert turned == {True, False}
 
 
 def test_only_the_training_part_of_a_split_has_views() -> None:

@@ -17,15 +17,18 @@ from recipes.data.split import Split
 REACH = 20  # pixels, beyond which the widest envelope is below 1e-30
 
 
-def _wave(spread: float, angle: float, frequency: float, slant: float) -> np.ndarray:
-    """A plane wave under a Gaussian, value by value."""
+def _wave(
+    spread: float, angle: float, frequency: float, slant: float, offset: float = 0.0
+) -> np.ndarray:
+    """A plane wave under a Gaussian, value by value, at whole numbers and an offset."""
     found = np.zeros((2 * REACH + 1, 2 * REACH + 1), dtype=complex)
-    for row in range(-REACH, REACH + 1):
-        for column in range(-REACH, REACH + 1):
+    positions = [place + offset for place in range(-REACH, REACH + 1)]
+    for y, row in enumerate(positions):
+        for x, column in enumerate(positions):
             along = column * math.cos(angle) + row * math.sin(angle)
             across = row * math.cos(angle) - column * math.sin(angle)
             envelope = math.exp(-(along**2 + slant**2 * across**2) / (2 * spread**2))
-            found[row + REACH, column + REACH] = envelope * np.exp(1j * frequency * along)
+            found[y, x] = envelope * np.exp(1j * frequency * along)
     return found * slant / (2 * math.pi * spread**2)
 
 
@@ -44,12 +47,13 @@ def _convolved(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 
 def test_features_are_sums_over_pixels() -> None:
-    """One path of every kind. Maps of the coarse scale are kept at every second pixel, which folds
-    what is left of them beyond half the frequencies onto the rest: one or two parts in a hundred.
+    """One path of every kind, at the middle of every 4×4 pixels. Maps of the coarse scale are kept
+    at the middle of every 2×2 only, which folds what is left of them beyond half the frequencies
+    onto the rest: one or two parts in a hundred. Here they are kept at every pixel.
     """
     image = np.random.default_rng(0).normal(size=(16, 16))
     padded = np.pad(image, 4, mode="reflect")
-    average = _wave(1.6, 0.0, 0.0, 1.0).real
+    average = _wave(1.6, 0.0, 0.0, 1.0, offset=1.5).real
 
     def kept(maps: np.ndarray) -> np.ndarray:
         return _convolved(maps, average).real[4:-4:4, 4:-4:4]
