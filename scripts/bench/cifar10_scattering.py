@@ -1,40 +1,84 @@
-"""The best of CIFAR-10 that two cores reach at ε = 8, from the folders of finished runs.
+"""The best of CIFAR-10 that two cores reach at ε = 8, in a quarter of an hour and in one.
 
-    python -m recipes.vision --config configs/cifar10_scattering.yaml data.root=DIR --output RUN
-    PYTHONPATH=. python scripts/bench/cifar10_scattering.py RUN [RUN ...] [--root DIR]
+    PYTHONPATH=. python scripts/bench/cifar10_scattering.py quarter one --root DIR --output RUNS
 
-Only the evaluation after a run's last step is taken, on the whole test set; with ``--root`` also
-one of the saved model on images and their mirror images, as ``data.mirrored`` makes it. Runs of
-other settings that the file holds already are kept.
+Each budget is a run of the recipe by ``configs/cifar10_scattering.yaml`` with settings beside it,
+of which the processor time is taken. A run that was interrupted goes on, and one that is finished
+is read. Only the evaluation after the last step is taken, on the whole test set, of images alone
+and together with their mirror images. Budgets of the file that are not named are kept.
+
+``errors`` in place of a budget predicts what larger batches or more steps would bring, as
+``scripts/paper/cifar10_bands.py`` does; nothing of it looks at the data.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import pathlib
+import resource
 import statistics
+import subprocess
+import sys
 from typing import Any
 
-from safetensors.torch import load_model
-
+from dptrain import BandMF, MinSep, calibrate
 from dptrain.reporting import STATEMENT, read_metrics
 from recipes.config import load_config
-from recipes.data import Split, cifar10
-from recipes.data.scattered import scattered_test
-from recipes.data.scattering import STRIDE
-from recipes.models import vgg
-from recipes.runfolder import CONFIG, METRICS, WEIGHTS
-from recipes.task import TEST, evaluate
-from recipes.vision import SIZES, VisionSettings, classification_task
+from recipes.runfolder import CONFIG, METRICS, SUMMARY
+from recipes.task import TEST
+from recipes.vision import VisionSettings
 
-CLASSES = 10
+ROOT = pathlib.Path(__file__).parents[2]
+CONFIGURATION = ROOT / "configs" / "cifar10_scattering.yaml"
 OUT = pathlib.Path(__file__).parent / "results" / "cifar10_scattering.json"
+PRECISION = "autocast=bfloat16"
+BUDGETS = {
+    "plain": ["data.augment=false"],
+    "small": [],
+    "quarter": ["model.channels=[128]", PRECISION],
+    "one": ["model.channels=[256]", "data.views=2", PRECISION],
+}
+"""Settings beside the configuration's, by name: a quarter of an hour and one hour of two cores."""
+TIME = "processor_seconds.json"
+ERRORS = "errors"
+SIZE, EPSILON = 50_000, 8.0
+# Steps, batch, separation and bands: of the runs; of twice the batch, with half the separation and
+# bands, where the error is less than with as many; of twice the steps.
+PLANS = ((1500, 667, 37, 32), (1500, 1333, 18, 16), (3000, 667, 37, 32))
+
+
+def train(folder: pathlib.Path, settings: list[str], root: str) -> None:
+    """Run the recipe in a process of its own, on from where it was, and keep what time it took."""
+    command = [sys.executable, "-m", "recipes.vision", "--config", str(CONFIGURATION)]
+    command += [f"data.root={root}", *settings, "--output", str(folder)]
+    spent: float | None = 0.0
+    if folder.exists():
+        command.append("--resume")
+        spent = _spent(folder)
+        (folder / TIME).unlink(missing_ok=True)  # of no use if this process does not live to add
+    before = _children()
+    try:
+        subprocess.run(command, check=True, cwd=ROOT)
+    finally:
+        if folder.exists() and spent is not None:
+            text = json.dumps(spent + _children() - before)
+            (folder / TIME).write_text(text, encoding="utf-8")
+
+
+def _spent(folder: pathlib.Path) -> float | None:
+    """Processor seconds so far; ``None`` where a part of them is not known."""
+    path = folder / TIME
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def outcome(folder: pathlib.Path) -> dict[str, Any]:
-    """Accuracy, and what was promised.
+    """Accuracy, processor time, and what was promised.
 
     Raises:
         ValueError: if the run is not finished, or was not evaluated on the test set.
@@ -48,17 +92,16 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{folder}: no evaluation on the test set after step {steps}")
     rows = [row for row in read_metrics(folder / METRICS) if row["split"] == "train"]
     settings = load_config(VisionSettings, folder / CONFIG)
-    mirrored = settings.data.mirrored
     return {
         "channels": settings.model.channels,
+        "mirrored": settings.data.augment,
         "views": settings.data.views,
         "autocast": settings.autocast,
-        "ema": settings.optimizer.ema,
-        "learning_rate": settings.optimizer.lr,
+        "processor_seconds": _spent(folder),
         # Of training batches of the last hundred steps, by the models then: CIFAR-10 is public.
         "training_accuracy": statistics.mean(row["accuracy"] for row in rows[-100:]),
-        "accuracy": found.get("accuracy_alone", None if mirrored else found["accuracy"]),
-        "accuracy_mirrored": found["accuracy"] if mirrored else None,
+        "accuracy": found["accuracy_alone"],
+        "accuracy_mirrored": found["accuracy"],
         "loss": found["loss"],
         "epsilon": promised["epsilon"],
         "delta": promised["delta"],
@@ -66,48 +109,71 @@ def outcome(folder: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def together(folder: pathlib.Path, root: str) -> dict[str, float]:
-    """Accuracies of a run's saved model, on test images alone and with their mirror images."""
-    settings = load_config(VisionSettings, folder / CONFIG)
-    both = scattered_test(cifar10(root).test, mirrored=True)
-    model = vgg(
-        in_channels=both[0][0].shape[1],
-        classes=CLASSES,
-        image_size=SIZES["cifar10"] // STRIDE,
-        **{name: getattr(settings.model, name) for name in ("channels", "groups", "hidden")},
-    )
-    load_model(model, folder / WEIGHTS)
-    split = Split(both, both, model[0].in_channels, CLASSES, SIZES["cifar10"] // STRIDE)
-    task = classification_task(split, model)
-    found = evaluate(dataclasses.replace(task, autocast=settings.autocast_dtype))
-    return {"accuracy": found["accuracy_alone"], "accuracy_mirrored": found["accuracy"]}
+def errors() -> list[dict[str, float]]:
+    """Root mean square error of the prefix sums of averaged gradients, per unit of R and step.
+
+    Noise in the sums of a run, over the number of its steps: the learning rate of a longer run is
+    smaller in proportion.
+    """
+    rows = []
+    for steps, batch, separation, bands in PLANS:
+        scheme = MinSep.for_batch_size(
+            min_sep=separation, batch_size=batch, dataset_size=SIZE, steps=steps
+        )
+        strategy = BandMF(bands=bands, objective="mean")
+        found = calibrate(
+            scheme=scheme, strategy=strategy, epsilon=EPSILON, delta=1 / (2 * SIZE)
+        ).mechanism
+        noise = found.strategy.rmse(steps) * found.noise_multiplier
+        rows.append(
+            {
+                "steps": steps,
+                "batch": batch,
+                "min_sep": separation,
+                "bands": bands,
+                "noise_multiplier": found.noise_multiplier,
+                "error": noise / found.scheme.expected_batch_size / steps,
+            }
+        )
+        print(rows[-1])
+    return rows
 
 
 def main() -> None:
-    """Read and write."""
+    """Train, read and write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
+    parser.add_argument("budgets", nargs="+", choices=(*BUDGETS, ERRORS), metavar="BUDGET")
+    parser.add_argument("--root", metavar="DIR", help="CIFAR-10")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs"), metavar="RUNS")
     parser.add_argument("--json", type=pathlib.Path, default=OUT)
-    parser.add_argument("--root", metavar="DIR", help="CIFAR-10, to evaluate the saved models on")
     options = parser.parse_args()
-    found = [outcome(run) for run in options.runs]
-    if options.root is not None:
-        for run, folder in zip(found, options.runs, strict=True):
-            run |= together(folder, options.root)
-    new = {_settings(run): run for run in found}
-    old = json.loads(options.json.read_text(encoding="utf-8"))["runs"]
-    runs = list(({_settings(run): run for run in old} | new).values())
-    options.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
-    for run in runs:
-        print(
-            f"{run['channels']} channels, {run['views']} views: {run['accuracy']} alone, "
-            f"{run['accuracy_mirrored']} with mirror images at ε = {run['epsilon']:.3f}"
-        )
+    named = [name for name in options.budgets if name != ERRORS]
+    if named and options.root is None:
+        parser.error(f"--root: budgets {', '.join(named)} train on CIFAR-10; name its folder")
+    results = {"runs": [], ERRORS: []}
+    if options.json.exists():
+        results |= json.loads(options.json.read_text(encoding="utf-8"))
+    for budget in options.budgets:
+        if budget == ERRORS:
+            results[ERRORS] = errors()
+        else:
+            folder = options.output.resolve() / f"cifar10_{budget}"
+            if not (folder / SUMMARY).exists():
+                train(folder, BUDGETS[budget], str(pathlib.Path(options.root).resolve()))
+            found = {"budget": budget, **outcome(folder)}
+            by_name = {run["budget"]: run for run in [*results["runs"], found]}
+            results["runs"] = [by_name[name] for name in BUDGETS if name in by_name]
+            _tell(found)
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
-def _settings(run: dict[str, Any]) -> str:
-    names = ("channels", "views", "autocast", "ema", "learning_rate", "scheme", "strategy")
-    return json.dumps([run[name] for name in names], sort_keys=True)
+def _tell(run: dict[str, Any]) -> None:
+    time = run["processor_seconds"]
+    print(
+        f"{run['budget']}: {run['accuracy']} alone, {run['accuracy_mirrored']} with mirror images "
+        f"at ε = {run['epsilon']:.3f}"
+        + ("" if time is None else f", {time / 60:.0f} minutes of a core")
+    )
 
 
 if __name__ == "__main__":

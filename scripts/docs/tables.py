@@ -749,17 +749,13 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     rows = [
         [
             ", ".join(map(str, run["channels"])),
-            str(run["views"]),
-            "–" if run["ema"] is None else f"{run['ema']:g}",
+            _shown_views(run),
             run["autocast"] or "float32",
             *(
-                "–" if share is None else f"{100 * share:.1f}"
-                for share in (
-                    run.get("training_accuracy"),
-                    run["accuracy"],
-                    run["accuracy_mirrored"],
-                )
+                f"{100 * run[name]:.1f}"
+                for name in ("training_accuracy", "accuracy", "accuracy_mirrored")
             ),
+            "–" if (time := run["processor_seconds"]) is None else f"{time / 60:.0f}",
             f"{run['epsilon']:.2f}",
             _figures(run["delta"]),
             f"{run['noise_multiplier']:.3f}",
@@ -767,9 +763,32 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["channels", "views", "average of weights", "products", "training accuracy, %"]
-    head += ["test accuracy, %", "with mirror images, %", "ε", "δ", "σ", "steps"]
+    head = ["channels", "an example is", "products", "training accuracy, %", "test accuracy, %"]
+    head += ["with mirror images, %", "minutes of a core", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
+
+
+def _cifar10_scattering_errors(tree: Mapping[str, Any]) -> Table:
+    """Predicted errors, as multiples of the first line's, which is that of the runs."""
+    first, *_ = tree["errors"]
+    rows = [
+        [
+            f"{row['steps']:,}",
+            f"{row['batch']:,}",
+            f"{row['bands']}",
+            f"{row['min_sep']}",
+            f"{row['noise_multiplier']:.3f}",
+            f"{row['error'] / first['error']:.2f}",
+        ]
+        for row in tree["errors"]
+    ]
+    return Table(["steps", "batch", "bands", "separation", "σ", "predicted error"], rows)
+
+
+def _shown_views(run: Mapping[str, Any]) -> str:
+    if not run["mirrored"]:
+        return "the image"
+    return "the image or its mirror image" if run["views"] == 1 else "both, averaged"
 
 
 def _individual(tree: Mapping[str, Any]) -> Table:
@@ -1084,6 +1103,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _amplified_strategies,
         _masked_head,
         _cifar10_scattering,
+        _cifar10_scattering_errors,
         _clipping_norm,
         _trainer_time,
         _individual,
@@ -1109,6 +1129,7 @@ _BENCHMARKS |= {
 
 # Tables that take another part of a file.
 _FILES = {"utility_digits_sigma": "utility_digits", "user_bounds": "user_errors"}
+_FILES["cifar10_scattering_errors"] = "cifar10_scattering"
 _FILES |= dict.fromkeys(("footprint_sent", "footprint_measured"), "footprint")
 _FILES |= {f"model_coverage_{name}": "model_coverage" for name in _MODEL_GROUPS}
 

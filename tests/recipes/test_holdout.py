@@ -47,7 +47,8 @@ def test_the_seed_decides_and_nothing_else():
 
 
 def test_only_what_is_trained_on_is_augmented():
-    parts = _split(transform=lambda image: image, views=2).hold_out(0.5, seed=0)
+    parts = _split(transform=lambda image, views: torch.stack([image] * views), views=2)
+    parts = parts.hold_out(0.5, seed=0)
     assert parts.train[0][0].shape == (2, 3, 32, 32)
     assert parts.test[0][0].shape == (3, 32, 32)
 
