@@ -40,7 +40,7 @@ from recipes.task import HELD_OUT, TEST, Task
 DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
 _UNNAMED = ("folder", "datasets")  # which images they hold is not known here
 SIZES = {"cifar10": 32, "cinic10": 32, "mnist": 28}  # of images that have one by definition
-FEATURES = ("scattering",)
+FEATURES = ("scattering", "fine_scattering")
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -72,8 +72,8 @@ class DataSettings:
             mirror image, which is more often right (``accuracy_alone`` is without); neither
             training nor the saved model changes. Not for digits and mnist.
         features: what the model sees in place of the pixels: scattering (81 wavelet features of
-            each color for every 4×4 pixels, normalized for each image), computed once; null is the
-            pixels.
+            each color for every 4×4 pixels, normalized for each image) or fine_scattering (36 more,
+            which tell where in the 4×4 an edge is), computed once; null is the pixels.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
@@ -207,7 +207,8 @@ def load_images(settings: VisionSettings) -> Split:
     if data.holdout is not None:
         split = split.hold_out(data.holdout, seed=data.split_seed)
     if data.features is not None:
-        return scattered(split, mirrored=data.mirrored)
+        fine = data.features == "fine_scattering"
+        return scattered(split, fine=fine, mirrored=data.mirrored)
     if data.mirrored:
         split = dataclasses.replace(split, test=SideBySide(split.test, flipped(split.test)))
     return split

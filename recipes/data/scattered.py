@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import group_norm
 from torch.utils.data import Dataset, TensorDataset
 from tqdm import tqdm
 
 from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
 from recipes.data.mirrored import SideBySide
-from recipes.data.scattering import ANGLES, PATHS, STRIDE, check_scattered, scattering
+from recipes.data.scattered_layout import FeatureLayout
+from recipes.data.scattering import STRIDE, check_scattered, scattering
 from recipes.data.split import Split
 
-GROUPS = 27
 _CHUNK = 10  # images at once, which stay in the cache
 
 
@@ -29,11 +28,13 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     that of the mirror image, or both; it is then normalized, as an image without views is.
 
     Args:
-        maps: features as ``scattering`` returns them, (N, 81 C, H, W), float32.
+        maps: features as ``scattering`` returns them, (N, channels, H, W), float32.
         labels: int64, (N,).
+        layout: of the features.
         crops: whether places are moved.
         flips: whether there are mirror images.
-        views: of an example, at least 1. With one it is (81 C, H, W), with K > 1 (K, 81 C, H, W).
+        views: of an example, at least 1. With one it is (channels, H, W), with K > 1
+            (K, channels, H, W).
         fingerprint: recognises the training set; private.
     """
 
@@ -41,18 +42,20 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self,
         maps: torch.Tensor,
         labels: torch.Tensor,
+        layout: FeatureLayout,
         *,
         crops: bool,
         flips: bool,
         views: int,
         fingerprint: str,
     ) -> None:
-        self.maps, self.labels, self.views, self.fingerprint = maps, labels, views, fingerprint
+        self.maps, self.labels, self.layout = maps, labels, layout
+        self.views, self.fingerprint = views, fingerprint
         self._transform = CropAndFlip(
             maps.shape[-1],
             flips,
             padding=1 if crops else 0,
-            mirrored=mirrored_paths(maps.shape[1] // PATHS),
+            mirrored=tuple(layout.mirrored()),
         )
         self._orders: dict[tuple[int, int, bool], torch.Tensor] = {}
 
@@ -72,7 +75,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
                 for drawn in self._transform.draw(self.views)
             ]
         )
-        normal = group_norm(found.view(-1, *self.maps.shape[1:]), GROUPS)
+        normal = self.layout.normalized(found.view(-1, *self.maps.shape[1:]))
         normal = normal.unflatten(0, (len(indices), *shape))
         return list(zip(normal.unbind(), self.labels[list(indices)].unbind(), strict=True))
 
@@ -84,23 +87,8 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self._orders[drawn]
 
 
-def mirrored_paths(colours: int) -> tuple[int, ...]:
-    """Which feature of an image each feature of its mirror image is: waves at π - θ for θ."""
-    turned = [-angle % ANGLES for angle in range(ANGLES)]
-    fine = 1
-    coarse, both = fine + ANGLES, fine + 2 * ANGLES
-    one = [0, *(fine + angle for angle in turned), *(coarse + angle for angle in turned)]
-    one += [both + ANGLES * first + second for first in turned for second in turned]
-    return tuple(PATHS * colour + path for colour in range(colours) for path in one)
-
-
-def mirrored_maps(maps: torch.Tensor) -> torch.Tensor:
-    """The features of mirror images, from those of the images, as ``scattering`` returns them."""
-    return maps.flip(-1)[:, list(mirrored_paths(maps.shape[1] // PATHS))]
-
-
-def scattered(split: Split, *, mirrored: bool = False) -> Split:
-    """Scattering features in place of the images, each example's normalized in 27 groups of 9.
+def scattered(split: Split, *, fine: bool = False, mirrored: bool = False) -> Split:
+    """Scattering features in place of the images, each example's normalized.
 
     Of augmented images views are drawn of the features, as ``ScatteredViews`` does. With
     ``mirrored`` a test image has those of its mirror image beside it.
@@ -109,40 +97,48 @@ def scattered(split: Split, *, mirrored: bool = False) -> Split:
         ValueError: for images of another size than ``scattering`` takes.
     """
     check_scattered(split.image_size)
+    layout = FeatureLayout(split.channels, fine)
     return dataclasses.replace(
         split,
-        train=_training_part(split.train),
-        test=scattered_test(split.test, mirrored=mirrored),
-        channels=PATHS * split.channels,
+        train=_training_part(split.train, layout),
+        test=_test_part(split.test, layout, mirrored=mirrored),
+        channels=layout.channels,
         image_size=split.image_size // STRIDE,
     )
 
 
-def _training_part(examples: Dataset[Any]) -> TensorDataset | ScatteredViews:
-    maps, labels = _features(examples, "of training images")
+def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDataset | ScatteredViews:
+    maps, labels = _features(examples, layout, "of training images")
     if not isinstance(examples, Images) or examples.transform is None:
-        return TensorDataset(_normalized(maps), labels)
+        return TensorDataset(_all_normalized(maps, layout), labels)
     transform = examples.transform
     assert isinstance(transform, CropAndFlip)
+    kind = "fine scattering" if layout.fine else "scattering"
     return ScatteredViews(
         maps,
         labels,
+        layout,
         crops=transform.padding > 0,
         flips=transform.flips,
         views=examples.views,
-        fingerprint=hashlib.sha256(f"scattering of {examples.fingerprint}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"{kind} of {examples.fingerprint}".encode()).hexdigest(),
     )
 
 
-def scattered_test(examples: Dataset[Any], *, mirrored: bool = False) -> TensorDataset | SideBySide:
-    """The test part of ``scattered``, of images that are not augmented."""
-    maps, labels = _features(examples, "of test images")
-    other = TensorDataset(_normalized(mirrored_maps(maps)), labels) if mirrored else None
-    plain = TensorDataset(_normalized(maps), labels)
-    return plain if other is None else SideBySide(plain, other)
+def _test_part(
+    examples: Dataset[Any], layout: FeatureLayout, *, mirrored: bool
+) -> TensorDataset | SideBySide:
+    maps, labels = _features(examples, layout, "of test images")
+    other = maps.flip(-1)[:, layout.mirrored()] if mirrored else None
+    plain = TensorDataset(_all_normalized(maps, layout), labels)
+    if other is None:
+        return plain
+    return SideBySide(plain, TensorDataset(_all_normalized(other, layout), labels))
 
 
-def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _features(
+    examples: Dataset[Any], layout: FeatureLayout, what: str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of a part's images, as ``scattering`` returns them, and its labels."""
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels
@@ -153,7 +149,7 @@ def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Te
     for start in tqdm(range(0, len(rows), _CHUNK), f"features {what}", unit_scale=_CHUNK, delay=2):
         part = rows[start : start + _CHUNK]
         images = part.float().div(127.5).sub(1) if part.dtype == torch.uint8 else part
-        maps = scattering(images)
+        maps = scattering(images, fine=layout.fine)
         if found is None:
             found = maps.new_empty(len(rows), *maps.shape[1:])
         found[start : start + len(part)] = maps
@@ -162,8 +158,8 @@ def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Te
     return found, labels
 
 
-def _normalized(maps: torch.Tensor) -> torch.Tensor:
+def _all_normalized(maps: torch.Tensor, layout: FeatureLayout) -> torch.Tensor:
     """In place, a chunk at a time: the features of a training set are gigabytes."""
     for part in maps.split(_CHUNK):
-        part.copy_(group_norm(part, GROUPS))
+        part.copy_(layout.normalized(part))
     return maps

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import pad, pixel_unshuffle
 
 ANGLES = 8
 SCALES = 2
@@ -21,9 +21,11 @@ STRIDE = 2**SCALES
 """Pixels a side that one feature stands for."""
 PATHS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2
 """Features for each colour and place: 81."""
+CORNERS = 4
+"""Places of 2×2 pixels in one of 4×4."""
 
 
-def scattering(images: torch.Tensor) -> torch.Tensor:
+def scattering(images: torch.Tensor, *, fine: bool = False) -> torch.Tensor:
     """Averages of an image, of moduli of its wavelet transform, and of moduli of these' transforms.
 
     Two scales, eight angles, Morlet wavelets (Bruna & Mallat 2013, arXiv 1203.1513; widths and
@@ -32,11 +34,18 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
     middle of its 4×4 pixels, and what is kept at every second place at the middle of 2×2, so that
     the features of a mirror image are those of the image in another order.
 
+    Averages over 4×4 pixels do not tell where in them an edge is. With ``fine`` the image and its
+    moduli of the fine scale are averaged at the middle of every 2×2 as well, by half as wide a φ.
+
     Args:
         images: shape (B, C, H, W), with H and W multiples of 4 and at least 8.
+        fine: whether there are averages over 2×2 pixels.
 
     Returns:
-        Shape (B, 81 C, H / 4, W / 4), a colour's features next to each other.
+        Shape (B, 81 C, H / 4, W / 4), a colour's features next to each other; with ``fine``
+        (B, 117 C, H / 4, W / 4): then 4 C averages of the image over 2×2 pixels, of each colour top
+        left, top right, bottom left and bottom right, and 32 C of moduli, a colour's angles next to
+        each other.
 
     Raises:
         ValueError: for other sizes.
@@ -47,27 +56,37 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
     padded = pad(images, (STRIDE,) * 4, mode="reflect").flatten(0, 1)
     bank = _bank(*padded.shape[-2:])
 
-    def moduli(maps: torch.Tensor, scale: int) -> torch.Tensor:
+    def moduli(spectrum: torch.Tensor, scale: int) -> torch.Tensor:
         """Of all angles, in a dimension before height and width, at every 2^scale-th place."""
-        spectrum = torch.fft.fft2(maps)[..., None, :, :] * bank.wavelets[scale]
-        return torch.fft.ifft2(_folded(spectrum, 2**scale)).abs()
+        waves = spectrum[..., None, :, :] * bank.wavelets[scale]
+        return torch.fft.ifft2(_folded(waves, 2**scale)).abs()
 
-    def averaged(maps: torch.Tensor, scale: int) -> torch.Tensor:
+    def averaged(spectrum: torch.Tensor, scale: int) -> torch.Tensor:
         """Around the middle of every 4×4 pixels, of maps at every 2^scale-th place."""
-        left = STRIDE >> scale
-        spectrum = torch.fft.fft2(maps) * bank.averages[scale]
-        smooth = torch.fft.ifft2(_folded(spectrum, left)).real
-        return smooth[..., 1:-1, 1:-1]
+        smooth = torch.fft.ifft2(_folded(spectrum * bank.averages[scale], STRIDE >> scale))
+        return smooth.real[..., 1:-1, 1:-1]
 
-    fine, coarse = moduli(padded, 0), moduli(padded, 1)
-    features = [
-        averaged(padded, 0)[:, None],
-        averaged(fine, 0),
-        averaged(coarse, 1),
-        averaged(moduli(fine, 1), 1).flatten(1, 2),
-    ]
-    joined = torch.cat(features, dim=1)
-    return joined.view(examples, colours * PATHS, *joined.shape[-2:])
+    spectrum = torch.fft.fft2(padded)
+    edges = torch.fft.fft2(moduli(spectrum, 0))
+    joined = torch.cat(
+        [
+            averaged(spectrum, 0)[:, None],
+            averaged(edges, 0),
+            averaged(torch.fft.fft2(moduli(spectrum, 1)), 1),
+            averaged(torch.fft.fft2(moduli(edges, 1)), 1).flatten(1, 2),
+        ],
+        dim=1,
+    )
+    found = joined.view(examples, colours * PATHS, *joined.shape[-2:])
+    if not fine:
+        return found
+    near = torch.cat([spectrum[:, None], edges], dim=1) * bank.near
+    near = torch.fft.ifft2(_folded(near, 2)).real[..., 2:-2, 2:-2]
+    near = near.unflatten(0, (examples, colours))
+    return torch.cat(
+        [found, *(pixel_unshuffle(part.flatten(1, 2), 2) for part in near.split([1, ANGLES], 2))],
+        dim=1,
+    )
 
 
 def check_scattered(image_size: int) -> None:
@@ -78,7 +97,7 @@ def check_scattered(image_size: int) -> None:
     """
     if image_size % STRIDE or image_size < 2 * STRIDE:
         raise ValueError(
-            f"data.features=scattering with images of {image_size} pixels: height and width have "
+            f"data.features (scattering) of images of {image_size} pixels: height and width have "
             f"to be multiples of {STRIDE}, and at least {2 * STRIDE}; set data.features to null"
         )
 
@@ -97,10 +116,12 @@ class _Bank:
         averages: φ at every place, and at every second, shapes (H, W) and (H / 2, W / 2); from one
             place to the middle of those that it stands for.
         wavelets: ψ of each scale, shape (angles, H, W), likewise.
+        near: φ of half the width, to the middle of 2×2 places, shape (H, W).
     """
 
     averages: tuple[torch.Tensor, ...]
     wavelets: tuple[torch.Tensor, ...]
+    near: torch.Tensor
 
 
 @functools.cache
@@ -110,14 +131,23 @@ def _bank(height: int, width: int) -> _Bank:
     for scale in range(SCALES):
         middle = _middle(2**scale)
         here = functools.partial(_gabor, _around(height, middle), _around(width, middle))
-        spread, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
+        spread, frequency = _width(scale), 0.75 * math.pi / 2**scale
         wavelets.append(torch.stack([_morlet(here, spread, angle, frequency) for angle in angles]))
-        onward = _middle(STRIDE) - middle
-        average = _gabor(
-            _around(height, onward), _around(width, onward), 0.8 * 2 ** (SCALES - 1), slant=1.0
-        )
-        averages.append(4**scale * _folded(_spectrum(average), 2**scale))
-    return _Bank(tuple(averages), tuple(wavelets))
+        average = _average(height, width, SCALES - 1, _middle(STRIDE) - middle)
+        averages.append(4**scale * _folded(average, 2**scale))
+    near = _average(height, width, 0, _middle(2))
+    return _Bank(tuple(averages), tuple(wavelets), near)
+
+
+def _average(height: int, width: int, scale: int, offset: float) -> torch.Tensor:
+    """The spectrum of φ of a scale, at pixels and an offset."""
+    rows, columns = _around(height, offset), _around(width, offset)
+    return _spectrum(_gabor(rows, columns, _width(scale), slant=1.0))
+
+
+def _width(scale: int) -> float:
+    """Of an envelope, in pixels."""
+    return 0.8 * 2**scale
 
 
 def _middle(side: int) -> float:

@@ -6,11 +6,10 @@ import json
 
 import pytest
 import torch
-from torch.nn.functional import group_norm
 
 from recipes.data.images import Images
 from recipes.data.mirrored import flipped
-from recipes.data.scattered import GROUPS
+from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import scattering
 from recipes.runfolder import load_checkpoint
 from recipes.task import measure
@@ -37,13 +36,16 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("features", [None, "scattering"])
+@pytest.mark.parametrize("features", [None, "scattering", "fine_scattering"])
 def test_accuracy_and_loss_are_of_the_mean_of_two_probabilities(root, features):
     plain = load_images(_settings(root, None)).test
     images, labels = _read(plain), plain.labels
     both = images, torch.stack([image[..., range(31, -1, -1)] for image in images])
     if features is not None:
-        both = tuple(group_norm(scattering(part), GROUPS) for part in both)
+        fine = features == "fine_scattering"
+        both = tuple(
+            FeatureLayout(3, fine).normalized(scattering(part, fine=fine)) for part in both
+        )
     task = build_task(_settings(root, features, mirrored=True))
     task.model.eval()
     with torch.no_grad():

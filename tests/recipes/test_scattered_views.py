@@ -13,7 +13,8 @@ from torch.nn.functional import group_norm
 from recipes.command import INTERRUPTED
 from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
-from recipes.data.scattered import ScatteredViews, mirrored_paths, scattered
+from recipes.data.scattered import ScatteredViews, scattered
+from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import PATHS, scattering
 from recipes.data.split import Split
 from recipes.runfolder import load_checkpoint
@@ -22,17 +23,18 @@ from tests.helpers.image_files import write_batches
 from tests.helpers.stopping import ctrl_c, stop_at
 
 
+@pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("size", [8, 32])
-def test_mirrored_features_are_those_of_the_mirror_image(size: int) -> None:
+def test_mirrored_features_are_those_of_the_mirror_image(size: int, fine: bool) -> None:
     """All the way to the border: places lie as far from the one side as from the other."""
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    features = scattering(images)
-    order = list(mirrored_paths(3))
-    for side in (-1, -2):  # waves at π - θ are those at -θ, as moduli know no direction
-        mirror = scattering(images.flip(side))
-        assert torch.allclose(mirror, features.flip(side)[:, order], atol=2e-6)
-        # What directions that stay would give.
-        assert (mirror - features.flip(side)).abs().max() > 0.01
+    features = scattering(images, fine=fine)
+    mirror = scattering(images.flip(-1), fine=fine)
+    assert torch.allclose(
+        mirror, features.flip(-1)[:, FeatureLayout(3, fine).mirrored()], atol=2e-6
+    )
+    # What directions that stay would give.
+    assert (mirror - features.flip(-1)).abs().max() > 0.01
 
 
 def _blob(size: int = 32) -> torch.Tensor:
@@ -49,14 +51,18 @@ def test_a_place_is_four_pixels() -> None:
     assert torch.allclose(moved[..., 1:], scattering(image)[0][..., :-1], atol=2e-6)
 
 
-def test_mirrored_twice_is_as_before() -> None:
-    order = mirrored_paths(3)
-    assert [order[path] for path in order] == list(range(3 * PATHS))
+@pytest.mark.parametrize("fine", [False, True])
+def test_mirrored_twice_is_as_before(fine: bool) -> None:
+    layout = FeatureLayout(3, fine)
+    order = layout.mirrored()
+    assert [order[path] for path in order] == list(range(layout.channels))
 
 
-def _views(maps: torch.Tensor, **options: object) -> ScatteredViews:
+def _views(
+    maps: torch.Tensor, layout: FeatureLayout | None = None, **options: object
+) -> ScatteredViews:
     labels = torch.arange(len(maps)) % 2
-    return ScatteredViews(maps, labels, fingerprint="some", **options)  # type: ignore[arg-type]
+    return ScatteredViews(maps, labels, layout or FeatureLayout(1), fingerprint="some", **options)  # type: ignore[arg-type]
 
 
 def _moved(maps: torch.Tensor) -> list[torch.Tensor]:
@@ -66,7 +72,7 @@ def _moved(maps: torch.Tensor) -> list[torch.Tensor]:
     for down in range(3):
         for right in range(3):
             moved = torch.from_numpy(padded[:, down : down + 6, right : right + 6])
-            for turned in (moved, moved.flip(-1)[list(mirrored_paths(1))]):
+            for turned in (moved, moved.flip(-1)[FeatureLayout(1).mirrored()]):
                 outcomes.append(group_norm(turned[None], 27)[0])
     return outcomes
 
@@ -103,10 +109,21 @@ def test_views_of_an_example_come_together() -> None:
         assert all(place % 2 == 0 for place in places)  # none is mirrored
 
 
-def test_two_views_without_crops_are_of_the_image_and_its_mirror_image() -> None:
+def _normalized(maps: torch.Tensor) -> torch.Tensor:
+    """In groups of which each has features of one colour and kind; fine ones come last."""
+    parts = [group_norm(maps[:, : 3 * PATHS], 27)]
+    for rest in (maps[:, 3 * PATHS : 3 * PATHS + 12], maps[:, 3 * PATHS + 12 :]):
+        if rest.shape[1]:
+            parts += [group_norm(colour, 1) for colour in rest.chunk(3, dim=1)]
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_two_views_without_crops_are_of_the_image_and_its_mirror_image(fine: bool) -> None:
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
-    plain, mirror = (group_norm(scattering(x), 27) for x in (images, images.flip(-1)))
-    drawn = _views(scattering(images), crops=False, flips=True, views=2)
+    plain, mirror = (_normalized(scattering(x, fine=fine)) for x in (images, images.flip(-1)))
+    maps = scattering(images, fine=fine)
+    drawn = _views(maps, FeatureLayout(3, fine), crops=False, flips=True, views=2)
     torch.manual_seed(5)
     turned = set()
     for _ in range(20):
@@ -131,6 +148,11 @@ def test_only_the_training_part_of_a_split_has_views() -> None:
     changed = scattered(Split(other, plain, channels=3, classes=2, image_size=16))
     marks = {split.train.fingerprint, changed.train.fingerprint, train.fingerprint}  # type: ignore[attr-defined]
     assert len(marks) == 3
+    fine = scattered(Split(train, plain, channels=3, classes=2, image_size=16), fine=True)
+    assert fine.channels == 3 * (PATHS + 36)
+    assert fine.train[0][0].shape == (3, fine.channels, 4, 4)
+    assert fine.test[0][0].shape == (fine.channels, 4, 4)
+    assert fine.train.fingerprint not in marks  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

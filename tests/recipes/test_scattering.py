@@ -72,6 +72,26 @@ def test_features_are_sums_over_pixels() -> None:
             assert np.linalg.norm(found[place] - twice) < 0.03 * np.linalg.norm(twice)
 
 
+def test_fine_features_are_sums_over_pixels() -> None:
+    """At the middle of every 2×2 pixels, by a Gaussian half as wide, of two colours."""
+    images = np.random.default_rng(3).normal(size=(2, 16, 16))
+    average = _wave(0.8, 0.0, 0.0, 1.0, offset=0.5).real
+    found = scattering(torch.from_numpy(images).float()[None], fine=True)[0].double().numpy()
+    assert found.shape == (2 * (PATHS + 4 + 4 * ANGLES), 4, 4)
+    plain = scattering(torch.from_numpy(images).float()[None])[0].double().numpy()
+    assert np.allclose(found[: 2 * PATHS], plain, atol=1e-6)
+    for colour, image in enumerate(images):
+        padded = np.pad(image, 4, mode="reflect")
+        maps = {0: padded} | {1 + k: abs(_convolved(padded, _morlet(0, k))) for k in (0, 5)}
+        for path, each in maps.items():
+            near = _convolved(each, average).real[4:-4:2, 4:-4:2]
+            for corner, (down, right) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+                place = 2 * PATHS + 4 * colour + corner
+                if path:
+                    place = 2 * PATHS + 8 + 4 * (ANGLES * colour + path - 1) + corner
+                assert np.allclose(found[place], near[down::2, right::2], atol=1e-5)
+
+
 def test_an_even_image_has_averages_only() -> None:
     found = scattering(torch.full((1, 2, 8, 8), 3.0))[0].view(2, PATHS, 2, 2)
     assert torch.allclose(found[:, 0], torch.tensor(3.0), atol=1e-5)
