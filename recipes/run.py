@@ -99,7 +99,9 @@ def prepare(
     _check_without_size(settings)
     RunFolder.recover(settings.output)
     checkpoint = load_checkpoint(settings.output) if resume else None
-    if not resume:
+    if checkpoint is not None:
+        _check_resumable(checkpoint, settings)
+    else:
         RunFolder.refuse(settings.output, overwrite=settings.overwrite)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -369,13 +371,21 @@ def finish(current: Run) -> None:
 
 
 def _check_resumable(checkpoint: dict[str, Any], settings: RunSettings) -> None:
+    """Refuse other settings than the run's; those that the data fill in are compared afterwards.
+
+    Raises:
+        ValueError: naming each with both values.
+    """
+    unread = {"steps", "epochs"} if settings.epochs is not None else set()
+    if settings.privacy.delta is None:
+        unread.add("privacy.delta")
     if checkpoint.get("format") != FORMAT:
         raise ValueError(f"checkpoint format {checkpoint.get('format')!r} is not {FORMAT}")
     changed = differences(checkpoint["settings"], dataclasses.asdict(settings))
     lines = [
         f"{name}: the run has {old!r}, now {new!r}"
         for name, (old, new) in changed.items()
-        if name not in settings.free_on_resume
+        if name not in settings.free_on_resume and name not in unread
     ]
     if lines:
         raise ValueError(

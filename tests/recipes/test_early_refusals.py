@@ -6,6 +6,7 @@ The images here cannot be decoded, so a refusal of anything else came before dec
 from __future__ import annotations
 
 import pathlib
+import shutil
 
 import pytest
 
@@ -207,6 +208,26 @@ def test_cells_of_a_table_are_not_read_for_a_mistake(config, tmp_path, capsys, m
     wrong, right = (_options(*data, *more, network=False) for more in (options, ()))
     assert message in _refusal(individual.main, config, output, wrong, capsys)
     assert "is no number" in _refusal(individual.main, config, output, right, capsys)
+
+
+@pytest.mark.parametrize("length", [["steps=2"], ["steps=null", "epochs=0.2"]])
+def test_other_settings_of_a_resumed_run_are_refused_before_its_images_are_read(
+    config, tmp_path, capsys, length
+):
+    """What the size of the data fills in, δ and the steps of epochs, is no other setting."""
+    data, output = tmp_path / "data", tmp_path / "run"
+    write_mnist(data, train=100, test=10)
+    options = ["scheme.type=Poisson", "scheme.batch_size=10", "strategy.type=Identity", *length]
+    options = [*_options(*options), "data.name=mnist", f"data.root={data}"]
+    command = ["--config", str(config), "--output", str(output), *options]
+    assert vision.main(command) == 0
+    shutil.rmtree(data)
+    capsys.readouterr()
+    assert vision.main([*command, "--resume", "optimizer.lr=7"]) == 2
+    assert "must keep its settings" in (error := capsys.readouterr().err)
+    assert error.rstrip().endswith("now 7.0")
+    assert vision.main([*command, "--resume"]) == 2
+    assert f"no folder {data}" in capsys.readouterr().err
 
 
 def test_readers_tell_the_size_before_decoding(roots):
