@@ -36,18 +36,13 @@ class FeatureLayout:
         one = [0, *(first + angle for angle in turned), *(coarse + angle for angle in turned)]
         one += [both + ANGLES * outer + inner for outer in turned for inner in turned]
         found = [PATHS * colour + path for colour in range(self.colours) for path in one]
-        if self.fine:
-            corners = [1, 0, 3, 2]  # left for right
+        for kind in ([0], turned) if self.fine else ():  # averages of the image, and of moduli
             start = len(found)
             found += [
-                start + CORNERS * c + corner for c in range(self.colours) for corner in corners
-            ]
-            start = len(found)
-            found += [
-                start + CORNERS * (ANGLES * colour + angle) + corner
+                start + CORNERS * (len(kind) * colour + path) + corner
                 for colour in range(self.colours)
-                for angle in turned
-                for corner in corners
+                for path in kind
+                for corner in (1, 0, 3, 2)  # left for right
             ]
         return found
 
