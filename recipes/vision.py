@@ -40,7 +40,7 @@ from recipes.task import HELD_OUT, TEST, Task
 DATA_SETS = ("digits", "cifar10", "cinic10", "mnist", "folder", "datasets")
 _UNNAMED = ("folder", "datasets")  # which images they hold is not known here
 SIZES = {"cifar10": 32, "cinic10": 32, "mnist": 28}  # of images that have one by definition
-FEATURES = ("scattering", "fine_scattering")
+FEATURES = ("scattering",)
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -71,9 +71,9 @@ class DataSettings:
         mirrored: evaluate on the mean of the probabilities that the model gives an image and its
             mirror image, which is more often right (``accuracy_alone`` is without); neither
             training nor the saved model changes. Not for digits and mnist.
-        features: what the model sees in place of the pixels: scattering (81 wavelet features of
-            each color for every 4×4 pixels, normalized for each image) or fine_scattering (36 more,
-            which tell where in the 4×4 an edge is), computed once; null is the pixels.
+        features: what the model sees in place of the pixels: scattering (117 wavelet features of
+            each color for every 4×4 pixels, normalized for each image), computed once; null is the
+            pixels.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
@@ -103,12 +103,19 @@ class ModelSettings:
             none: a linear model, or with ``hidden`` one of two dense layers.
         groups: of each GroupNorm; 0 is no normalization.
         hidden: width of the dense layer before the classifier; 0 is none.
+        reduced: channels of a 1×1 convolution before the first block, which makes fewer of many
+            ``features``; 0 is none.
+        symmetric: an image and its mirror image have the same scores: each layer has its channels
+            twice, for the two of them, with the same weights. Half as many weights are left to
+            learn as without, in a net of as much work. Not for digits and mnist.
         seed: of the initial weights; public.
     """
 
     channels: list[int] = dataclasses.field(default_factory=lambda: [32, 64, 128])
     groups: int = 8
     hidden: int = 128
+    reduced: int = 0
+    symmetric: bool = False
     seed: int = 0
 
 
@@ -165,8 +172,27 @@ class VisionSettings(RunSettings):
                 f"data.mirrored=true with data.name={self.data.name}: a mirrored digit is another "
                 "sign; set data.mirrored=false"
             )
+        self._check_symmetric()
         self.check_model(SIZES.get(self.data.name))
         super().validate()
+
+    def _check_symmetric(self) -> None:
+        if not self.model.symmetric:
+            return
+        if self.data.name in ("digits", "mnist"):
+            raise ValueError(
+                f"model.symmetric=true with data.name={self.data.name}: a mirrored digit is "
+                "another sign; set model.symmetric=false"
+            )
+        for field, active in (
+            ("mirrored", self.data.mirrored),
+            ("flips", self.data.augment and self.data.flips),
+        ):
+            if active:
+                raise ValueError(
+                    f"model.symmetric=true with data.{field}=true: mirror images would be shown to "
+                    f"a model that has the same scores for them; set data.{field}=false"
+                )
 
     def check_model(self, image_size: int | None) -> None:
         """Refuse a network that cannot be made for images of this size; ``None``: not known yet.
@@ -185,6 +211,7 @@ class VisionSettings(RunSettings):
                 channels=self.model.channels,
                 groups=self.model.groups,
                 hidden=self.model.hidden,
+                reduced=self.model.reduced,
             )
         except ValueError as error:
             raise ValueError(f"model: {error}") from error
@@ -207,8 +234,7 @@ def load_images(settings: VisionSettings) -> Split:
     if data.holdout is not None:
         split = split.hold_out(data.holdout, seed=data.split_seed)
     if data.features is not None:
-        fine = data.features == "fine_scattering"
-        return scattered(split, fine=fine, mirrored=data.mirrored)
+        return scattered(split, mirrored=data.mirrored)
     if data.mirrored:
         split = dataclasses.replace(split, test=SideBySide(split.test, flipped(split.test)))
     return split
@@ -251,6 +277,9 @@ def build_task(settings: VisionSettings) -> Task:
             channels=settings.model.channels,
             groups=settings.model.groups,
             hidden=settings.model.hidden,
+            reduced=settings.model.reduced,
+            symmetric=settings.model.symmetric,
+            mirrored=split.mirrored,
         ),
     )
     task = classification_task(

@@ -87,7 +87,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return self._orders[drawn]
 
 
-def scattered(split: Split, *, fine: bool = False, mirrored: bool = False) -> Split:
+def scattered(split: Split, *, mirrored: bool = False) -> Split:
     """Scattering features in place of the images, each example's normalized.
 
     Of augmented images views are drawn of the features, as ``ScatteredViews`` does. With
@@ -97,13 +97,14 @@ def scattered(split: Split, *, fine: bool = False, mirrored: bool = False) -> Sp
         ValueError: for images of another size than ``scattering`` takes.
     """
     check_scattered(split.image_size)
-    layout = FeatureLayout(split.channels, fine)
+    layout = FeatureLayout(split.channels)
     return dataclasses.replace(
         split,
         train=_training_part(split.train, layout),
         test=_test_part(split.test, layout, mirrored=mirrored),
         channels=layout.channels,
         image_size=split.image_size // STRIDE,
+        mirrored=tuple(layout.mirrored()),
     )
 
 
@@ -113,7 +114,6 @@ def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDatas
         return TensorDataset(_all_normalized(maps, layout), labels)
     transform = examples.transform
     assert isinstance(transform, CropAndFlip)
-    kind = "fine scattering" if layout.fine else "scattering"
     return ScatteredViews(
         maps,
         labels,
@@ -121,7 +121,7 @@ def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDatas
         crops=transform.padding > 0,
         flips=transform.flips,
         views=examples.views,
-        fingerprint=hashlib.sha256(f"{kind} of {examples.fingerprint}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"scattering of {examples.fingerprint}".encode()).hexdigest(),
     )
 
 
@@ -149,7 +149,7 @@ def _features(
     for start in tqdm(range(0, len(rows), _CHUNK), f"features {what}", unit_scale=_CHUNK, delay=2):
         part = rows[start : start + _CHUNK]
         images = part.float().div(127.5).sub(1) if part.dtype == torch.uint8 else part
-        maps = scattering(images, fine=layout.fine)
+        maps = scattering(images)
         if found is None:
             found = maps.new_empty(len(rows), *maps.shape[1:])
         found[start : start + len(part)] = maps

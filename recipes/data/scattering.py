@@ -20,12 +20,12 @@ SCALES = 2
 STRIDE = 2**SCALES
 """Pixels a side that one feature stands for."""
 PATHS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2
-"""Features for each colour and place: 81."""
+"""Averages over 4×4 pixels, for each colour and place: 81."""
 CORNERS = 4
 """Places of 2×2 pixels in one of 4×4."""
 
 
-def scattering(images: torch.Tensor, *, fine: bool = False) -> torch.Tensor:
+def scattering(images: torch.Tensor) -> torch.Tensor:
     """Averages of an image, of moduli of its wavelet transform, and of moduli of these' transforms.
 
     Two scales, eight angles, Morlet wavelets (Bruna & Mallat 2013, arXiv 1203.1513; widths and
@@ -34,18 +34,16 @@ def scattering(images: torch.Tensor, *, fine: bool = False) -> torch.Tensor:
     middle of its 4×4 pixels, and what is kept at every second place at the middle of 2×2, so that
     the features of a mirror image are those of the image in another order.
 
-    Averages over 4×4 pixels do not tell where in them an edge is. With ``fine`` the image and its
-    moduli of the fine scale are averaged at the middle of every 2×2 as well, by half as wide a φ.
+    Averages over 4×4 pixels do not tell where in them an edge is. So the image and its moduli of
+    the fine scale are averaged at the middle of every 2×2 as well, by half as wide a φ.
 
     Args:
         images: shape (B, C, H, W), with H and W multiples of 4 and at least 8.
-        fine: whether there are averages over 2×2 pixels.
 
     Returns:
-        Shape (B, 81 C, H / 4, W / 4), a colour's features next to each other; with ``fine``
-        (B, 117 C, H / 4, W / 4): then 4 C averages of the image over 2×2 pixels, of each colour top
-        left, top right, bottom left and bottom right, and 32 C of moduli, a colour's angles next to
-        each other.
+        Shape (B, 117 C, H / 4, W / 4): 81 C averages over 4×4 pixels, a colour's next to each
+        other; then 4 C of the image over 2×2 pixels, of each colour top left, top right, bottom
+        left and bottom right; and 32 C of moduli, a colour's angles next to each other.
 
     Raises:
         ValueError: for other sizes.
@@ -78,8 +76,6 @@ def scattering(images: torch.Tensor, *, fine: bool = False) -> torch.Tensor:
         dim=1,
     )
     found = joined.view(examples, colours * PATHS, *joined.shape[-2:])
-    if not fine:
-        return found
     near = torch.cat([spectrum[:, None], edges], dim=1) * bank.near
     near = torch.fft.ifft2(_folded(near, 2)).real[..., 2:-2, 2:-2]
     near = near.unflatten(0, (examples, colours))

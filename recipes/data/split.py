@@ -18,7 +18,8 @@ class Split:
     """A training set, a held-out test set, and what a model must know about them.
 
     Images are float32 of shape (channels, image_size, image_size) in [-1, 1], or several views of
-    that shape stacked; labels are int64 from 0 to classes - 1.
+    that shape stacked; labels are int64 from 0 to classes - 1. ``mirrored`` says which channel of
+    an image each channel of its mirror image is; ``None`` if they stay, as colors do.
     """
 
     train: Dataset[Any]
@@ -26,6 +27,7 @@ class Split:
     channels: int
     classes: int
     image_size: int
+    mirrored: tuple[int, ...] | None = None
 
     def hold_out(self, share: float, *, seed: int) -> Split:
         """The split of a part of the training set against the rest of it; the test set is left out.

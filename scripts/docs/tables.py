@@ -748,13 +748,12 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     """A line for each run."""
     rows = [
         [
-            ", ".join(map(str, run["channels"])),
-            _shown_views(run),
-            run["autocast"] or "float32",
-            *(
-                f"{100 * run[name]:.1f}"
-                for name in ("training_accuracy", "accuracy", "accuracy_mirrored")
+            "shares weights" if run["symmetric"] else "is shown views",
+            ", ".join(
+                f"2 × {width}" if run["symmetric"] else f"{width}" for width in run["channels"]
             ),
+            run["autocast"] or "float32",
+            *(f"{100 * run[name]:.1f}" for name in ("training_accuracy", "accuracy")),
             "–" if (time := run["processor_seconds"]) is None else f"{time / 60:.0f}",
             f"{run['epsilon']:.2f}",
             _figures(run["delta"]),
@@ -763,8 +762,8 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["channels", "an example is", "products", "training accuracy, %", "test accuracy, %"]
-    head += ["with mirror images, %", "minutes of a core", "ε", "δ", "σ", "steps"]
+    head = ["of mirror images it", "channels", "products", "training accuracy, %"]
+    head += ["test accuracy, %", "minutes of a core", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
 
 
@@ -783,12 +782,6 @@ def _cifar10_scattering_errors(tree: Mapping[str, Any]) -> Table:
         for row in tree["errors"]
     ]
     return Table(["steps", "batch", "bands", "separation", "σ", "predicted error"], rows)
-
-
-def _shown_views(run: Mapping[str, Any]) -> str:
-    if not run["mirrored"]:
-        return "the image"
-    return "the image or its mirror image" if run["views"] == 1 else "both, averaged"
 
 
 def _individual(tree: Mapping[str, Any]) -> Table:

@@ -36,16 +36,13 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("features", [None, "scattering", "fine_scattering"])
+@pytest.mark.parametrize("features", [None, "scattering"])
 def test_accuracy_and_loss_are_of_the_mean_of_two_probabilities(root, features):
     plain = load_images(_settings(root, None)).test
     images, labels = _read(plain), plain.labels
     both = images, torch.stack([image[..., range(31, -1, -1)] for image in images])
     if features is not None:
-        fine = features == "fine_scattering"
-        both = tuple(
-            FeatureLayout(3, fine).normalized(scattering(part, fine=fine)) for part in both
-        )
+        both = tuple(FeatureLayout(3).normalized(scattering(part)) for part in both)
     task = build_task(_settings(root, features, mirrored=True))
     task.model.eval()
     with torch.no_grad():

@@ -8,31 +8,29 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import group_norm
 
 from recipes.command import INTERRUPTED
 from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
 from recipes.data.scattered import ScatteredViews, scattered
 from recipes.data.scattered_layout import FeatureLayout
-from recipes.data.scattering import PATHS, scattering
+from recipes.data.scattering import scattering
 from recipes.data.split import Split
 from recipes.runfolder import load_checkpoint
 from recipes.vision import main
 from tests.helpers.image_files import write_batches
 from tests.helpers.stopping import ctrl_c, stop_at
 
+CHANNELS = FeatureLayout(1).channels
 
-@pytest.mark.parametrize("fine", [False, True])
+
 @pytest.mark.parametrize("size", [8, 32])
-def test_mirrored_features_are_those_of_the_mirror_image(size: int, fine: bool) -> None:
+def test_mirrored_features_are_those_of_the_mirror_image(size: int) -> None:
     """All the way to the border: places lie as far from the one side as from the other."""
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
-    features = scattering(images, fine=fine)
-    mirror = scattering(images.flip(-1), fine=fine)
-    assert torch.allclose(
-        mirror, features.flip(-1)[:, FeatureLayout(3, fine).mirrored()], atol=2e-6
-    )
+    features = scattering(images)
+    mirror = scattering(images.flip(-1))
+    assert torch.allclose(mirror, features.flip(-1)[:, FeatureLayout(3).mirrored()], atol=2e-6)
     # What directions that stay would give.
     assert (mirror - features.flip(-1)).abs().max() > 0.01
 
@@ -51,9 +49,8 @@ def test_a_place_is_four_pixels() -> None:
     assert torch.allclose(moved[..., 1:], scattering(image)[0][..., :-1], atol=2e-6)
 
 
-@pytest.mark.parametrize("fine", [False, True])
-def test_mirrored_twice_is_as_before(fine: bool) -> None:
-    layout = FeatureLayout(3, fine)
+def test_mirrored_twice_is_as_before() -> None:
+    layout = FeatureLayout(3)
     order = layout.mirrored()
     assert [order[path] for path in order] == list(range(layout.channels))
 
@@ -66,14 +63,14 @@ def _views(
 
 
 def _moved(maps: torch.Tensor) -> list[torch.Tensor]:
-    """The features of an image, (81, 6, 6), at every place and mirrored or not, normalized."""
+    """The features of an image, (117, 6, 6), at every place and mirrored or not, normalized."""
     padded = np.pad(maps.numpy(), ((0, 0), (1, 1), (1, 1)), mode="reflect")
-    outcomes = []
+    layout, outcomes = FeatureLayout(1), []
     for down in range(3):
         for right in range(3):
             moved = torch.from_numpy(padded[:, down : down + 6, right : right + 6])
-            for turned in (moved, moved.flip(-1)[FeatureLayout(1).mirrored()]):
-                outcomes.append(group_norm(turned[None], 27)[0])
+            for turned in (moved, moved.flip(-1)[layout.mirrored()]):
+                outcomes.append(layout.normalized(turned[None])[0])
     return outcomes
 
 
@@ -85,7 +82,7 @@ def _which(view: torch.Tensor, outcomes: list[torch.Tensor]) -> int:
 
 
 def test_every_move_and_mirror_is_as_likely_as_any_other() -> None:
-    maps = torch.randn(1, PATHS, 6, 6, generator=torch.Generator().manual_seed(1))
+    maps = torch.randn(1, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(1))
     outcomes = _moved(maps[0])
     draws, counts = 3600, collections.Counter[int]()
     torch.manual_seed(0)
@@ -98,32 +95,22 @@ def test_every_move_and_mirror_is_as_likely_as_any_other() -> None:
 
 
 def test_views_of_an_example_come_together() -> None:
-    maps = torch.randn(5, PATHS, 6, 6, generator=torch.Generator().manual_seed(6))
+    maps = torch.randn(5, CHANNELS, 6, 6, generator=torch.Generator().manual_seed(6))
     torch.manual_seed(3)
     drawn = _views(maps, crops=True, flips=False, views=4).__getitems__([4, 1])
     for row, (views, label) in zip([4, 1], drawn, strict=True):
-        assert (views.shape, int(label)) == ((4, PATHS, 6, 6), row % 2)
+        assert (views.shape, int(label)) == ((4, CHANNELS, 6, 6), row % 2)
         outcomes = _moved(maps[row])
         places = [_which(view, outcomes) for view in views]
         assert len(set(places)) > 1
         assert all(place % 2 == 0 for place in places)  # none is mirrored
 
 
-def _normalized(maps: torch.Tensor) -> torch.Tensor:
-    """In groups of which each has features of one colour and kind; fine ones come last."""
-    parts = [group_norm(maps[:, : 3 * PATHS], 27)]
-    for rest in (maps[:, 3 * PATHS : 3 * PATHS + 12], maps[:, 3 * PATHS + 12 :]):
-        if rest.shape[1]:
-            parts += [group_norm(colour, 1) for colour in rest.chunk(3, dim=1)]
-    return torch.cat(parts, dim=1)
-
-
-@pytest.mark.parametrize("fine", [False, True])
-def test_two_views_without_crops_are_of_the_image_and_its_mirror_image(fine: bool) -> None:
+def test_two_views_without_crops_are_of_the_image_and_its_mirror_image() -> None:
+    layout = FeatureLayout(3)
     images = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(4))
-    plain, mirror = (_normalized(scattering(x, fine=fine)) for x in (images, images.flip(-1)))
-    maps = scattering(images, fine=fine)
-    drawn = _views(maps, FeatureLayout(3, fine), crops=False, flips=True, views=2)
+    plain, mirror = (layout.normalized(scattering(x)) for x in (images, images.flip(-1)))
+    drawn = _views(scattering(images), layout, crops=False, flips=True, views=2)
     torch.manual_seed(5)
     turned = set()
     for _ in range(20):
@@ -142,17 +129,12 @@ def test_only_the_training_part_of_a_split_has_views() -> None:
     train = Images(pixels, labels, transform=CropAndFlip(16), views=3)
     plain = Images(pixels, labels)
     split = scattered(Split(train, plain, channels=3, classes=2, image_size=16))
-    assert split.train[0][0].shape == (3, 3 * PATHS, 4, 4)
-    assert split.test[0][0].shape == (3 * PATHS, 4, 4)
+    assert split.train[0][0].shape == (3, 3 * CHANNELS, 4, 4)
+    assert split.test[0][0].shape == (3 * CHANNELS, 4, 4)
     other = Images(pixels.flip(-1), labels, transform=CropAndFlip(16), views=3)
     changed = scattered(Split(other, plain, channels=3, classes=2, image_size=16))
     marks = {split.train.fingerprint, changed.train.fingerprint, train.fingerprint}  # type: ignore[attr-defined]
     assert len(marks) == 3
-    fine = scattered(Split(train, plain, channels=3, classes=2, image_size=16), fine=True)
-    assert fine.channels == 3 * (PATHS + 36)
-    assert fine.train[0][0].shape == (3, fine.channels, 4, 4)
-    assert fine.test[0][0].shape == (fine.channels, 4, 4)
-    assert fine.train.fingerprint not in marks  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import scipy.ndimage
 import torch
+from torch.nn.functional import group_norm
 
 from recipes.data.images import Images
 from recipes.data.scattered import scattered
+from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import ANGLES, PATHS, scattering
 from recipes.data.split import Split
 
+CHANNELS = PATHS + 4 * (1 + ANGLES)  # of each colour
 REACH = 20  # pixels, beyond which the widest envelope is below 1e-30
 
 
@@ -47,7 +50,7 @@ def _convolved(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
 
 
 def test_features_are_sums_over_pixels() -> None:
-    """One path of every kind, at the middle of every 4×4 pixels. Maps of the coarse scale are kept
+    """One path of every kind of the middle of 4×4 pixels. Maps of the coarse scale are kept
     at the middle of every 2×2 only, which folds what is left of them beyond half the frequencies
     onto the rest: one or two parts in a hundred. Here they are kept at every pixel.
     """
@@ -59,7 +62,7 @@ def test_features_are_sums_over_pixels() -> None:
         return _convolved(maps, average).real[4:-4:4, 4:-4:4]
 
     found = scattering(torch.from_numpy(image).float()[None, None])[0].double().numpy()
-    assert found.shape == (PATHS, 4, 4)
+    assert found.shape == (CHANNELS, 4, 4)
     assert np.allclose(found[0], kept(padded), atol=1e-5)
     for angle in (0, 3):
         fine = abs(_convolved(padded, _morlet(0, angle)))
@@ -76,10 +79,8 @@ def test_fine_features_are_sums_over_pixels() -> None:
     """At the middle of every 2×2 pixels, by a Gaussian half as wide, of two colours."""
     images = np.random.default_rng(3).normal(size=(2, 16, 16))
     average = _wave(0.8, 0.0, 0.0, 1.0, offset=0.5).real
-    found = scattering(torch.from_numpy(images).float()[None], fine=True)[0].double().numpy()
-    assert found.shape == (2 * (PATHS + 4 + 4 * ANGLES), 4, 4)
-    plain = scattering(torch.from_numpy(images).float()[None])[0].double().numpy()
-    assert np.allclose(found[: 2 * PATHS], plain, atol=1e-6)
+    found = scattering(torch.from_numpy(images).float()[None])[0].double().numpy()
+    assert found.shape == (2 * CHANNELS, 4, 4)
     for colour, image in enumerate(images):
         padded = np.pad(image, 4, mode="reflect")
         maps = {0: padded} | {1 + k: abs(_convolved(padded, _morlet(0, k))) for k in (0, 5)}
@@ -93,9 +94,11 @@ def test_fine_features_are_sums_over_pixels() -> None:
 
 
 def test_an_even_image_has_averages_only() -> None:
-    found = scattering(torch.full((1, 2, 8, 8), 3.0))[0].view(2, PATHS, 2, 2)
-    assert torch.allclose(found[:, 0], torch.tensor(3.0), atol=1e-5)
-    assert found[:, 1:].abs().max() < 1e-5
+    found = scattering(torch.full((1, 2, 8, 8), 3.0))[0]
+    averages = [0, PATHS, *range(2 * PATHS, 2 * PATHS + 8)]
+    assert torch.allclose(found[averages], torch.tensor(3.0), atol=1e-5)
+    rest = [place for place in range(2 * CHANNELS) if place not in averages]
+    assert found[rest].abs().max() < 1e-5
 
 
 def test_an_image_has_the_same_features_in_any_company() -> None:
@@ -116,18 +119,47 @@ def _split(count: int, size: int = 16, **options: object) -> Split:
     return Split(images, images, channels=3, classes=2, image_size=size)
 
 
+def _kinds() -> list[list[int]]:
+    """Features of a colour image that are normalized together, written out."""
+    found = []
+    for colour in range(3):
+        first = PATHS * colour
+        found += [[first], [*range(first + 1, first + 9)], [*range(first + 9, first + 17)]]
+        for apart in range(5):
+            pairs = [(o, i) for o in range(8) for i in range(8) if abs(o - i) in (apart, 8 - apart)]
+            found.append([first + 17 + 8 * outer + inner for outer, inner in pairs])
+        near, edges = 3 * PATHS + 4 * colour, 3 * PATHS + 12 + 32 * colour
+        found += [[*range(near, near + 4)], [*range(edges, edges + 32)]]
+    return found
+
+
 def test_a_split_of_features_is_normalized_for_each_image() -> None:
     split = scattered(_split(25))
     (features, labels) = split.train.tensors  # type: ignore[union-attr]
-    assert features.shape == (25, 3 * PATHS, 4, 4)
-    assert (split.channels, split.image_size) == (243, 4)
+    assert features.shape == (25, 3 * CHANNELS, 4, 4)
+    assert (split.channels, split.image_size) == (3 * CHANNELS, 4)
     assert labels.tolist() == [row % 2 for row in range(25)]
-    groups = features.view(25, 27, -1)
-    assert groups.mean(-1).abs().max() < 1e-5
-    raw = scattering(_pixels(25).float() / 127.5 - 1).view(25, 27, -1)
-    spread = raw.var(-1, unbiased=False)
-    # As torch's GroupNorm, which keeps what hardly varies from being blown up.
-    assert torch.allclose(groups.var(-1, unbiased=False), spread / (spread + 1e-5), rtol=1e-3)
+    raw = scattering(_pixels(25).float() / 127.5 - 1)
+    seen = []
+    for kind in _kinds():
+        found, before = features[:, kind].flatten(1), raw[:, kind].flatten(1)
+        assert found.mean(1).abs().max() < 1e-5
+        spread = before.var(1, unbiased=False)
+        # As torch's GroupNorm, which keeps what hardly varies from being blown up.
+        assert torch.allclose(found.var(1, unbiased=False), spread / (spread + 1e-5), rtol=1e-3)
+        assert torch.allclose(found, group_norm(before[:, None], 1)[:, 0], rtol=1e-4, atol=1e-4)
+        seen += kind
+    assert sorted(seen) == list(range(3 * CHANNELS))
+
+
+def test_a_feature_of_an_image_is_of_the_same_kind_in_its_mirror_image() -> None:
+    layout = FeatureLayout(3)
+    kinds = layout.kinds()
+    assert [kinds[feature] for feature in layout.mirrored()] == kinds
+    maps = torch.randn(2, layout.channels, 4, 4, generator=torch.Generator().manual_seed(5))
+    ours = layout.normalized(maps.flip(-1)[:, layout.mirrored()])
+    theirs = layout.normalized(maps).flip(-1)[:, layout.mirrored()]
+    assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [4, 18])

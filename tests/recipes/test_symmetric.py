@@ -1,0 +1,173 @@
+"""A net with the same scores for an image and its mirror image."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, group_norm, linear, max_pool2d
+
+from recipes.data.scattered_layout import FeatureLayout
+from recipes.data.scattering import scattering
+from recipes.models import vgg
+from recipes.runfolder import load_checkpoint
+from recipes.vision import DataSettings, ModelSettings, VisionSettings, main
+from tests.helpers.image_files import write_batches
+
+ORDER = (1, 0, 3, 2, 4)  # of channels in the mirror image
+
+
+def _net(**changes: object) -> nn.Sequential:
+    options: dict = {"in_channels": 5, "classes": 4, "image_size": 8, "channels": [8]}
+    options |= {"groups": 2, "hidden": 0, "symmetric": True, "mirrored": ORDER, **changes}
+    torch.manual_seed(0)
+    return vgg(**options)
+
+
+def _images(count: int = 3, size: int = 8) -> torch.Tensor:
+    return torch.randn(count, 5, size, size, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"reduced": 4},
+        {"channels": [4, 8], "hidden": 6},
+        {"groups": 0},
+        {"channels": []},
+        {"channels": [], "reduced": 4, "hidden": 3},
+    ],
+    ids=str,
+)
+def test_an_image_and_its_mirror_image_have_the_same_scores(changes):
+    model, images = _net(**changes).double(), _images().double()
+    mirror = images[:, ORDER].flip(-1)
+    assert torch.allclose(model(images), model(mirror), atol=1e-12)
+    # Not of what is no mirror image: channels that stay, or upside down.
+    scores = model(images)
+    assert (scores - model(images.flip(-1))).abs().max() > 1e-3
+    assert (scores - model(images[:, ORDER].flip(-2))).abs().max() > 1e-3
+
+
+def test_it_is_a_net_of_twice_the_channels_whose_weights_are_shared():
+    """Written out with two-dimensional convolutions of whole weights, sides after each other."""
+    model, images = _net(reduced=4).double(), _images().double()
+    weights = [module for module in model if any(True for _ in module.parameters())]
+    reduce, norm0, first, norm1, second, norm2, classify = weights
+
+    def mirrored(weight: torch.Tensor) -> torch.Tensor:
+        """Of an image's and its mirror image's channels, for the other side."""
+        half = weight.shape[1] // 2
+        return torch.cat([weight[:, half:], weight[:, :half]], 1).flip(-1)
+
+    def normalized(maps: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+        sides = torch.stack(maps.chunk(2, 1), 2)
+        sides = group_norm(sides, 2, norm.weight, norm.bias)
+        return torch.cat(sides.unbind(2), 1).relu()
+
+    weight, bias = reduce.weight[:, :, 0], reduce.bias
+    weight = torch.cat([weight, weight[:, ORDER].flip(-1)])
+    # In place of an image's mirror image, what is made of it is mirrored.
+    maps = normalized(conv2d(images, weight, bias.repeat(2)), norm0)
+    for layer, norm in ((first, norm1), (second, norm2)):
+        whole = layer.weight[:, :, 0]
+        whole = torch.cat([whole, mirrored(whole)])
+        maps = normalized(conv2d(maps, whole, layer.bias.repeat(2), padding=1), norm)
+    maps = max_pool2d(maps, 2)
+    ours, theirs = maps.chunk(2, 1)
+    sides = maps, torch.cat([theirs, ours], 1).flip(-1)
+    scores = [linear(side.flatten(1), classify.weight, classify.bias) for side in sides]
+    assert torch.allclose(model(images), (scores[0] + scores[1]) / 2, atol=1e-12)
+
+
+def test_colours_stay_where_they_are_by_default():
+    model, images = _net(mirrored=None).double(), _images().double()
+    assert torch.allclose(model(images), model(images.flip(-1)), atol=1e-12)
+
+
+def test_of_features_it_has_the_same_scores_for_the_mirror_image():
+    layout = FeatureLayout(3)
+    torch.manual_seed(0)
+    model = vgg(
+        in_channels=layout.channels,
+        classes=3,
+        image_size=4,
+        channels=[8],
+        hidden=0,
+        reduced=8,
+        symmetric=True,
+        mirrored=layout.mirrored(),
+    )
+    images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (model(layout.normalized(scattering(x))) for x in (images, images.flip(-1)))
+    assert torch.allclose(ours, theirs, atol=1e-4)
+    assert (ours[0] - ours[1]).abs().max() > 1e-2
+
+
+def test_half_as_many_weights_as_without():
+    def count(model: nn.Module) -> int:
+        return sum(p.numel() for p in model.parameters() if p.dim() > 2)
+
+    assert count(_net(channels=[8])) == 8 * 5 * 9 + 8 * 16 * 9
+    assert count(_net(channels=[16], symmetric=False)) == 16 * 5 * 9 + 16 * 16 * 9
+
+
+def test_an_examples_gradient_does_not_depend_on_the_others():
+    model, images = _net(reduced=4).double(), _images(5).double()
+    changed = images.clone()
+    changed[1:] += 1
+    first = []
+    for batch in (images, changed):
+        model.zero_grad()
+        model(batch)[0].square().sum().backward()
+        first.append([p.grad.clone() for p in model.parameters()])
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(*first, strict=True))
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist"])
+def test_a_mirrored_digit_is_no_digit(name, tmp_path):
+    data = DataSettings(name=name, root=str(tmp_path), flips=False)
+    settings = VisionSettings(data=data, model=ModelSettings(symmetric=True), steps=3)
+    with pytest.raises(ValueError, match=f"model.symmetric=true with data.name={name}"):
+        settings.validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"), [({"mirrored": True}, "mirrored"), ({"augment": True}, "flips")]
+)
+def test_mirror_images_are_not_shown_to_it(changes, named, tmp_path):
+    data = DataSettings(name="cifar10", root=str(tmp_path), **changes)
+    settings = VisionSettings(data=data, model=ModelSettings(symmetric=True), steps=3)
+    with pytest.raises(
+        ValueError, match=f"symmetric=true with data.{named}=true.*={named}|{named}"
+    ):
+        settings.validate()
+
+
+def test_a_layer_that_groups_do_not_divide_is_refused_by_name():
+    with pytest.raises(ValueError, match="groups=2 must divide reduced=3"):
+        _net(reduced=3)
+    with pytest.raises(ValueError, match=r"reduced=-1.*0 for none"):
+        _net(reduced=-1)
+
+
+@pytest.mark.slow
+def test_a_private_run_evaluates_images_and_goes_on_the_same(tmp_path):
+    """The model that is saved has the plain weights; of features and of pixels."""
+    write_batches(tmp_path / "data", size=20)
+    (tmp_path / "empty.yaml").write_text("")
+    options = ["--config", str(tmp_path / "empty.yaml"), "data.name=cifar10", "steps=3"]
+    options += [f"data.root={tmp_path / 'data'}", "model.channels=[4]", "model.groups=2"]
+    options += ["model.hidden=0", "model.reduced=4", "model.symmetric=true", "plots=false"]
+    options += ["scheme.type=Poisson", "scheme.batch_size=20", "strategy.type=Identity", "seed=5"]
+    options += ["privacy.epsilon=null", "privacy.noise_multiplier=1"]
+    for name, more in (("pixels", []), ("features", ["data.features=scattering"])):
+        assert main([*options, *more, "--output", str(tmp_path / name)]) == 0
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(rows[-1])["step"] == 3
+        weights = load_checkpoint(tmp_path / name)["run"]["module"]
+        assert all(torch.isfinite(w).all() for w in weights.values())
+        assert not any("order" in key for key in weights)
