@@ -167,28 +167,21 @@ class VisionSettings(RunSettings):
                 "data.augment=true with data.crops=false and data.flips=false: a view would be the "
                 "image itself; set one of them to true, or data.augment to false"
             )
-        if self.data.mirrored and self.data.name in ("digits", "mnist"):
-            raise ValueError(
-                f"data.mirrored=true with data.name={self.data.name}: a mirrored digit is another "
-                "sign; set data.mirrored=false"
-            )
-        self._check_symmetric()
+        self._check_mirror_images()
         self.check_model(SIZES.get(self.data.name))
         super().validate()
 
-    def _check_symmetric(self) -> None:
-        if not self.model.symmetric:
-            return
-        if self.data.name in ("digits", "mnist"):
-            raise ValueError(
-                f"model.symmetric=true with data.name={self.data.name}: a mirrored digit is "
-                "another sign; set model.symmetric=false"
-            )
-        for field, active in (
-            ("mirrored", self.data.mirrored),
-            ("flips", self.data.augment and self.data.flips),
-        ):
-            if active:
+    def _check_mirror_images(self) -> None:
+        mirrored, symmetric = self.data.mirrored, self.model.symmetric
+        for field, active in (("data.mirrored", mirrored), ("model.symmetric", symmetric)):
+            if active and self.data.name in ("digits", "mnist"):
+                raise ValueError(
+                    f"{field}=true with data.name={self.data.name}: a mirrored digit is another "
+                    f"sign; set {field}=false"
+                )
+        shown = ("mirrored", mirrored), ("flips", self.data.augment and self.data.flips)
+        for field, active in shown:
+            if symmetric and active:
                 raise ValueError(
                     f"model.symmetric=true with data.{field}=true: mirror images would be shown to "
                     f"a model that has the same scores for them; set data.{field}=false"

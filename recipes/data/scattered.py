@@ -109,7 +109,7 @@ def scattered(split: Split, *, mirrored: bool = False) -> Split:
 
 
 def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDataset | ScatteredViews:
-    maps, labels = _features(examples, layout, "of training images")
+    maps, labels = _features(examples, "of training images")
     if not isinstance(examples, Images) or examples.transform is None:
         return TensorDataset(_all_normalized(maps, layout), labels)
     transform = examples.transform
@@ -128,7 +128,7 @@ def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDatas
 def _test_part(
     examples: Dataset[Any], layout: FeatureLayout, *, mirrored: bool
 ) -> TensorDataset | SideBySide:
-    maps, labels = _features(examples, layout, "of test images")
+    maps, labels = _features(examples, "of test images")
     other = maps.flip(-1)[:, layout.mirrored()] if mirrored else None
     plain = TensorDataset(_all_normalized(maps, layout), labels)
     if other is None:
@@ -136,9 +136,7 @@ def _test_part(
     return SideBySide(plain, TensorDataset(_all_normalized(other, layout), labels))
 
 
-def _features(
-    examples: Dataset[Any], layout: FeatureLayout, what: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Features of a part's images, as ``scattering`` returns them, and its labels."""
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels

@@ -80,7 +80,9 @@ def vgg(
         layers.append(nn.MaxPool3d((1, 2, 2)) if symmetric else nn.MaxPool2d(2))
     if symmetric:
         join_sides()
-    layers.append(ByPlaces() if symmetric else nn.Flatten())
+        layers.append(ByPlaces())
+    else:
+        layers.append(nn.Flatten())
     width = before * side * side
     if hidden:
         layers += [nn.Linear(width, hidden), nn.ReLU()]
