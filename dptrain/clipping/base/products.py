@@ -8,6 +8,7 @@ processor has, as MKL does not on AMD's with AVX-512, oneDNN takes half of its t
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ import torch
 _LEAST = 2**21  # multiplications below which a call of oneDNN costs more than it saves
 _FASTER = 1.3  # how much that is worth another order of additions; far from what is measured
 _SIZE = 256  # of the product that is timed
+_WITHOUT_BFLOAT16 = ("AVX", "AVX512_CORE", "AVX512_CORE_VNNI")  # sets that oneDNN may be held to
 
 
 def product(
@@ -62,6 +64,26 @@ def add_product(total: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> t
         found: torch.Tensor = fused(x, total, weight, None, "add")
         return found
     return total.addmm_(x, weight.t())
+
+
+def multiplies_bfloat16(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of bfloat16, on a processor that has units to multiply it.
+
+    oneDNN, which torch multiplies it by, adds up in float32 there and rounds each result once.
+    This goes by the processor and not by a clock, as a step that is made again after a checkpoint
+    has to come out the same bit for bit.
+    """
+    return tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and _bfloat16_units()
+
+
+@functools.cache
+def _bfloat16_units() -> bool:
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    if ask is None or not torch.backends.mkldnn.is_available():
+        return False
+    allowed = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    narrow = allowed.startswith(("SSE", "AVX2")) or allowed in _WITHOUT_BFLOAT16
+    return bool(ask().get("avx512_bf16", False)) and not narrow
 
 
 class Squashed:

@@ -33,8 +33,12 @@ def product_size(tensor: torch.Tensor, numbers: int) -> int:
     most = chunk_size(tensor, numbers)
     if tensor.device.type != "cpu":
         return most
-    fitting = max(_ENOUGH, _OWN // max(1, 4 * numbers))
-    return min(most, fitting * torch.get_num_threads())
+    return min(most, max(_ENOUGH, own_size(numbers)) * torch.get_num_threads())
+
+
+def own_size(numbers: int) -> int:
+    """How many examples of so many numbers each stay in a core's own cache."""
+    return max(1, _OWN // max(1, 4 * numbers))
 
 
 def cached(tensor: torch.Tensor, numbers: int) -> Iterator[tuple[int, int]]:

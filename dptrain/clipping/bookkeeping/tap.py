@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from dptrain.clipping.base.precision import without_autocast
+from dptrain.clipping.base.products import multiplies_bfloat16
 from dptrain.clipping.base.rows import UnclearRows, summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.base.untapped import is_untapped
@@ -362,8 +363,9 @@ class LayerTap(StandIn):
             self.book.replays(self.rule)
             self.book.record({self.parameters[n]: use for n, use in found.items()}, since, doubt)
             return
-        # Half precision would round norms and sums past R; see summing_dtype.
-        gradient = gradient.to(summing_dtype(gradient))
+        if not (self.rule.half and multiplies_bfloat16(gradient)):
+            # Half precision would round norms and sums past R; see summing_dtype.
+            gradient = gradient.to(summing_dtype(gradient))
         for k, value in zip(places, saved, strict=True):
             kept = value.to(gradient.dtype) if value.is_floating_point() else value
             if len(kept) == 1 != len(gradient):  # one row for all, see SharedRows

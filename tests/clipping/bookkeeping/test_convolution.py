@@ -219,7 +219,7 @@ def test_both_orders_of_copies_have_the_gradients(order, case, at_once):
 def test_channels_go_last_where_taps_overlap_or_have_to_share_a_product(layer, order):
     a = torch.randn(2, layer.in_channels, *(16,) * len(layer.kernel_size))
     g = torch.randn_like(layer(a).detach())
-    assert type(convolution_direct.cheaper_order(a, g, ConvShape.of(layer))) is order
+    assert type(convolution_direct.cheaper_order(a, g, ConvShape.of(layer), g.dtype)) is order
 
 
 LAYERS = {

@@ -78,7 +78,7 @@ def check_bounded(clipper, bound, scale=1.0):
     norms = gradients.norm(dim=1)
     assert bool((clipper.norms.double() >= norms * (1 - 1e-6)).all())  # what charges are padded by
     assert bool((norms > bound).any())
-    assert bool((found.norm(dim=1) <= bound).all())
+    assert bool((found.norm(dim=1) <= bound * (1 + 1e-6)).all())  # of float32 norms and factors
     expected = gradients * (bound / (norms + STABILITY)).clamp(max=1.0)[:, None]
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * bound)
 

@@ -12,6 +12,7 @@ from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.convolution.direct import (
     ConvGradients,
     form_gradients,
+    kept_gradients,
 )
 from dptrain.clipping.bookkeeping.convolution.gram import squared_norms
 from dptrain.clipping.bookkeeping.convolution.grouped import (
@@ -30,6 +31,7 @@ __all__ = [
     "costs",
     "form_gradients",
     "gradients_in_groups",
+    "kept_gradients",
     "per_example_weight_gradients",
     "runs_in_groups",
     "squared_norms",
@@ -40,6 +42,7 @@ __all__ = [
 # workspace that stays in the cache, and through all per-example gradients (write, norm, sum).
 _TOUCH = 10
 _KEEP = 50
+_HALF = 0.4  # of a product in bfloat16, by units for it: a third to two fifths
 
 
 class Costs(NamedTuple):
@@ -62,7 +65,7 @@ class Costs(NamedTuple):
         return min(self._fields, key=self.__getattribute__)
 
 
-def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
+def costs(shape: ConvShape, spatial: tuple[int, ...], *, half: bool = False) -> Costs:
     """What the three ways cost: keep gradients, formed in one of two ways, or take ghost norms.
 
     With products or groups the gradients are formed, and passed through for the norm and again for
@@ -72,19 +75,21 @@ def costs(shape: ConvShape, spatial: tuple[int, ...]) -> Costs:
     Args:
         shape: of the convolution.
         spatial: sizes of the input.
+        half: whether gradients that are kept are products in bfloat16, by units for it.
     """
     outputs, rate = shape.output_sizes(spatial), product_rate()
     pixels, length = positions(spatial), positions(outputs)
     weights = shape.out_channels * shape.in_channels // shape.groups * positions(shape.kernel)
     copied = shape.in_channels * positions(shape.kernel[1:]) * length * shape.stride[0]
     # A product with a single vector takes as long as reading the matrix.
-    each = rate if shape.out_channels > shape.groups else _TOUCH
+    kept = _HALF if half else rate
+    each = kept if shape.out_channels > shape.groups else _TOUCH
     formed = each * length * weights + _TOUCH * copied + _KEEP * weights
     pairs = pixels**2 * shape.in_channels + length**2 * shape.out_channels
     stages = [pixels**2, *[length**2 * (taps + 1) for taps in shape.kernel], 3 * length**2]
     gram = length * weights + 2 * (rate * pairs + _TOUCH * shape.groups * sum(stages))
     # Where products are as fast, nothing was measured that speaks for groups of many channels.
-    pays = rate > 1 or channels_alone(shape, spatial)
+    pays = (rate > 1 and not half) or channels_alone(shape, spatial)
     groups = cost_in_groups(shape, spatial) if pays else math.inf
     return Costs(formed, groups, gram)
 

@@ -12,8 +12,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import row_norms, summing_dtype
-from dptrain.clipping.bookkeeping.cache import product_size
+from dptrain.clipping.base.products import multiplies_bfloat16
+from dptrain.clipping.base.rows import HALF, row_norms, summing_dtype
+from dptrain.clipping.bookkeeping.cache import own_size, product_size
 from dptrain.clipping.bookkeeping.convolution.shape import ConvShape, overlap, positions
 
 # Rows of a product, or numbers next to each other in a copy, from which on they are not few.
@@ -50,7 +51,8 @@ class ConvGradients:
     """Per-example gradients of a convolution's weight, in the order in which they are formed.
 
     Each matrix product then writes a block without gaps. Norms and weighted sums need no other
-    order.
+    order. Of gradients in half precision both are those of the very numbers that are kept, taken in
+    float32: what rounding changed is clipped with the rest.
 
     Args:
         blocks: with every tap of the first dimension once.
@@ -65,12 +67,16 @@ class ConvGradients:
         return len(self.blocks[0].storage) // self.shape.groups
 
     def gradients(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Those of examples ``start`` to ``stop``, shape (stop - start, *weight.shape)."""
-        return self._weights([block.rows(self.shape.groups)[start:stop] for block in self.blocks])
+        """Those of examples ``start`` to ``stop``, shape (stop - start, *weight.shape).
+
+        Of half precision, in float32.
+        """
+        rows = [block.rows(self.shape.groups)[start:stop] for block in self.blocks]
+        return self._weights([some.to(summing_dtype(some)) for some in rows])
 
     def norms(self) -> torch.Tensor:
         """‖g_i‖₂, shape (B,), to a few units in the last place."""
-        parts = [row_norms(block.rows(self.shape.groups)) for block in self.blocks]
+        parts = [_norms(block.rows(self.shape.groups)) for block in self.blocks]
         return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
@@ -85,7 +91,7 @@ class ConvGradients:
             rows = block.rows(self.shape.groups)
             if broken:
                 rows[unused] = 0
-            totals.append((factors.to(rows.dtype) @ rows)[None])
+            totals.append(_weighted(factors, rows)[None])
         return self._weights(totals)[0]
 
     def select(self, index: torch.Tensor) -> ConvGradients:
@@ -100,7 +106,7 @@ class ConvGradients:
     def plus(self, other: ConvGradients) -> ConvGradients:
         """The sum with gradients of as many examples, of a convolution of the same shape."""
         pairs = zip(self.blocks, other.blocks, strict=True)
-        return self._of([one.storage + another.storage for one, another in pairs])
+        return self._of([_summed(one.storage, another.storage) for one, another in pairs])
 
     def _of(self, storages: Sequence[torch.Tensor]) -> ConvGradients:
         pairs = zip(self.blocks, storages, strict=True)
@@ -116,6 +122,50 @@ class ConvGradients:
         places = [taps.index(tap) for tap in range(len(taps))]
         parts = [part for some in found for part in some.unbind(3)]
         return torch.stack([parts[place] for place in places], dim=3)
+
+
+def _norms(rows: torch.Tensor) -> torch.Tensor:
+    """Of rows, those of half precision taken to float32 a few at a time: in the cache."""
+    if rows.dtype not in HALF:
+        return row_norms(rows)
+    return torch.cat([row_norms(part.float()) for part in rows.split(_few(rows))])
+
+
+def _weighted(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Σ_i f_i row_i, of half precision in float32 likewise: f_i in 8 bits could be too large."""
+    if rows.dtype not in HALF:
+        return factors.to(rows.dtype) @ rows
+    factors = factors.to(torch.float32)
+    total = factors.new_zeros(rows.shape[1])
+    many = _few(rows)
+    for some, part in zip(factors.split(many), rows.split(many), strict=True):
+        total += some @ part.float()
+    return total
+
+
+def _few(rows: torch.Tensor) -> int:
+    """Rows that stay in a core's own cache as float32."""
+    return own_size(rows.shape[1])
+
+
+def _summed(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    dtype = summing_dtype(first)
+    return first.to(dtype) + second.to(dtype)
+
+
+def kept_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGradients:
+    """As ``form_gradients``, of which nothing else is known or will be.
+
+    Output gradients in bfloat16, as autocast has them, are multiplied as such where the processor
+    has units for it, and every gradient that results is rounded once, as the gradient of the weight
+    is in ordinary training. Norm and clipped sum are then of these, which no others may stand for.
+
+    Args:
+        a: as of ``form_gradients``.
+        g: likewise.
+        shape: likewise.
+    """
+    return _formed(a, g, shape, g.dtype if multiplies_bfloat16(g) else summing_dtype(g))
 
 
 def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGradients:
@@ -137,12 +187,20 @@ def form_gradients(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> ConvGr
     Raises:
         ValueError: if shapes do not belong together.
     """
+    return _formed(a, g, shape, summing_dtype(g))
+
+
+def _formed(
+    a: torch.Tensor, g: torch.Tensor, shape: ConvShape, dtype: torch.dtype
+) -> ConvGradients:
     shape.check(a, g)
     a, shape = shape.padded(a)
-    return ConvGradients(cheaper_order(a, g, shape).blocks(), shape)
+    return ConvGradients(cheaper_order(a, g, shape, dtype).blocks(), shape)
 
 
-def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> TapProducts:
+def cheaper_order(
+    a: torch.Tensor, g: torch.Tensor, shape: ConvShape, dtype: torch.dtype
+) -> TapProducts:
     """What forms the gradients, by the order of the copies that costs less.
 
     Channels are put last one number at a time, which takes as long as copies in short pieces do. It
@@ -157,23 +215,26 @@ def cheaper_order(a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> TapProd
         a: inputs, shape (B, c, *spatial).
         g: gradients of the loss by the output, shape (B, p, *out).
         shape: of the convolution, with no other padding than zeros.
+        dtype: of the factors of the products, and of the gradients.
     """
-    first = ChannelsFirst(a, g, shape)
+    first = ChannelsFirst(a, g, shape, dtype)
     if shape.groups > 1 or g.device.type != "cpu" or not first.needs_copies:
         return first  # on no other device was it measured
-    last = ChannelsLast(a, g, shape)
+    last = ChannelsLast(a, g, shape, dtype)
     overlap = positions(shape.kernel[1:]) > positions(shape.stride[1:]) and last.piece >= _MANY
     shared = first.width < _MANY <= last.width
     return last if overlap or shared else first
 
 
 class TapProducts(abc.ABC):
-    """The products of one layer; the arguments are those of ``form_gradients``."""
+    """The products of one layer; the arguments are those of ``cheaper_order``."""
 
     channels_last: ClassVar[bool]
 
-    def __init__(self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> None:
-        self.a, self.g, self.shape, self.dtype = a, g, shape, summing_dtype(g)
+    def __init__(
+        self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape, dtype: torch.dtype
+    ) -> None:
+        self.a, self.g, self.shape, self.dtype = a, g, shape, dtype
         stride, dilation = shape.stride[0], shape.dilation[0]
         starts = [tap * dilation for tap in range(shape.kernel[0])]
         self.remainders = list(dict.fromkeys(start % stride for start in starts))
@@ -199,6 +260,7 @@ class TapProducts(abc.ABC):
         if not examples:
             return found
         numbers = self.numbers() + self.g[:1].numel() + math.prod(self.shape.weight_shape)
+        numbers = numbers * self.dtype.itemsize // torch.float32.itemsize
         turns = -(-examples // product_size(self.g, numbers))
         step, ready = -(-examples // turns), 0
         results = [self.matrices(block.storage) for block in found]
@@ -337,8 +399,10 @@ class ChannelsLast(TapProducts):
 
     channels_last = True
 
-    def __init__(self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape) -> None:
-        super().__init__(a, g, shape)
+    def __init__(
+        self, a: torch.Tensor, g: torch.Tensor, shape: ConvShape, dtype: torch.dtype
+    ) -> None:
+        super().__init__(a, g, shape, dtype)
         self._tap = self.width  # numbers of one tap of the first dimension at a position
         # First row, first remainder, and how many of those that follow.
         self._runs: list[tuple[int, int, int]] = []

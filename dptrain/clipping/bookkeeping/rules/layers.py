@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import UnclearRows, row_norms
+from dptrain.clipping.base.rows import UnclearRows, row_norms, summing_dtype
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
@@ -146,6 +146,8 @@ class EmbeddingRule(LayerRule):
 class ConvRule(WeightRule):
     """Convolutions of one to three dimensions."""
 
+    half = True
+
     @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
@@ -154,12 +156,14 @@ class ConvRule(WeightRule):
         if inputs:
             found["weight"] = Convolved(inputs[0], gradient, ConvShape.of(layer))
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialized(gradient.flatten(2).sum(2))
+            found["bias"] = _of_bias(gradient)
         return found
 
 
 class ConvTransposeRule(WeightRule):
     """Transposed convolutions: convolutions with input and output gradient exchanged."""
+
+    half = True
 
     @override
     def uses(
@@ -171,8 +175,13 @@ class ConvTransposeRule(WeightRule):
             shape = ConvShape.adjoint(layer, tuple(x.shape[2:]), tuple(gradient.shape[2:]))
             found["weight"] = Convolved(gradient, x, shape)
         if layer.bias is not None and layer.bias.requires_grad:
-            found["bias"] = Materialized(gradient.flatten(2).sum(2))
+            found["bias"] = _of_bias(gradient)
         return found
+
+
+def _of_bias(gradient: torch.Tensor) -> Materialized:
+    """Of each channel, which is added at all positions."""
+    return Materialized(gradient.flatten(2).sum(2, dtype=summing_dtype(gradient)))
 
 
 FINDERS += [sequence_first_rule, experts_rule]

@@ -69,11 +69,13 @@ class LayerRule(abc.ABC):
     Attributes:
         recurses: whether the rule also covers the parameters of the layer's children.
         arranges: whether it is there for what is called within, and covers no parameters.
+        half: whether ``uses`` takes half precision as it is, and sums it in float32 itself.
         name: of the layer that it is for, of a rule that is for one.
     """
 
     recurses = False
     arranges = False
+    half = False
     name = ""
 
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from typing_extensions import override
 
+from dptrain.clipping.base.products import multiplies_bfloat16
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
+from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.convolution.convolution import (
     ConvGradients,
     ConvShape,
     Costs,
     costs,
-    form_gradients,
     gradients_in_groups,
+    kept_gradients,
     per_example_weight_gradients,
     runs_in_groups,
     squared_norms,
@@ -75,7 +77,8 @@ class Convolved(Use):
         """What gradients cost that are few, or cheaper than ghost norms and not large; or none."""
         numbers = self.shape.numel()
         small = numbers <= _HELD * (self.a[:1].numel() + self.g[:1].numel())
-        found = costs(self.geometry, tuple(self.a.shape[2:]))
+        half = multiplies_bfloat16(self.g)
+        found = costs(self.geometry, tuple(self.a.shape[2:]), half=half)
         worth = self.rows * numbers <= FEW or (small and found.cheaper != "gram")
         return found if worth else None
 
@@ -84,9 +87,12 @@ class Convolved(Use):
         found = self.forming()
         if found is None:
             return self
-        if found.groups < found.products and runs_in_groups(self.g):
-            return Materialized(*gradients_in_groups(self.a, self.g, self.geometry))
-        return Formed(form_gradients(self.a, self.g, self.geometry))
+        if found.groups < found.products:
+            dtype = summing_dtype(self.g)
+            a, g = self.a.to(dtype), self.g.to(dtype)
+            if runs_in_groups(g):
+                return Materialized(*gradients_in_groups(a, g, self.geometry))
+        return Formed(kept_gradients(self.a, self.g, self.geometry))
 
 
 class ConvolvedGroups(Folded):
@@ -131,7 +137,7 @@ class ConvolvedGroups(Folded):
         joint = self._joint(0, self.rows)
         if joint.forming() is None:
             return self
-        return Viewed(Formed(form_gradients(joint.a, joint.g, joint.geometry)), self.shape)
+        return Viewed(Formed(kept_gradients(joint.a, joint.g, joint.geometry)), self.shape)
 
 
 class Formed(Use):
