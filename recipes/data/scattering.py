@@ -56,13 +56,15 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
 
     def moduli(spectrum: torch.Tensor, scale: int) -> torch.Tensor:
         """Of all angles, in a dimension before height and width, at every 2^scale-th place."""
-        waves = spectrum[..., None, :, :] * bank.wavelets[scale]
-        return torch.fft.ifft2(_folded(waves, 2**scale)).abs()
+        waves = torch.fft.ifft2(
+            _filtered(spectrum[..., None, :, :], bank.wavelets[scale], 2**scale)
+        )
+        return (waves.real.square() + waves.imag.square()).sqrt()  # in half the time of abs()
 
     def averaged(spectrum: torch.Tensor, scale: int) -> torch.Tensor:
         """Around the middle of every 4×4 pixels, of maps at every 2^scale-th place."""
-        smooth = torch.fft.ifft2(_folded(spectrum * bank.averages[scale], STRIDE >> scale))
-        return smooth.real[..., 1:-1, 1:-1]
+        smooth = _filtered(spectrum, bank.averages[scale], STRIDE >> scale)
+        return torch.fft.ifft2(smooth).real[..., 1:-1, 1:-1]
 
     spectrum = torch.fft.fft2(padded)
     edges = torch.fft.fft2(moduli(spectrum, 0))
@@ -76,8 +78,8 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
         dim=1,
     )
     found = joined.view(examples, colours * PATHS, *joined.shape[-2:])
-    near = torch.cat([spectrum[:, None], edges], dim=1) * bank.near
-    near = torch.fft.ifft2(_folded(near, 2)).real[..., 2:-2, 2:-2]
+    near = _filtered(torch.cat([spectrum[:, None], edges], dim=1), bank.near, 2)
+    near = torch.fft.ifft2(near).real[..., 2:-2, 2:-2]
     near = near.unflatten(0, (examples, colours))
     return torch.cat(
         [found, *(pixel_unshuffle(part.flatten(1, 2), 2) for part in near.split([1, ANGLES], 2))],
@@ -96,6 +98,23 @@ def check_scattered(image_size: int) -> None:
             f"data.features (scattering) of images of {image_size} pixels: height and width have "
             f"to be multiples of {STRIDE}, and at least {2 * STRIDE}; set data.features to null"
         )
+
+
+def _filtered(spectrum: torch.Tensor, filters: torch.Tensor, step: int) -> torch.Tensor:
+    """The spectrum of every ``step``-th value, in both directions, of what filters let through.
+
+    A block of frequencies at a time, without the whole product.
+    """
+    height, width = (size // step for size in spectrum.shape[-2:])
+    filters = filters / step**2
+    total: torch.Tensor | None = None
+    for top in range(0, step * height, height):
+        for left in range(0, step * width, width):
+            block = (..., slice(top, top + height), slice(left, left + width))
+            part = spectrum[block] * filters[block]
+            total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
 
 
 def _folded(spectrum: torch.Tensor, step: int) -> torch.Tensor:
