@@ -14,6 +14,7 @@ from tqdm import tqdm
 from recipes.data.augment import CropAndFlip
 from recipes.data.images import Images
 from recipes.data.mirrored import SideBySide
+from recipes.data.opponent import opponent
 from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import STRIDE, check_scattered, scattering
 from recipes.data.split import Split
@@ -90,6 +91,7 @@ class ScatteredViews(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 def scattered(split: Split, *, mirrored: bool = False) -> Split:
     """Scattering features in place of the images, each example's normalized.
 
+    Those of colour images are of ``opponent`` colours.
     Of augmented images views are drawn of the features, as ``ScatteredViews`` does. With
     ``mirrored`` a test image has those of its mirror image beside it.
 
@@ -112,7 +114,7 @@ def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDatas
     maps, labels = _features(examples, "of training images")
     if not isinstance(examples, Images) or examples.transform is None:
         return TensorDataset(_all_normalized(maps, layout), labels)
-    transform = examples.transform
+    transform, known = examples.transform, f"scattering of opponents of {examples.fingerprint}"
     assert isinstance(transform, CropAndFlip)
     return ScatteredViews(
         maps,
@@ -121,7 +123,7 @@ def _training_part(examples: Dataset[Any], layout: FeatureLayout) -> TensorDatas
         crops=transform.padding > 0,
         flips=transform.flips,
         views=examples.views,
-        fingerprint=hashlib.sha256(f"scattering of {examples.fingerprint}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(known.encode()).hexdigest(),
     )
 
 
@@ -137,7 +139,7 @@ def _test_part(
 
 
 def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features of a part's images, as ``scattering`` returns them, and its labels."""
+    """Features of a part's images, as ``scattering`` returns them of opponents, and its labels."""
     if isinstance(examples, Images):
         rows, labels = examples.pixels, examples.labels
     else:
@@ -147,7 +149,7 @@ def _features(examples: Dataset[Any], what: str) -> tuple[torch.Tensor, torch.Te
     for start in tqdm(range(0, len(rows), _CHUNK), f"features {what}", unit_scale=_CHUNK, delay=2):
         part = rows[start : start + _CHUNK]
         images = part.float().div(127.5).sub(1) if part.dtype == torch.uint8 else part
-        maps = scattering(images)
+        maps = scattering(opponent(images))
         if found is None:
             found = maps.new_empty(len(rows), *maps.shape[1:])
         found[start : start + len(part)] = maps

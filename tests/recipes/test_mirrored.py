@@ -9,6 +9,7 @@ import torch
 
 from recipes.data.images import Images
 from recipes.data.mirrored import flipped
+from recipes.data.opponent import opponent
 from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import scattering
 from recipes.runfolder import load_checkpoint
@@ -42,7 +43,7 @@ def test_accuracy_and_loss_are_of_the_mean_of_two_probabilities(root, features):
     images, labels = _read(plain), plain.labels
     both = images, torch.stack([image[..., range(31, -1, -1)] for image in images])
     if features is not None:
-        both = tuple(FeatureLayout(3).normalized(scattering(part)) for part in both)
+        both = tuple(FeatureLayout(3).normalized(scattering(opponent(part))) for part in both)
     task = build_task(_settings(root, features, mirrored=True))
     task.model.eval()
     with torch.no_grad():

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import group_norm
 
 from recipes.data.images import Images
+from recipes.data.opponent import opponent
 from recipes.data.scattered import scattered
 from recipes.data.scattered_layout import FeatureLayout
 from recipes.data.scattering import ANGLES, PATHS, scattering
@@ -139,7 +140,7 @@ def test_a_split_of_features_is_normalized_for_each_image() -> None:
     assert features.shape == (25, 3 * CHANNELS, 4, 4)
     assert (split.channels, split.image_size) == (3 * CHANNELS, 4)
     assert labels.tolist() == [row % 2 for row in range(25)]
-    raw = scattering(_pixels(25).float() / 127.5 - 1)
+    raw = scattering(opponent(_pixels(25).float() / 127.5 - 1))
     seen = []
     for kind in _kinds():
         found, before = features[:, kind].flatten(1), raw[:, kind].flatten(1)
