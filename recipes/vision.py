@@ -72,8 +72,8 @@ class DataSettings:
             mirror image, which is more often right (``accuracy_alone`` is without); neither
             training nor the saved model changes. Not for digits and mnist.
         features: what the model sees in place of the pixels: scattering (117 wavelet features of
-            each color for every 4×4 pixels, normalized for each image), computed once; null is the
-            pixels.
+            brightness and of each of two opponent colors, for every 4×4 pixels, normalized for each
+            image), computed once; null is the pixels.
     """
 
     name: Annotated[str, one_of(DATA_SETS)] = "digits"
