@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from typing import NamedTuple
 
 import torch
 
 from recipes.data.scattering import ANGLES, CORNERS, PATHS
 
 _SMALL = 1e-5  # beside a variance, as of torch's GroupNorm
+
+
+class Feature(NamedTuple):
+    """What a feature is an average of.
+
+    Attributes:
+        colour: of the image.
+        kind: of waves.
+        angles: of these, in eighths of a half turn; of moduli of moduli the outer one first.
+        corner: of the 4×4 pixels, row and column; ``None`` for all of them.
+    """
+
+    colour: int
+    kind: str
+    angles: tuple[int, ...] = ()
+    corner: tuple[int, int] | None = None
+
+    def mirrored(self) -> Feature:
+        """Of the mirror image, left for right: waves at π - θ for θ."""
+        angles = tuple(-angle % ANGLES for angle in self.angles)
+        corner = None if self.corner is None else (self.corner[0], 1 - self.corner[1])
+        return self._replace(angles=angles, corner=corner)
+
+    def group(self) -> tuple[int, str, int]:
+        """What stays in a mirror image, or one that is turned: not angles, but what is between."""
+        first, last = (self.angles[0], self.angles[-1]) if self.angles else (0, 0)
+        apart = min((first - last) % ANGLES, (last - first) % ANGLES)
+        return self.colour, self.kind, apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,27 +52,36 @@ class FeatureLayout:
 
     colours: int
 
+    def features(self) -> list[Feature]:
+        """In the order in which they stand."""
+        angles, corners = range(ANGLES), list(itertools.product(range(2), range(2)))
+        one = [
+            ("image", ()),
+            *(("fine", (a,)) for a in angles),
+            *(("coarse", (a,)) for a in angles),
+        ]
+        one += [("of fine", pair) for pair in itertools.product(angles, angles)]
+        colours = range(self.colours)
+        found = [Feature(colour, *path) for colour in colours for path in one]
+        found += [Feature(colour, "near", (), k) for colour in colours for k in corners]
+        found += [
+            Feature(colour, "fine, near", (a,), k)
+            for colour in colours
+            for a in angles
+            for k in corners
+        ]
+        return found
+
     @property
     def channels(self) -> int:
         """Features of a place."""
         return self.colours * (PATHS + CORNERS * (1 + ANGLES))
 
     def mirrored(self) -> list[int]:
-        """Which feature of an image each feature of its mirror image is: waves at π - θ for θ."""
-        turned = [-angle % ANGLES for angle in range(ANGLES)]
-        first, coarse, both = 1, 1 + ANGLES, 1 + 2 * ANGLES
-        one = [0, *(first + angle for angle in turned), *(coarse + angle for angle in turned)]
-        one += [both + ANGLES * outer + inner for outer in turned for inner in turned]
-        found = [PATHS * colour + path for colour in range(self.colours) for path in one]
-        for kind in ([0], turned):  # averages of the image, and of moduli
-            start = len(found)
-            found += [
-                start + CORNERS * (len(kind) * colour + path) + corner
-                for colour in range(self.colours)
-                for path in kind
-                for corner in (1, 0, 3, 2)  # left for right
-            ]
-        return found
+        """Which feature of an image each feature of its mirror image is."""
+        features = self.features()
+        places = {feature: place for place, feature in enumerate(features)}
+        return [places[feature.mirrored()] for feature in features]
 
     def kinds(self) -> list[int]:
         """The group of each feature: a colour's of one kind, all angles together.
@@ -50,19 +89,9 @@ class FeatureLayout:
         Moduli of moduli are of one kind if their two angles differ by as much. A feature and what
         it is of a mirror image, or of one that is turned by a right angle, are of the same kind.
         """
-        apart = [
-            min((outer - inner) % ANGLES, (inner - outer) % ANGLES)
-            for outer in range(ANGLES)
-            for inner in range(ANGLES)
-        ]
-        one = [0, *[1] * ANGLES, *[2] * ANGLES, *(3 + turn for turn in apart)]
-        of_paths = max(one) + 1
-        kinds = of_paths + 2
-        found = [kinds * colour + kind for colour in range(self.colours) for kind in one]
-        for kind, paths in ((of_paths, 1), (of_paths + 1, ANGLES)):
-            for colour in range(self.colours):
-                found += [kinds * colour + kind] * (CORNERS * paths)
-        return found
+        groups = [feature.group() for feature in self.features()]
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+        return [numbers[group] for group in groups]
 
     def normalized(self, maps: torch.Tensor) -> torch.Tensor:
         """Each example's features less the mean of their kind, over its standard deviation.
