@@ -4,6 +4,8 @@ All four sides of a model take turns in one process (``step_measure.py``), and r
 ordinary step in float32 of the same round. Where the processor multiplies bfloat16 no faster
 (without AMX), nothing can be gained.
 
+Results of models that are not named are kept, if they are of the same machine and versions.
+
     PYTHONPATH=. python scripts/bench/autocast.py [--models vgg bert ...] [--device cpu]
         [--rounds 7] [--processor] [--json FILE]
 """
@@ -89,6 +91,14 @@ def measure(name: str, *, rounds: int, device: str, processor: bool) -> dict[str
     }
 
 
+def _kept(path: pathlib.Path, here: dict[str, Any]) -> dict[str, Any]:
+    """Rows of the file by model; none, where they are of another machine."""
+    if not path.exists():
+        return {}
+    before = json.loads(path.read_text(encoding="utf-8"))
+    return {row["model"]: row for row in before["time"]} if before["machine"] == here else {}
+
+
 def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -102,15 +112,16 @@ def main() -> None:
     amx = os.path.exists("/proc/cpuinfo") and "amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text(
         encoding="utf-8"
     )
-    rows = []
+    here = {**machine(options.device), "amx_bf16": amx}
+    rows = _kept(options.json, here)
     for name in options.models:
         row = measure(
             name, rounds=options.rounds, device=options.device, processor=options.processor
         )
-        rows.append(row)
+        rows[name] = row
         ratios = ", ".join(f"{side} {value['median']:.2f}" for side, value in row["ratio"].items())
         print(f"{row['title']}, batch {row['batch']}: {ratios}", flush=True)
-        result = {"machine": {**machine(options.device), "amx_bf16": amx}, "time": rows}
+        result = {"machine": here, "time": [rows[model] for model in MODELS if model in rows]}
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -748,10 +748,7 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
     """A line for each run."""
     rows = [
         [
-            "shares weights" if run["symmetric"] else "is shown views",
-            ", ".join(
-                f"2 × {width}" if run["symmetric"] else f"{width}" for width in run["channels"]
-            ),
+            f"{run['batch']:,}",
             run["autocast"] or "float32",
             *(f"{100 * run[name]:.1f}" for name in ("training_accuracy", "accuracy")),
             "–" if (time := run["processor_seconds"]) is None else f"{time / 60:.0f}",
@@ -762,7 +759,7 @@ def _cifar10_scattering(tree: Mapping[str, Any]) -> Table:
         ]
         for run in tree["runs"]
     ]
-    head = ["of mirror images it", "channels", "products", "training accuracy, %"]
+    head = ["batch", "products", "training accuracy, %"]
     head += ["test accuracy, %", "minutes of a core", "ε", "δ", "σ", "steps"]
     return Table(head, rows)
 
