@@ -76,7 +76,7 @@ class ConvGradients:
 
     def norms(self) -> torch.Tensor:
         """‖g_i‖₂, shape (B,), to a few units in the last place."""
-        parts = [_norms(block.rows(self.shape.groups)) for block in self.blocks]
+        parts = [row_norms(block.rows(self.shape.groups)) for block in self.blocks]
         return parts[0] if len(parts) == 1 else torch.linalg.vector_norm(torch.stack(parts), dim=0)
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
@@ -124,28 +124,19 @@ class ConvGradients:
         return torch.stack([parts[place] for place in places], dim=3)
 
 
-def _norms(rows: torch.Tensor) -> torch.Tensor:
-    """Of rows, those of half precision taken to float32 a few at a time: in the cache."""
-    if rows.dtype not in HALF:
-        return row_norms(rows)
-    return torch.cat([row_norms(part.float()) for part in rows.split(_few(rows))])
-
-
 def _weighted(factors: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Σ_i f_i row_i, of half precision in float32 likewise: f_i in 8 bits could be too large."""
+    """Σ_i f_i row_i; of half precision in float32, as f_i in 8 bits could be too large.
+
+    So many rows are taken to float32 at a time as stay in a core's own cache.
+    """
     if rows.dtype not in HALF:
         return factors.to(rows.dtype) @ rows
     factors = factors.to(torch.float32)
     total = factors.new_zeros(rows.shape[1])
-    many = _few(rows)
+    many = own_size(rows.shape[1])
     for some, part in zip(factors.split(many), rows.split(many), strict=True):
         total += some @ part.float()
     return total
-
-
-def _few(rows: torch.Tensor) -> int:
-    """Rows that stay in a core's own cache as float32."""
-    return own_size(rows.shape[1])
 
 
 def _summed(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
