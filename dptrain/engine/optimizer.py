@@ -27,7 +27,7 @@ from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
-from dptrain.noise import NoiseStream
+from dptrain.noise import NoiseStream, Rounding
 from dptrain.sampling import MicroBatch, PrivateLoader
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class PrivateOptimizer(DPOptimizer):
         steps_executed: number of noisy updates so far.
         at_step_boundary: whether the last call of ``step`` completed a logical step.
         individual: what every example has spent, where an individual filter runs; private data.
+        rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
         watch: what refuses steps that leave something behind in the module.
         shared: what the processes of the run do together; the sums are added up over them once a
@@ -126,6 +127,15 @@ class PrivateOptimizer(DPOptimizer):
         self._planned = (self.noise_multiplier, self.expected_batch_size)
         self._trained = self.params  # a fresh list of what is trained at the moment
         self._bound = float(max_grad_norm)
+        self.rounding = Rounding(
+            grid_bits=noise.grid_bits,
+            entries=sum(p.numel() for p in self.params),
+            steps=mechanism.steps,
+            noise_multiplier=mechanism.noise_multiplier,
+            examples=mechanism.scheme.dataset_size,
+            error=noise.rounding_error,
+        )
+        self._pad = self.rounding.pad
         self._scales: list[torch.Tensor | None] | None = None
         self._bound_since: MicroBatch | None = None
         self._parts_done = 0
@@ -142,7 +152,10 @@ class PrivateOptimizer(DPOptimizer):
         self.clipper.discard()
 
     def bounds(self) -> tuple[float, torch.Tensor]:
-        """R and the weights of the current batch's rows, shape (rows,).
+        """What is clipped to, and the weights of the current batch's rows, shape (rows,).
+
+        Gradients are clipped to a little less than R, as two sums on the grid of the release may
+        differ by as much more than the sums themselves (``Rounding.pad``).
 
         Raises:
             RuntimeError: if no batch has been taken from the private loader.
@@ -162,7 +175,7 @@ class PrivateOptimizer(DPOptimizer):
                 )
             self._scales = scales_of(self.original_optimizer, self.params)
             self._bound, self._bound_since = float(self.max_grad_norm), batch
-        return self._bound, torch.from_numpy(batch.weights)
+        return self._bound * (1.0 - self._pad), torch.from_numpy(batch.weights)
 
     def _admit(self, norms: torch.Tensor) -> torch.Tensor:
         """Factors in [0, 1] on the clipped gradients of the batch at hand, shape (rows,).
@@ -176,6 +189,7 @@ class PrivateOptimizer(DPOptimizer):
         # An example whose norm is not finite is left out by the clipper and pays nothing.
         found = norms.detach().cpu().double()
         padded = torch.where(torch.isfinite(found), found, 0.0) * NORM_PAD / self._bound
+        padded += torch.where(padded > 0, self._pad, 0.0)  # what rounding to the grid may add
         ratios = padded.clamp(max=1.0).numpy()
         used = len(batch.indices)  # the other rows are padding
         shares = torch.zeros(len(norms), dtype=torch.float64)
@@ -432,14 +446,11 @@ class PrivateOptimizer(DPOptimizer):
         """
         deviation = self.noise_multiplier * self._bound
         if self.shards is not None:
-            self.shards.add_noise(self.params, next(self.noise), deviation, self._scales)
+            self.shards.add_noise(self.params, self.noise, deviation, self._scales)
             return
+        released = self.noise.release([p.summed_grad for p in self.params], deviation)
         scales = self._scales or [None] * len(self.params)
-        for p, row, scale in zip(self.params, next(self.noise), scales, strict=True):
-            if p.summed_grad is None:
-                noisy = row.mul(deviation)
-            else:
-                noisy = p.summed_grad.add_(row.view_as(p), alpha=deviation)
+        for p, noisy, scale in zip(self.params, released, scales, strict=True):
             if scale is not None:
                 noisy = noisy.div_(scale)
             p.grad = laid_out_like(p, noisy.to(p.dtype))

@@ -296,6 +296,8 @@ class PrivateTraining:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
         notes = (*self._conditions, *self.optimizer.watch.notes)
+        if self.mechanism.noise_multiplier > 0:
+            notes = (self.optimizer.rounding.note(guarantee.epsilon), *notes)
         return drawn.after(self.steps_executed).with_notes(*notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:

@@ -13,7 +13,7 @@ from torch import nn
 from dptrain.clipping.base import summing_dtype
 from dptrain.distributed import FullySharded, Ranks, is_divided, local_of
 from dptrain.engine.optimizers import SlicedOptimizer, laid_out_like, whole_because
-from dptrain.noise import shard_pieces
+from dptrain.noise import NoiseStream, shard_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Shards:
     def add_noise(
         self,
         parameters: Sequence[Any],
-        rows: Sequence[torch.Tensor],
+        noise: NoiseStream,
         deviation: float,
         scales: Sequence[torch.Tensor | None] | None,
     ) -> None:
@@ -119,14 +119,11 @@ class Shards:
 
         Args:
             parameters: that are trained.
-            rows: this rank's noise of the step.
+            noise: this rank's.
             deviation: that it is multiplied by.
             scales: that the sums are divided by, of the whole parameters.
         """
-        noisy = [
-            total.add_(row.view_as(total), alpha=deviation)
-            for total, row in zip(self.sums, rows, strict=True)
-        ]
+        noisy = noise.release(self.sums, deviation)
         self.sums = []
         if self.sliced is not None:
             for p in parameters:

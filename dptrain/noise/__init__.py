@@ -1,6 +1,7 @@
 """Streams of correlated noise for the shapes of a model."""
 
 from dptrain.noise.factory import noise_stream
+from dptrain.noise.rounding import Rounding
 from dptrain.noise.streams import (
     Block,
     FlatStream,
@@ -14,6 +15,7 @@ __all__ = [
     "Block",
     "FlatStream",
     "NoiseStream",
+    "Rounding",
     "check_private_folder",
     "noise_stream",
     "register_noise_stream",

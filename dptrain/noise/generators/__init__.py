@@ -1,8 +1,13 @@
 """Where the normals come from: seeded, on every device, or cryptographic."""
 
 from dptrain.noise.generators.gaussian import chunk_length, fill_normal
-from dptrain.noise.generators.normals import AES, PHILOX, Normals, open_normals
-from dptrain.noise.generators.secure import SecureNormals
+from dptrain.noise.generators.normals import (
+    AES,
+    PHILOX,
+    Normals,
+    SecureNormals,
+    open_normals,
+)
 
 __all__ = [
     "AES",

@@ -1,22 +1,25 @@
-"""Standard normal rows that are a pure function of (seed, step, size), and cheap to draw."""
+"""Rows of rounded standard normals: pure functions of (seed, group, step, index)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dptrain.core import checks
 from dptrain.noise.generators.keystream import derive_key, key_stream
+from dptrain.noise.generators.rounded import (
+    WORDS,
+    rounded_normals,
+    rounded_normals_of_tensors,
+)
 from dptrain.noise.generators.threads import for_each
 
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Normals drawn from one counter range; a constant, since it decides what a seed stands for."""
 
-_CUDA_CHUNK = 1 << 22  # likewise; large enough to hide the launch of a kernel
+_CUDA_CHUNK = 1 << 21  # likewise; large enough to hide the launch of a kernel
 _TAG = b"dptrain.noise"
 _SEED_BITS = 128
 
@@ -50,34 +53,36 @@ def fill_normal(
     step: int,
     start: int = 0,
     size: int | None = None,
+    bits: int,
+    scale: float = 1.0,
 ) -> None:
-    """Overwrite ``out`` with a slice of row ``step`` of Z, a pure function of the other arguments.
+    """Overwrite ``out`` with a slice of row ``step`` of Z on its grid: integers, in float64.
 
-    On the CPU: AES-256 in counter mode, a key for every row and a segment of its stream for every
-    chunk, so that no two normals share a counter; turned into normals by the Box-Muller transform
-    on as many threads as torch uses (their number does not change the result). 32 bits
-    decide the radius, 32 the angle: |z| ≤ 6.77, and an ideal normal exceeds that once in 7·10^10
-    draws. A cipher, because processors make its stream faster than numpy makes Philox's, and
-    nobody can compute noise from other noise. torch's own CPU generator keeps 32 bits of its seed,
-    few enough to try them all and subtract the noise. On CUDA: torch's Philox, seeded for every
-    chunk with a 64-bit hash of (seed, group, step, chunk); its values also depend on the model of
-    the GPU. The analysis assumes ideal Gaussians; these are float32.
+    An entry is a standard normal times ``scale``·2^``bits``, rounded, plus a small uniform dither
+    (``rounded_normals``; docs/theory/noise.md#thm-rounded-normals). On the CPU the words are those
+    of AES-256 in counter mode, a key for every row and a segment of its stream for every chunk, so
+    that no two normals share a counter; the integers are the same on every processor and for every
+    number of threads. torch's own CPU generator keeps 32 bits of its seed, few enough to try them
+    all and subtract the noise. On CUDA: torch's Philox, seeded for every chunk with a 64-bit hash
+    of (seed, group, step, chunk); the last bits also depend on the model of the GPU.
 
-    A chunk is drawn whole, for Box-Muller pairs lie half a chunk apart, so a slice that starts or
-    ends within one costs as much as the whole chunk there.
+    A chunk is drawn whole, for pairs lie half a chunk apart, so a slice that starts or ends within
+    one costs as much as the whole chunk there.
 
     Args:
-        out: float32, one-dimensional and contiguous, on the CPU or a CUDA device.
+        out: float64, one-dimensional and contiguous, on the CPU or a CUDA device.
         seed: 0 ≤ seed < 2^128.
         group: index of the buffer that the row belongs to; groups are independent.
         step: t ≥ 0.
         start: first entry of the slice.
         size: length of the whole row, by default ``start + len(out)``; the last chunk is shorter.
+        bits: of the grid, which is 2^-``bits``.
+        scale: factor of the standard deviation.
 
     Raises:
         ValueError: if ``out`` is on another kind of device, or reaches beyond the row.
     """
-    assert out.dtype == torch.float32, out.dtype
+    assert out.dtype == torch.float64, out.dtype
     assert out.dim() == 1, out.shape
     assert out.is_contiguous()
     size = start + len(out) if size is None else size
@@ -90,8 +95,8 @@ def fill_normal(
         key = derive_key(seed, group, step, tag=_TAG)
 
         def fill(whole: torch.Tensor, chunk: int) -> None:
-            half = -(-len(whole) // 2)
-            _box_muller(key_stream(key, chunk, half), whole)
+            words = key_stream(key, chunk, WORDS * -(-len(whole) // 2)).view(np.int64)
+            rounded_normals(words, whole.numpy(), bits=bits, scale=scale)
 
     else:
         generator = torch.Generator(out.device)
@@ -99,9 +104,16 @@ def fill_normal(
         def fill(whole: torch.Tensor, chunk: int) -> None:
             word = derive_key(seed, group, step, chunk, tag=_TAG)[:8]
             generator.manual_seed(int.from_bytes(word, "little"))
-            whole.normal_(generator=generator)
+            words = philox_words(WORDS * -(-len(whole) // 2), generator)
+            rounded_normals_of_tensors(words, whole, bits=bits, scale=scale)
 
     _in_chunks(out.detach(), start, size, length, fill)
+
+
+def philox_words(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Uniform 64-bit words on the device of a generator, int64, shape (count,)."""
+    words = torch.empty(count, dtype=torch.int64, device=generator.device)
+    return words.random_(-(1 << 63), None, generator=generator)
 
 
 def _in_chunks(
@@ -127,25 +139,3 @@ def _in_chunks(
 
     chunks = range(start // length, -(-stop // length) if len(out) else start // length)
     for_each(part, chunks, entries=len(out) if out.device.type == "cpu" else 0)
-
-
-def _box_muller(bits: npt.NDArray[np.uint64], out: torch.Tensor) -> None:
-    """``out`` ← normals, of two an element of ``bits`` (the last may be left over).
-
-    Nothing is allocated: ``bits`` is overwritten. By torch, whose logarithms and sines take two
-    thirds of the time of numpy's on one thread, and which divides an array this long among threads.
-    """
-    half = bits.size
-    rest = len(out) - half
-    words = torch.from_numpy(bits.view(np.int32))
-    radius = out[:half]
-    radius.copy_(words[:half].view(torch.uint32))
-    radius.mul_(2.0**-32)
-    radius.add_(2.0**-33)  # keeps it above 0; next to 1 it rounds to 1, a radius of 0
-    radius.log_().mul_(-2.0).sqrt_()
-    angle = words[:half].view(torch.float32)  # the bits that were there are used up
-    angle.copy_(words[half:]).mul_(math.pi * 2.0**-31)
-    other = out[half:]
-    torch.sin(angle[:rest], out=other)
-    other.mul_(radius[:rest])
-    radius.mul_(angle.cos_())

@@ -1,4 +1,4 @@
-"""What the streams over flat rows share: normals, blocks, position, state and refusals."""
+"""What the streams over flat rows share: normals, blocks, grid, position, state and refusals."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import bisect
 import itertools
 import os
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 
 from dptrain.core import checks
 from dptrain.noise.generators.normals import open_normals
 from dptrain.noise.generators.threads import for_each
+from dptrain.noise.streams.grid import finest_bits, largest_deviation, stored_bits
 from dptrain.noise.streams.growth import check_growth
 from dptrain.noise.streams.history import History, check_private_folder
+from dptrain.noise.streams.kernels import add_past, put_on_grid
 from dptrain.noise.streams.layout import Block, Layout, Pieces, Shard, blocks_of
-from dptrain.noise.streams.rows import round_randomly
-from dptrain.noise.streams.stream import NoiseStream
+from dptrain.noise.streams.rows import round_randomly, scratch
+from dptrain.noise.streams.stream import NoiseStream, grid_of
 from dptrain.strategies import Strategy
 
 _STATE_FIELDS = {"step", "seed", "strategy", "steps", "layout", "blocks", "buffers"}
@@ -26,14 +28,21 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 
 class FlatStream(NoiseStream):
-    """A stream that works on flat float32 rows, block by block, on as many threads as torch uses.
+    """A stream that works on flat rows, block by block, on as many threads as torch uses.
 
     A subclass allocates the buffers of a block in ``_allocate``, looks up what a step needs in
     ``_start_step``, and turns z_t into the noise of step t in ``_correlate``, which other
-    threads call for other blocks at the same time. The float32 tensors of ``next()`` are views of
-    rows that the next call overwrites; the caller may scale them in place.
+    threads call for other blocks at the same time. ``release`` adds the noise to the sums block by
+    block, while it is in cache: no row of it is ever whole.
 
-    **bfloat16 buffers** (``dtype``). The row that is released is the float32 y_t; only what is kept
+    **The grid.** Noise is a whole number of 2^-``grid_bits``, and z_t one of the finer
+    2^-``_bits``. What a subclass takes from earlier rows is rounded to the finer grid, added to
+    z_t, and the total rounded to the coarser one; so the rounding to what is kept is
+    post-processing, and only that to the finer grid counts
+    (docs/theory/noise.md#thm-release). Where a subclass keeps ``_exact = torch.int32`` numbers, the
+    coarser grid is the finest whose numbers fit; otherwise the two are the same.
+
+    **bfloat16 buffers** (``dtype``). The noise that is released is y_t; only what is kept
     of it is rounded, at random and by secret bits, so that its mean is y_t. C·noise is then Z plus
     a small error of mean 0 and not exactly Gaussian: ``notes`` says so, and no guarantee over it is
     exact (docs/theory/noise.md#thm-bfloat16; ``test_bfloat16_buffers_stay_within_their_bound``).
@@ -48,7 +57,7 @@ class FlatStream(NoiseStream):
         like: tensors whose shapes, dtypes and devices the noise has.
         seed: integer in [0, 2^128).
         secure: draw from a cryptographic generator.
-        dtype: of the buffers, ``torch.float32`` or ``torch.bfloat16``.
+        dtype: ``torch.float32`` for buffers that are exact, or ``torch.bfloat16``.
         per_parameter: a row per parameter, not one for all parameters of a device.
         shard: the slice that the stream owns; see ``shard``. Nothing is allocated for the others.
         pieces: in place of it, what it owns of each flattened tensor: first entry, one past the
@@ -56,12 +65,15 @@ class FlatStream(NoiseStream):
         folder: where the buffers are kept in a file, not in memory; for noise on the CPU.
 
     Raises:
-        ValueError: if the strategy does not fit ``steps`` or its noise grows too large for float32
+        ValueError: if the strategy does not fit ``steps`` or its noise grows too large
             (``check_growth``), the seed or the dtype is out of range, ``like`` is empty or holds a
             tensor that is not floating-point, or a device is neither CPU nor CUDA, or not the CPU
             though a folder is given.
         OSError: if others may enter the folder, or it has no room; see ``History``.
     """
+
+    _exact: ClassVar[torch.dtype] = torch.float64
+    """Of exact buffers: ``torch.int32`` where rounding to a coarser grid does not last."""
 
     def __init__(
         self,
@@ -85,6 +97,7 @@ class FlatStream(NoiseStream):
         if dtype not in _DTYPES:
             raise ValueError(f"dtype={dtype}: buffers are torch.float32 or torch.bfloat16")
         self._dtype = dtype
+        self._kept = self._exact if dtype is torch.float32 else dtype
         self._secure = secure
         self._layout = Layout.of(like, per_parameter=per_parameter)
         for device in self._layout.devices:
@@ -95,6 +108,10 @@ class FlatStream(NoiseStream):
                     f"folder={folder!r} with like on device {device}: past noise is kept in a file "
                     "for noise on the CPU only; leave folder out"
                 )
+        deviation = self._largest_deviation()
+        self._bits = self.grid_bits = finest_bits(deviation)
+        if self._kept is torch.int32 and self._keeps:
+            self.grid_bits = min(self._bits, stored_bits(self._kept_deviation(deviation)))
         self._folder = None if folder is None else os.fspath(folder)
         self._open_shard((shard or Shard()) if pieces is None else Pieces.of(pieces, self._layout))
 
@@ -106,16 +123,11 @@ class FlatStream(NoiseStream):
         self._firsts = [[first for first, _ in runs] for runs in spans]
         lengths = [[last - first for first, last in runs] for runs in spans]
         self._starts = [[0, *itertools.accumulate(each)] for each in lengths]
-        self._rows = [
-            torch.zeros(sum(each), device=device, dtype=torch.float32)
-            for each, device in zip(lengths, self._layout.devices, strict=True)
-        ]
-        self._views = [
-            self._view(index, *piece) for index, piece in enumerate(shard.pieces(self._layout))
-        ]
+        self._pieces = list(shard.pieces(self._layout))
+        self._segments = self._cut_blocks()
         self._history = self._open_history()
         if self._history is None:
-            self._buffers = [self._allocate(self._row(block)) for block in self._blocks]
+            self._buffers = [self._allocate(self._empty(block)) for block in self._blocks]
         else:
             self._buffers = self._history.buffers
 
@@ -140,29 +152,45 @@ class FlatStream(NoiseStream):
         if not (self._blocks and self._keeps):
             check_private_folder(self._folder)
             return None
-        return History(self._folder, blocks, self._dtype)
+        return History(self._folder, blocks, self._kept)
 
-    def _view(self, index: int, low: int, high: int) -> torch.Tensor:
-        """Entries ``low`` to ``high`` of a parameter's noise, in its shape if these are all."""
-        shape, (group, offset) = self._layout.shapes[index], self._layout.places[index]
-        first = self._at(group, offset + low) if low < high else 0
-        view = self._rows[group][first : first + high - low]
-        return view.view(shape) if high - low == shape.numel() else view
+    def _cut_blocks(self) -> list[list[tuple[int, int, int, int]]]:
+        """Which entries of the tensors' pieces a block holds, and where.
 
-    def _row(self, block: Block) -> torch.Tensor:
-        first = self._at(block.group, block.start)
-        return self._rows[block.group][first : first + block.stop - block.start]
+        Returns:
+            For each block: (index of the tensor, first entry of its piece, one past the last, where
+            that first entry stands in the block).
+        """
+        firsts = [block.start for block in self._blocks]
+        found: list[list[tuple[int, int, int, int]]] = [[] for _ in self._blocks]
+        of_group = [
+            [n for n, block in enumerate(self._blocks) if block.group == group]
+            for group in range(len(self._layout.sizes))
+        ]
+        for index, (low, high) in enumerate(self._pieces):
+            group, offset = self._layout.places[index]
+            mine = of_group[group]
+            at = offset + low
+            position = bisect.bisect_right(mine, at, key=lambda n: firsts[n]) - 1
+            while at < offset + high:
+                number = mine[position]
+                block = self._blocks[number]
+                end = min(block.stop, offset + high)
+                begin = at - offset - low
+                found[number].append((index, begin, begin + end - at, at - block.start))
+                at, position = end, position + 1
+        return found
 
-    def _at(self, group: int, entry: int) -> int:
-        """Where an entry of a flat row lies among those that are owned."""
-        run = bisect.bisect_right(self._firsts[group], entry) - 1
-        return self._starts[group][run] + entry - self._firsts[group][run]
+    def _empty(self, block: Block) -> torch.Tensor:
+        """A tensor without memory that shows size and device of a block."""
+        device = self._layout.devices[block.group]
+        return torch.empty((), dtype=torch.float64, device=device).expand(block.stop - block.start)
 
     @abstractmethod
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
         """The buffers of a block, as before the first step; ``row`` shows size and device.
 
-        Their dtype is ``self._dtype``, their last dimension that of the entries of ``row`` (by
+        Their dtype is ``self._kept``, their last dimension that of the entries of ``row`` (by
         which a state is cut for other shards), and what is written to them goes through ``_store``.
         Those of a stream that is to take a ``folder`` are zero.
         """
@@ -171,36 +199,132 @@ class FlatStream(NoiseStream):
         """Called once before the blocks of step ``self.step``."""
 
     @abstractmethod
-    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
-        """Overwrite ``row`` (its content is arbitrary) with the noise of step ``self.step``.
+    def _correlate(self, block: Block, noise: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        """Overwrite ``noise`` (its content is arbitrary) with the noise of step ``self.step``.
 
         Args:
-            block: where the row lies.
-            row: float32, its entries.
+            block: where the entries lie.
+            noise: float64, one number an entry; what is left there are whole numbers of
+                2^-``grid_bits``.
             buffers: what ``_allocate`` returned for the block.
         """
 
-    def _draw(self, block: Block, out: torch.Tensor, step: int) -> None:
-        """``out`` ← the block's entries of row ``step`` of Z."""
-        self.normals.fill(out, group=block.group, step=step, start=block.start, size=block.size)
+    def _largest_deviation(self) -> float:
+        """The largest standard deviation of a step's noise, or a bound."""
+        return largest_deviation(self.strategy, self.steps)
+
+    def _kept_deviation(self, deviation: float) -> float:
+        """The largest standard deviation of what is kept; ``deviation`` is that of the noise."""
+        return deviation
+
+    def _draw(self, block: Block, out: torch.Tensor, step: int, *, scale: float = 1.0) -> None:
+        """``out`` ← the block's entries of row ``step`` of Z times ``scale``, in 2^-``_bits``."""
+        self.normals.fill(
+            out,
+            group=block.group,
+            step=step,
+            start=block.start,
+            size=block.size,
+            bits=self._bits,
+            scale=scale,
+        )
+
+    def _settle(self, noise: torch.Tensor, buffer: torch.Tensor, weights: Sequence[float]) -> None:
+        """Add Σ_s ``weights[s]``·``buffer[s]`` to z, and round to the grid.
+
+        Args:
+            noise: whole numbers of 2^-``_bits``, as drawn; overwritten with those of
+                2^-``grid_bits``.
+            buffer: what is kept of earlier rows.
+            weights: of its first rows.
+        """
+        if not len(weights) and self._bits == self.grid_bits:
+            return
+        if self._kept is torch.bfloat16:  # in units of 1
+            weights = [weight * 2.0**self.grid_bits for weight in weights]
+        add_past(noise, buffer, weights, 2.0 ** (self._bits - self.grid_bits))
 
     def _store(self, block: Block, values: torch.Tensor, out: torch.Tensor, index: int = 0) -> None:
-        """``out``, a row of a buffer, ← float32 ``values``, rounded as the class says.
+        """``out``, a row of a buffer, ← whole numbers, rounded as the class says.
 
         ``index`` tells the rows apart that one step stores.
         """
         kept = values
-        if self._dtype is not torch.float32:
+        if self._kept is torch.bfloat16:
             kept = out if self._history is None else torch.empty_like(out)
             round_randomly(
-                values, kept, seed=self.normals.seed, step=self.step, index=index, block=block
+                (values * 2.0**-self.grid_bits).float(),
+                kept,
+                seed=self.normals.seed,
+                step=self.step,
+                index=index,
+                block=block,
             )
         if self._history is not None:
-            self._history.write(kept, out)
+            self._history.write(kept.to(self._kept), out)
         elif kept is not out:
             out.copy_(kept)
 
     def __next__(self) -> list[torch.Tensor]:
+        sizes = [high - low for low, high in self._pieces]
+        rows = [
+            torch.empty(size, dtype=torch.int64, device=self._layout.devices[group])
+            for size, (group, _) in zip(sizes, self._layout.places, strict=True)
+        ]
+
+        def keep(number: int, noise: torch.Tensor) -> None:
+            for index, first, last, at in self._segments[number]:
+                rows[index][first:last].copy_(noise[at : at + last - first])
+
+        self._advance(keep)
+        return [
+            row.view(shape) if len(row) == shape.numel() else row
+            for row, shape in zip(rows, self._layout.shapes, strict=True)
+        ]
+
+    def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
+        """As for every stream, in place where a sum is contiguous."""
+        sizes = [high - low for low, high in self._pieces]
+        if [None if total is None else total.numel() for total in sums] != [
+            None if total is None else size for total, size in zip(sums, sizes, strict=True)
+        ]:
+            raise ValueError(
+                f"sums have {[None if t is None else t.numel() for t in sums]} entries, and the "
+                f"stream has noise for {sizes}: give the tensors that it was opened like"
+            )
+        shapes = [
+            shape if size == shape.numel() else (size,)
+            for size, shape in zip(sizes, self._layout.shapes, strict=True)
+        ]
+        flat = [
+            torch.zeros(size, dtype=dtype, device=self._layout.devices[group])
+            if total is None
+            else total.detach().reshape(-1)
+            for total, size, dtype, (group, _) in zip(
+                sums, sizes, self._layout.dtypes, self._layout.places, strict=True
+            )
+        ]
+
+        grid = grid_of(deviation, self.grid_bits)
+
+        def add(number: int, noise: torch.Tensor) -> None:
+            if grid:
+                for index, first, last, at in self._segments[number]:
+                    put_on_grid(flat[index][first:last], noise[at : at + last - first], grid)
+
+        self._advance(add)
+        return [
+            each.view(shape if total is None else total.shape)
+            for each, shape, total in zip(flat, shapes, sums, strict=True)
+        ]
+
+    def _advance(self, sink: Callable[[int, torch.Tensor], None]) -> None:
+        """Make a step, and hand the noise of each block on, in whatever order.
+
+        Args:
+            sink: called with the number of a block and its noise, which is gone afterwards; by
+                other threads for other blocks at the same time.
+        """
         if self.step >= self.steps:
             raise RuntimeError(
                 f"all {self.steps} rows of noise are spent: a longer run needs a mechanism "
@@ -209,8 +333,20 @@ class FlatStream(NoiseStream):
         if self._history is not None:
             self._history.check_process()
         self._start_step()
+
+        def advance(number: int) -> None:
+            block = self._blocks[number]
+            if self._history is not None:
+                self._history.begin(number)
+            device = self._layout.devices[block.group]
+            noise = scratch("noise", block.stop - block.start, device)
+            self._correlate(block, noise, self._buffers[number])
+            if self._history is not None:
+                self._history.end(number)
+            sink(number, noise)
+
         for_each(
-            self._advance,
+            advance,
             range(len(self._blocks)),
             entries=sum(
                 block.stop - block.start
@@ -221,18 +357,6 @@ class FlatStream(NoiseStream):
         self.step += 1
         if self._history is not None and self.step < self.steps:
             self._history.read_ahead()
-        return [
-            view if dtype is torch.float32 else view.to(dtype)
-            for view, dtype in zip(self._views, self._layout.dtypes, strict=True)
-        ]
-
-    def _advance(self, index: int) -> None:
-        block = self._blocks[index]
-        if self._history is not None:
-            self._history.begin(index)
-        self._correlate(block, self._row(block), self._buffers[index])
-        if self._history is not None:
-            self._history.end(index)
 
     @property
     def buffer_bytes(self) -> int:
@@ -246,7 +370,7 @@ class FlatStream(NoiseStream):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What bfloat16 buffers do to C·noise; empty for float32, or where nothing is kept."""
+        """What bfloat16 buffers do to C·noise; empty for exact ones, or where nothing is kept."""
         if self._dtype is torch.float32 or not self._keeps:
             return ()
         return (
@@ -298,7 +422,8 @@ class FlatStream(NoiseStream):
             **self._layout.describe(),
             "generator": self.normals.name,
             "stream": type(self).__name__,
-            "dtype": str(self._dtype),
+            "dtype": str(self._kept),
+            "grid_bits": self.grid_bits,
         }
 
     def load_state_dict(self, *states: dict[str, Any]) -> None:
@@ -330,7 +455,7 @@ class FlatStream(NoiseStream):
             raise ValueError(f"the noise state is at step={step}, outside 0..{self.steps}")
         if self._history is not None:
             self._history.check_process()
-        copies = self._copies(_saved_blocks(states, len(self._rows)))
+        copies = self._copies(_saved_blocks(states, len(self._layout.sizes)))
         self.normals = open_normals(int(first["seed"], 16), secure=self._secure)
         self.step = step
         for mine, theirs in copies:

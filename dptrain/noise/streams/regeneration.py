@@ -9,7 +9,9 @@ import torch
 
 from dptrain.core import Array
 from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.grid import error_of_convolution
 from dptrain.noise.streams.layout import Block
+from dptrain.noise.streams.rows import scratch
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
 from dptrain.strategies.toeplitz import Toeplitz
@@ -18,13 +20,14 @@ from dptrain.strategies.toeplitz import Toeplitz
 class RegenerationStream(FlatStream):
     """y_t = Σ_s (C^-1)_{t,s} z_s, every z_s with a non-zero coefficient drawn again: no state.
 
-    Memory is the released row and a block for each thread. A step draws as many rows as row t of
+    Memory is a few blocks for each thread. A step draws as many rows as row t of
     C^-1 has non-zeros: ``inverse_bands`` where C^-1 is banded, t + 1 otherwise.
     """
 
     def __init__(self, strategy: Strategy, **options: Any) -> None:
         steps = options["steps"]
         bound = strategy.bind(steps)
+        self._heads: list[float] = []  # 1/C_{t,t}
         self._inverse = None
         if isinstance(bound, Toeplitz):
             self._inverse = np.trim_zeros(bound.inverse_column(steps)[:steps], "b")
@@ -52,20 +55,39 @@ class RegenerationStream(FlatStream):
     def _start_step(self) -> None:
         if self._inverse is not None:
             coefficients = self._inverse[: self.step + 1]
+            heads = np.full(len(coefficients), self._inverse[0])
         else:
             assert isinstance(self.strategy, LowerTriangular)
             coefficients = _row_of_inverse(self.strategy, self.steps, self.step)[::-1]
-        # (how many steps back, coefficient), the latest first, without those that are zero.
+            for t in range(len(self._heads), self.step + 1):
+                self._heads.append(1.0 / float(self.strategy.row(self.steps, t)[-1]))
+            heads = np.array(self._heads[self.step :: -1])
+        # How many steps back, the scale of what was drawn then, and the factor of that; the latest
+        # first, without those that are zero.
         self._terms = [
-            (back, float(coefficients[back])) for back in np.flatnonzero(coefficients).tolist()
+            (back, float(heads[back]), float(coefficients[back] / heads[back]))
+            for back in np.flatnonzero(coefficients).tolist()
         ]
 
-    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
-        z = torch.empty_like(row)
-        row.zero_()
-        for back, coefficient in self._terms:
-            self._draw(block, z, self.step - back)
-            row.add_(z, alpha=coefficient)
+    def _correlate(self, block: Block, noise: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        z = scratch("drawn again", len(noise), noise.device)
+        past = scratch("past", len(noise), noise.device).zero_()
+        for back, scale, factor in self._terms[1:]:
+            self._draw(block, z, self.step - back, scale=scale)
+            past.add_(z.mul_(factor))
+        self._draw(block, noise, self.step, scale=self._terms[0][1])
+        noise.add_(past.round_())
+
+    @property
+    def rounding_error(self) -> float:
+        """As for a stored convolution."""
+        if self._inverse is not None:
+            longest = self._inverse
+        else:
+            assert isinstance(self.strategy, LowerTriangular)
+            longest = _row_of_inverse(self.strategy, self.steps, self.steps - 1)
+        assert isinstance(self.strategy, (Toeplitz, LowerTriangular))
+        return error_of_convolution(self.strategy, self.steps, self._bits, longest)
 
 
 def _row_of_inverse(strategy: LowerTriangular, steps: int, t: int) -> Array:

@@ -9,9 +9,10 @@ import torch
 
 from dptrain.core import Array
 from dptrain.noise.streams.flat import FlatStream
+from dptrain.noise.streams.grid import error_of_sums, largest_row_sum
 from dptrain.noise.streams.layout import Block
 from dptrain.noise.streams.registry import register_noise_stream
-from dptrain.noise.streams.rows import add_weighted_rows, weights_by_slot
+from dptrain.noise.streams.rows import weights_by_slot
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
 from dptrain.strategies.toeplitz import BandedToeplitz
@@ -27,6 +28,8 @@ class RingBufferStream(FlatStream):
     and a step costs what drawing z costs. The coefficients may differ from row to row of C.
     """
 
+    _exact = torch.int32
+
     def __init__(self, strategy: Strategy, **options: Any) -> None:
         steps = options["steps"]
         bound = strategy.bind(steps)
@@ -40,7 +43,7 @@ class RingBufferStream(FlatStream):
 
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
         # Rows before the first step are zero, which is what back-substitution asks for.
-        return [row.new_zeros(self._steps_back, len(row), dtype=self._dtype)]
+        return [row.new_zeros(self._steps_back, len(row), dtype=self._kept)]
 
     def _row_of_strategy(self) -> Array:
         """C_{t, max(0, t-bands+1)}, …, C_{t,t} for t = ``self.step``."""
@@ -53,15 +56,23 @@ class RingBufferStream(FlatStream):
         coefficients = self._row_of_strategy()
         self._inverse_head = float(1.0 / coefficients[-1])
         past = coefficients[:-1] / -coefficients[-1]
-        self._weights = weights_by_slot(past, self.step, self._steps_back, self._layout.devices)
+        self._weights = weights_by_slot(past, self.step, self._steps_back)
 
-    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+    def _correlate(self, block: Block, noise: torch.Tensor, buffers: list[torch.Tensor]) -> None:
         (buffer,) = buffers
-        self._draw(block, row, self.step)
-        weights = self._weights[row.device]
-        if len(weights):
-            add_weighted_rows(row, buffer[: len(weights)], weights, scale=self._inverse_head)
-        elif self._inverse_head != 1.0:
-            row.mul_(self._inverse_head)
+        self._draw(block, noise, self.step, scale=self._inverse_head)
+        self._settle(noise, buffer, self._weights)
         if self._steps_back:
-            self._store(block, row, buffer[self.step % self._steps_back])
+            self._store(block, noise, buffer[self.step % self._steps_back])
+
+    @property
+    def rounding_error(self) -> float:
+        """Half a unit of the finer grid, and what adding up the bands in float64 is off by."""
+        if not self._steps_back:
+            return 0.0
+        assert isinstance(self.strategy, (BandedToeplitz, LowerTriangular))
+        # Over the standard deviation of what is drawn, 1/C_{t,t}.
+        largest = largest_row_sum(self.strategy, self.steps)
+        return largest * 0.5 * 2.0**-self._bits + error_of_sums(
+            self._steps_back, largest, self._largest_deviation()
+        )

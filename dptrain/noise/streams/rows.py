@@ -1,26 +1,23 @@
-"""Rows of buffers: their weighted sums, and how they are stored in bfloat16."""
+"""Rows of buffers: their weights, and how they are stored in bfloat16."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
 
 import numpy as np
 import torch
 
 from dptrain.core import Array
 from dptrain.noise.generators import chunk_length
+from dptrain.noise.generators.gaussian import CHUNK
 from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.streams.layout import Block
 
 _DROPPED = 16  # bits of a float32 that bfloat16 has no room for
-# bfloat16 entries that are widened at a time, so that the float32 copy stays in cache.
-_WIDENED_ROWS = 64
-_WIDENED_COLUMNS = 1 << 13
+_memory = threading.local()
 
 
-def weights_by_slot(
-    past: Array, step: int, slots: int, devices: Iterable[torch.device]
-) -> dict[torch.device, torch.Tensor]:
+def weights_by_slot(past: Array, step: int, slots: int) -> list[float]:
     """Factors of the rows of a ring, in which step u stands in slot u mod ``slots``.
 
     Args:
@@ -28,43 +25,24 @@ def weights_by_slot(
             these slots are filled.
         step: t.
         slots: rows of the ring.
-        devices: where factors are wanted.
 
     Returns:
-        float32 of shape (len(past),) for each device.
+        One for each filled slot, in their order.
     """
     steps = np.arange(step - len(past), step)
     ordered = np.empty(len(past))
     ordered[steps % max(slots, 1)] = past
-    return {
-        device: torch.tensor(ordered, dtype=torch.float32, device=device) for device in set(devices)
-    }
+    return ordered.tolist()
 
 
-def add_weighted_rows(
-    out: torch.Tensor, buffer: torch.Tensor, weights: torch.Tensor, *, scale: float
-) -> None:
-    """The inner product of a few weights with the rows of a buffer, in one pass over its memory.
-
-    ``out`` ← ``scale``·``out`` + Σ_s ``weights[s]``·``buffer[s]``, in float32.
-
-    Args:
-        out: float32, shape (len,).
-        buffer: float32 or bfloat16, shape (rows, len).
-        weights: float32, shape (rows,), on the device of both.
-        scale: factor of what ``out`` holds.
-    """
-    if buffer.dtype is torch.float32 or buffer.device.type != "cpu":
-        out.addmv_(buffer.t().to(torch.float32), weights, beta=scale)
-        return
-    widened = torch.empty(min(_WIDENED_ROWS, len(buffer)), min(_WIDENED_COLUMNS, len(out)))
-    for start in range(0, len(out), _WIDENED_COLUMNS):
-        piece = out[start : start + _WIDENED_COLUMNS]
-        for first in range(0, len(buffer), _WIDENED_ROWS):
-            rows = slice(first, first + _WIDENED_ROWS)
-            part = buffer[rows, start : start + _WIDENED_COLUMNS]
-            copy = widened[: len(part), : len(piece)].copy_(part)
-            piece.addmv_(copy.t(), weights[rows], beta=1.0 if first else scale)
+def scratch(name: str, length: int, device: torch.device) -> torch.Tensor:
+    """Memory of this thread for ``length`` float64 numbers, one for each name; not cleared."""
+    if device.type != "cpu" or length > CHUNK:
+        return torch.empty(length, dtype=torch.float64, device=device)
+    kept: dict[str, torch.Tensor] = vars(_memory).setdefault("tensors", {})
+    if name not in kept:
+        kept[name] = torch.empty(CHUNK, dtype=torch.float64)
+    return kept[name][:length]
 
 
 def round_randomly(

@@ -2,36 +2,70 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dptrain.noise.generators.normals import Normals
+from dptrain.noise.streams.kernels import put_on_grid
 
 
 class NoiseStream(ABC):
-    """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal.
+    """Draws the rows of C^-1 Z, one a step, with Z i.i.d. standard normal, on a public grid.
 
-    All streams give C·noise = Z (docs/theory/noise.md#thm-streams;
-    ``test_strategy_times_noise_is_z``), and what is released with their noise is as private as
-    C x + σ z (docs/theory/mechanism.md#thm-factorization).
+    All streams give C·noise = Z up to the grid (docs/theory/noise.md#thm-streams;
+    ``test_strategy_times_noise_is_z``), and what ``release`` returns is as private as
+    C x + σ z up to what docs/theory/noise.md#thm-release counts.
 
-    The noise has unit variance per entry of Z: the caller scales it by σ·R, so a schedule of R
-    stays right. Row t is a pure function of (seed, t, shapes). ``step`` is the index (from 0) of
+    The noise has unit variance per entry of Z, and is a whole number of 2^-``grid_bits``:
+    ``release`` scales grid and noise by σ·R, so a schedule of R stays right. Row t is a pure
+    function of (seed, t, shapes). ``step`` is the index (from 0) of
     the row that the next call draws, and ``normals`` is what draws Z. Where C has more rows than
     columns (a tree), C^-1 stands for its left inverse.
+
+    Attributes:
+        steps: n.
+        step: index of the next row.
+        grid_bits: j, where the noise is in units of 2^-j.
+        normals: what draws Z.
     """
 
     steps: int
     step: int
+    grid_bits: int
     normals: Normals
+
+    def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
+        """Sums on the grid, with the next row of noise: what may leave the machine.
+
+        With h = ``deviation``·2^-``grid_bits`` it is h·(⌊sum/h⌉ + noise), a whole number times h
+        that is rounded to the dtype of the sum: post-processing of the whole number
+        (docs/theory/noise.md#thm-release). Noise that is added to a sum in floating point instead
+        tells what the sum was (docs/guides/floating-point.md).
+
+        Args:
+            sums: clipped sums, a tensor per parameter with its shape and device, overwritten;
+                ``None`` for a parameter that has none.
+            deviation: σ·R; 0 for no noise.
+
+        Returns:
+            The noisy sums, in the dtypes of the sums.
+
+        Raises:
+            RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
+            ValueError: if there is not a sum for each parameter.
+        """
+        grid = grid_of(deviation, self.grid_bits)
+        return [_noisy(total, row, grid) for total, row in zip(sums, next(self), strict=True)]
 
     @abstractmethod
     def __next__(self) -> list[torch.Tensor]:
-        """The next row, a tensor per parameter with its shape, dtype and device.
+        """The next row in units of 2^-``grid_bits``, an int64 tensor per parameter with its shape.
 
-        The tensors are only valid until the next call; the caller may scale them in place.
+        To look at; ``release`` is what adds it to sums.
 
         Raises:
             RuntimeError: after ``steps`` rows; more noise than was accounted for is refused.
@@ -43,6 +77,17 @@ class NoiseStream(ABC):
         """Bytes of state that the stream keeps from step to step, once its buffers are full."""
 
     @property
+    def rounding_error(self) -> float | None:
+        """How far rounding moves a number of Z, in standard deviations, at most.
+
+        The noise is ⌊z_t + u_t⌉ for a u_t that is computed of earlier rows, and the bound is on
+        what u_t is off from -Σ_{l≥1} C_{t,t-l} y_{t-l}, y the noise itself, in units of z_t's
+        standard deviation (docs/theory/noise.md#thm-release). ``None``, as here, where it is not
+        known, which the guarantee of a run tells.
+        """
+        return None
+
+    @property
     @abstractmethod
     def generator(self) -> str:
         """What draws Z on the devices of this stream, for the guarantee."""
@@ -50,7 +95,7 @@ class NoiseStream(ABC):
     @property
     @abstractmethod
     def notes(self) -> tuple[str, ...]:
-        """Why C·noise is not Z up to float32 rounding, for the guarantee; empty where it is."""
+        """Why C·noise is not Z up to the grid, for the guarantee; empty where it is."""
 
     @abstractmethod
     def shard(self, rank: int, world: int) -> NoiseStream:
@@ -79,3 +124,24 @@ class NoiseStream(ABC):
             ValueError: if they were saved for other shapes, another strategy or another run length,
                 or lack entries of this stream or shard.
         """
+
+
+def _noisy(total: torch.Tensor | None, row: torch.Tensor, grid: float) -> torch.Tensor:
+    values = torch.zeros_like(row, dtype=torch.float32) if total is None else total
+    if grid:
+        put_on_grid(values, row.double(), grid)
+    return values
+
+
+def grid_of(deviation: float, grid_bits: int) -> float:
+    """h = ``deviation``·2^-``grid_bits``; 0 for a run without noise and without privacy.
+
+    Raises:
+        ValueError: if the deviation is negative, or has no finite grid.
+    """
+    if deviation == 0.0:
+        return 0.0
+    grid = math.ldexp(deviation, -grid_bits)
+    if not 0 < grid < math.inf or math.isinf(1.0 / grid):  # NaN is neither
+        raise ValueError(f"deviation={deviation}: must be positive, and neither tiny nor infinite")
+    return grid

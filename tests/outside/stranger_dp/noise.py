@@ -20,7 +20,7 @@ class FadingStream(FlatStream):
         super().__init__(strategy, **options)
 
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
-        return [row.new_zeros(1, len(row), dtype=self._dtype)]
+        return [row.new_zeros(1, len(row), dtype=self._kept)]
 
     def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
         (kept,) = buffers[0]

@@ -1,0 +1,251 @@
+"""Rounded normals from uniform words, the same bits on every processor.
+
+What is computed is the Box-Muller transform in float64, on a grid, plus a small uniform dither that
+makes every grid point reachable (docs/theory/noise.md#thm-rounded-normals). Only sums, products,
+quotients, square roots and shifts are used, which IEEE 754 rounds in one way; so the loops that
+numba compiles and the array operations of numpy give the same numbers, and so do all processors.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dptrain.core import Array
+
+WORDS = 4
+"""64-bit words that a pair of normals takes."""
+
+DITHER = 6
+"""The dither is uniform over 2^-6 of the standard deviation or a little less, at least 2^-7."""
+
+FINEST = 44
+"""The largest ``bits`` of normals with standard deviation below 2: a grid of 2^-44 of it."""
+
+RATIO = 2.0**-37
+"""How far the probability of a number is off from that of an ideal normal with the same rounding
+and dither, relatively, at most (docs/theory/noise.md#thm-rounded-normals)."""
+
+REST = 2.0**-79
+"""Chance that ``RATIO`` says nothing of a number."""
+
+_SPARE = 26  # low bits of the dithers' words, which continue the uniform number of the radius
+_LOW = (1 << _SPARE) - 1
+_TILE = 1024
+_COMPILED_FROM = (
+    1 << 15
+)  # pairs; compiling takes seconds, and loading what was compiled some tenths
+
+_LN2 = math.log(2.0)
+_ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
+_ROUND = 1.5 * 2.0**52  # added and taken away again, it rounds what is below 2^51
+# cos(πt/4) and sin(πt/4)/t by their series in t²; what is left out is below 5e-17 for |t| ≤ 1.
+_C0, _C1, _C2, _C3, _C4, _C5, _C6, _C7, _C8 = (
+    (-1) ** k * (math.pi / 4) ** (2 * k) / math.factorial(2 * k) for k in range(9)
+)
+_S0, _S1, _S2, _S3, _S4, _S5, _S6, _S7 = (
+    (-1) ** k * (math.pi / 4) ** (2 * k + 1) / math.factorial(2 * k + 1) for k in range(8)
+)
+# 2 artanh(q)/q by its series in q²; what is left out is below 3e-17 for |q| ≤ 0.1716.
+_L0, _L1, _L2, _L3, _L4, _L5, _L6, _L7, _L8, _L9 = (2.0 / (2 * k + 1) for k in range(10))
+
+
+def rounded_normals(words: npt.NDArray[np.int64], out: Array, *, bits: int, scale: float) -> None:
+    """``out`` ← integers: normals of standard deviation ``scale``·2^``bits``, rounded and dithered.
+
+    With the words w, x, y, z of a pair, the first is
+
+        ⌊2^bits·scale·√(-2 ln u)·cos α⌉ + dither
+
+    and the second has the sine. u is uniform on the bits of w and the lower ones of y and z, α on
+    those of x; the dithers are the leading bits of y and z, centered
+    (docs/theory/noise.md#thm-rounded-normals).
+
+    Args:
+        words: shape (``WORDS``·pairs,), all first words, then all second ones, and so on; uniform.
+        out: float64, shape (2·pairs,) or one less; the first of all pairs, then the second ones.
+        bits: of the grid; at most ``FINEST``, and less where ``scale`` is 2 or more.
+        scale: factor of the standard deviation, positive.
+    """
+    pairs = len(words) // WORDS
+    fill = _compiled() if pairs >= _COMPILED_FROM and can_compile() else _plain
+    fill(words, out, pairs, scale * 2.0**bits, _shift(bits, scale))
+
+
+def _shift(bits: int, scale: float) -> int:
+    """By how much a word is shifted to the right to be a dither."""
+    shift = 64 - (bits + math.frexp(scale)[1] - 1 - DITHER)
+    assert _SPARE <= shift < 64, (bits, scale)
+    return shift
+
+
+@functools.cache
+def can_compile() -> bool:
+    """True if numba, of the extra ``fast``, is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _compiled() -> Callable[..., None]:
+    import numba  # late: it takes long to import
+
+    compiled: Callable[..., None] = numba.njit(
+        "void(int64[::1], float64[::1], int64, float64, int64)",
+        nogil=True,
+        error_model="numpy",
+        cache=True,
+    )(_loops)
+    return compiled
+
+
+def _loops(words: Any, out: Any, pairs: int, deviation: float, shift: int) -> None:
+    """As ``_plain``, entry by entry: what is compiled."""
+    second = len(out) - pairs
+    halves, numbers, mantissas = np.empty(_TILE), np.empty(_TILE), np.empty(_TILE)
+    number_bits, mantissa_bits = numbers.view(np.int64), mantissas.view(np.int64)
+    exponents, sines = np.empty(_TILE), np.empty(_TILE)
+    for start in range(0, pairs, _TILE):
+        size = min(_TILE, pairs - start)
+        w = words[start : start + size]
+        x = words[pairs + start : pairs + start + size]
+        y = words[2 * pairs + start : 2 * pairs + start + size]
+        z = words[3 * pairs + start : 3 * pairs + start + size]
+        for i in range(size):
+            low = ((y[i] & _LOW) << _SPARE) | (z[i] & _LOW)
+            high = (w[i] >> 1) & 0x7FFFFFFFFFFFFFFF
+            half = high * 2.0**-64 + (low * 2.0**-52 + 2.0**-54) * 2.0**-64
+            halves[i] = half
+            near = (w[i] & 1) * 1.0
+            numbers[i] = near * (1.0 - half) + (1.0 - near) * half
+        for i in range(size):
+            exponent = (number_bits[i] - _ROOT_HALF) >> 52
+            mantissa_bits[i] = number_bits[i] - (exponent << 52)
+            exponents[i] = exponent
+        cosines = out[start : start + size]
+        for i in range(size):
+            near = (w[i] & 1) * 1.0
+            f = mantissas[i] - 1.0
+            f = f + near * (exponents[i] + 1.0) * (-halves[i] - f)
+            q = f / (2.0 + f)
+            s = q * q
+            p = _L9 * s + _L8
+            p = p * s + _L7
+            p = p * s + _L6
+            p = p * s + _L5
+            p = p * s + _L4
+            p = p * s + _L3
+            p = p * s + _L2
+            p = p * s + _L1
+            p = p * s + _L0
+            radius = math.sqrt(-2.0 * (exponents[i] * _LN2 + p * q)) * deviation
+            t = (x[i] >> 11) * 2.0**-52 + 2.0**-53
+            s = t * t
+            cosine = _C8 * s + _C7
+            cosine = cosine * s + _C6
+            cosine = cosine * s + _C5
+            cosine = cosine * s + _C4
+            cosine = cosine * s + _C3
+            cosine = cosine * s + _C2
+            cosine = cosine * s + _C1
+            cosine = cosine * s + _C0
+            sine = _S7 * s + _S6
+            sine = sine * s + _S5
+            sine = sine * s + _S4
+            sine = sine * s + _S3
+            sine = sine * s + _S2
+            sine = sine * s + _S1
+            sine = sine * s + _S0
+            sine = sine * t
+            cosine = cosine * (1.0 - 2.0 * (x[i] & 1))
+            turned = ((x[i] >> 1) & 1) * 1.0
+            first = cosine + turned * (sine - cosine)
+            other = sine + turned * (cosine - sine)
+            cosines[i] = ((radius * first + _ROUND) - _ROUND) + (y[i] >> shift)
+            sines[i] = ((radius * other + _ROUND) - _ROUND) + (z[i] >> shift)
+        left = min(size, second - start)
+        if left > 0:
+            out[pairs + start : pairs + start + left] = sines[:left]
+
+
+def _plain(
+    words: npt.NDArray[np.int64], out: Array, pairs: int, deviation: float, shift: int
+) -> None:
+    """As the class says, by numpy: the operations of ``_loops`` in the same order."""
+    second = len(out) - pairs
+    for start in range(0, pairs, _TILE):
+        stop = min(start + _TILE, pairs)
+        w, x, y, z = (words[k * pairs + start : k * pairs + stop] for k in range(WORDS))
+        low = ((y & _LOW) << _SPARE) | (z & _LOW)
+        high = (w >> 1) & 0x7FFFFFFFFFFFFFFF
+        half = high * 2.0**-64 + (low * 2.0**-52 + 2.0**-54) * 2.0**-64
+        near = (w & 1) * 1.0
+        number = near * (1.0 - half) + (1.0 - near) * half
+        number_bits = number.view(np.int64)
+        exponent = (number_bits - _ROOT_HALF) >> 52
+        f = (number_bits - (exponent << 52)).view(np.float64) - 1.0
+        f = f + near * (exponent + 1.0) * (-half - f)
+        q = f / (2.0 + f)
+        s = q * q
+        logarithm = _horner(s, _L9, _L8, _L7, _L6, _L5, _L4, _L3, _L2, _L1, _L0) * q
+        radius = np.sqrt(-2.0 * (exponent * _LN2 + logarithm)) * deviation
+        t = (x >> 11) * 2.0**-52 + 2.0**-53
+        s = t * t
+        cosine = _horner(s, _C8, _C7, _C6, _C5, _C4, _C3, _C2, _C1, _C0)
+        sine = _horner(s, _S7, _S6, _S5, _S4, _S3, _S2, _S1, _S0) * t
+        cosine = cosine * (1.0 - 2.0 * (x & 1))
+        turned = ((x >> 1) & 1) * 1.0
+        first = cosine + turned * (sine - cosine)
+        other = sine + turned * (cosine - sine)
+        out[start:stop] = ((radius * first + _ROUND) - _ROUND) + (y >> shift)
+        sines = ((radius * other + _ROUND) - _ROUND) + (z >> shift)
+        left = min(stop, second) - start
+        if left > 0:
+            out[pairs + start : pairs + start + left] = sines[:left]
+
+
+def _horner(s: Array, leading: float, *others: float) -> Array:
+    """A polynomial in s, its highest coefficient first."""
+    value = leading * s + others[0]
+    for coefficient in others[1:]:
+        value *= s
+        value += coefficient
+    return value
+
+
+def rounded_normals_of_tensors(
+    words: torch.Tensor, out: torch.Tensor, *, bits: int, scale: float
+) -> None:
+    """As ``rounded_normals``, by torch's functions: on a GPU.
+
+    The logarithm and the waves are the device's, so that the last bits depend on its model. CUDA
+    documents errors of at most 2 units in the last place for them in float64.
+
+    Args:
+        words: int64, as there.
+        out: float64, as there, on the same device.
+        bits: as there.
+        scale: as there.
+    """
+    pairs = len(words) // WORDS
+    w, x, y, z = words.view(WORDS, pairs)
+    low = ((y & _LOW) << _SPARE) | (z & _LOW)
+    half = ((w >> 1) & 0x7FFFFFFFFFFFFFFF).double().mul_(2.0**-64)
+    half += low.double().mul_(2.0**-52).add_(2.0**-54).mul_(2.0**-64)
+    logarithm = torch.where((w & 1).bool(), torch.log1p(-half), torch.log(half))
+    radius = logarithm.mul_(-2.0).sqrt_().mul_(scale * 2.0**bits)
+    angle = (x >> 11).double().mul_(2.0**-52).add_(2.0**-53).mul_(math.pi / 4)
+    cosine = torch.cos(angle).mul_((1 - 2 * (x & 1)).double())
+    sine = angle.sin_()
+    turned = ((x >> 1) & 1).bool()
+    shift = _shift(bits, scale)
+    out[:pairs] = torch.where(turned, sine, cosine).mul_(radius).round_().add_(y >> shift)
+    rest = len(out) - pairs
+    other = torch.where(turned, cosine, sine).mul_(radius).round_().add_(z >> shift)
+    out[pairs:] = other[:rest]

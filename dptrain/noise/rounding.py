@@ -1,0 +1,90 @@
+"""What rounding costs a run: a share of the clipping norm, and a little of ε and δ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from dptrain.noise.generators.rounded import RATIO, REST
+
+_REST = 1e-12  # δ₀: what is spent on the tail of what rounding adds to the privacy loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """The numbers of docs/theory/noise.md#thm-release for a run.
+
+    Attributes:
+        grid_bits: j; what is released are whole numbers of 2^-j σR.
+        entries: d, of all parameters that are trained.
+        steps: n.
+        noise_multiplier: σ.
+        examples: N, more than a batch ever has.
+        error: how far rounding within the recursion moves a number of Z, in standard deviations, at
+            most; ``None`` if that is not known.
+    """
+
+    grid_bits: int
+    entries: int
+    steps: int
+    noise_multiplier: float
+    examples: int
+    error: float | None
+
+    @property
+    def pad(self) -> float:
+        """The share of R that rounding a clipped sum to the grid takes: √d·2^-j·σ, and N·2^-51.
+
+        Gradients are clipped to R·(1 - pad), so that two sums on the grid differ by R at most.
+
+        Raises:
+            ValueError: if it is half of R or more.
+        """
+        if self.noise_multiplier == 0.0:
+            return 0.0
+        grid = math.sqrt(self.entries) * self.noise_multiplier * 2.0**-self.grid_bits
+        pad = grid + self.examples * 2.0**-51
+        if not pad < 0.5:
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} with {self.entries:,} parameters: "
+                f"rounding to the grid of the noise, which 32-bit buffers give {self.grid_bits} "
+                f"bits, takes {pad:.3g} of max_grad_norm; use less noise, or a strategy without "
+                "buffers of past noise"
+            )
+        return pad
+
+    def left(self, epsilon: float) -> tuple[float, float]:
+        """What pseudorandom normals and rounding within the recursion add to ε and δ, at most.
+
+        Args:
+            epsilon: of the run, finite.
+
+        Raises:
+            ValueError: if the error of the recursion is not known.
+        """
+        if self.error is None:
+            raise ValueError("error=None: how the noise is rounded is not known")
+        numbers = float(self.steps) * self.entries
+        tail = math.log(1.0 / _REST) + epsilon
+        law = RATIO * math.sqrt(2.0 * numbers * tail) + numbers * RATIO**2
+        moved = math.sqrt(numbers) * self.error
+        recursion = moved * math.sqrt(2.0 * tail) + moved**2
+        rare = numbers * REST * (1.0 + math.exp(min(epsilon, 700.0)))
+        return 2.0 * (law + recursion), min(1.0, 2.0 * _REST + rare)
+
+    def note(self, epsilon: float) -> str:
+        """A sentence for the guarantee."""
+        pad = f"{100 * self.pad:.2g} %"
+        said = (
+            f"Every release is a whole number of 2^-{self.grid_bits} σR; gradients are clipped to "
+            f"{pad} less than R, which pays for rounding their sums to it"
+        )
+        if self.error is None:
+            return f"{said}; how the noise stream rounds what it keeps is assumed to be immaterial"
+        if not math.isfinite(epsilon):
+            return said
+        more, rare = self.left(epsilon)
+        return (
+            f"{said}; the law of the computed normals and rounding within the noise add at most "
+            f"{more:.1g} to ε and {rare:.1g} to δ, beyond the numbers above"
+        )

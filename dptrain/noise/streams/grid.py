@@ -1,0 +1,95 @@
+"""The grids of the noise: how fine they may be, given the number formats."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dptrain.core import Array
+from dptrain.noise.generators.rounded import FINEST
+from dptrain.strategies import Strategy
+from dptrain.strategies.matrices import LowerTriangular
+from dptrain.strategies.toeplitz import Toeplitz
+
+DEVIATIONS = 13.0
+"""A normal exceeds as many standard deviations with a probability of 1e-38."""
+
+UNIT = 2.0**-53
+"""Relative error of an operation in float64."""
+
+
+def finest_bits(deviation: float) -> int:
+    """The largest b for which normals can be drawn and noise be held in units of 2^-b.
+
+    Args:
+        deviation: of the noise, in standard deviations of Z.
+    """
+    return FINEST - math.ceil(math.log2(max(deviation, 1.0)))
+
+
+def stored_bits(deviation: float) -> int:
+    """The largest b for which 32-bit integers hold noise in units of 2^-b.
+
+    Args:
+        deviation: of what is stored, in standard deviations of Z.
+    """
+    return math.floor(31 - math.log2(DEVIATIONS * deviation))
+
+
+def largest_deviation(strategy: Strategy, steps: int) -> float:
+    """The largest standard deviation of a step's noise, or a bound, in those of Z.
+
+    Args:
+        strategy: bound to ``steps``.
+        steps: n.
+    """
+    growth = float(strategy.noise_growth(steps).max())  # over that of uncorrelated noise
+    if isinstance(strategy, Toeplitz):
+        return growth * float(strategy.inverse_column(steps)[0])
+    if isinstance(strategy, LowerTriangular):
+        return growth / float(strategy.diagonals(steps)[0].min())
+    return growth / float(strategy.column_norms(steps).max())
+
+
+def largest_row_sum(strategy: Toeplitz | LowerTriangular, steps: int) -> float:
+    """max_t Σ_s |C_{t,s}|.
+
+    Args:
+        strategy: bound to ``steps``.
+        steps: n.
+    """
+    if isinstance(strategy, Toeplitz):
+        return float(np.abs(strategy.first_column(steps)).sum())
+    sums = np.zeros(steps)
+    for k, diagonal in enumerate(np.abs(strategy.diagonals(steps))):
+        sums[k:] += diagonal[: steps - k]
+    return float(sums.max())
+
+
+def error_of_sums(terms: int, factors: float, deviation: float) -> float:
+    """How far a sum of ``terms`` products in float64 is off, at most.
+
+    Args:
+        terms: number of products.
+        factors: sum of the factors' absolute values.
+        deviation: of what they are multiplied by, none of which is beyond ``DEVIATIONS`` of it.
+    """
+    return (terms + 1) * UNIT * factors * DEVIATIONS * deviation
+
+
+def error_of_convolution(
+    strategy: Toeplitz | LowerTriangular, steps: int, bits: int, inverse: Array
+) -> float:
+    """How far rounding moves a number of Z where past normals are added up, at most.
+
+    A step's noise is off by e, half a unit and what adding up is off by, and Z by C e.
+
+    Args:
+        strategy: bound to ``steps``.
+        steps: n.
+        bits: of the grid.
+        inverse: the entries of the longest row of C^-1.
+    """
+    off = 0.5 * 2.0**-bits + error_of_sums(len(inverse), float(np.abs(inverse).sum()), 1.0)
+    return largest_row_sum(strategy, steps) * off

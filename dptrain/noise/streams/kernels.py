@@ -1,0 +1,161 @@
+"""The loops over a block of noise: compiled by numba where it pays, by numpy with the same bits."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dptrain.core import Array
+from dptrain.noise.generators.rounded import can_compile
+
+_COMPILED_FROM = 1 << 15  # entries; as for the normals
+_COLUMNS = 1 << 11  # entries that are summed up at a time, so that they stay in cache
+
+
+def add_past(
+    noise: torch.Tensor, buffer: torch.Tensor, weights: Sequence[float], finer: float
+) -> None:
+    """``noise`` ← ⌊(noise + ⌊``finer``·Σ_s ``weights[s]``·``buffer[s]``⌉) / ``finer``⌉.
+
+    The sum is taken in float64, row by row in their order. On the CPU exact buffers give the same
+    bits on every processor, compiled or not.
+
+    Args:
+        noise: float64, shape (len,): whole numbers.
+        buffer: int32, float64 or bfloat16, shape (rows, len), rows ≥ ``len(weights)``.
+        weights: a factor of each of the first rows.
+        finer: a power of two.
+    """
+    if noise.device.type == "cpu" and buffer.dtype is not torch.bfloat16:
+        rows = buffer[: len(weights)].numpy()
+        _kernel(_add_past, _add_past_in_loops, _PAST, len(noise))(
+            noise.numpy(), rows, np.array(weights, dtype=np.float64), finer
+        )
+        return
+    past = torch.zeros_like(noise)
+    for row, weight in zip(buffer, weights, strict=False):
+        past.add_(row, alpha=weight)
+    noise.add_(past.mul_(finer).round_()).mul_(1.0 / finer).round_()
+
+
+def decay(row: torch.Tensor, factor: float, noise: torch.Tensor) -> None:
+    """``row`` ← ``factor``·row + noise, all float64 of shape (len,)."""
+    if row.device.type == "cpu":
+        _kernel(_decay, _decay_in_loops, _DECAY, len(row))(row.numpy(), factor, noise.numpy())
+    else:
+        row.mul_(factor).add_(noise)
+
+
+def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
+    """``values`` ← ``grid``·(⌊values/grid⌉ + noise), computed in float64.
+
+    What is rounded beyond 2^53 is rounded after the whole numbers were added: post-processing.
+
+    Args:
+        values: float32 or float64, shape (len,).
+        noise: float64, shape (len,): whole numbers.
+        grid: h.
+    """
+    supported = values.dtype in (torch.float32, torch.float64) and values.is_contiguous()
+    if values.device.type == "cpu" and supported and _compiles(len(values)):
+        _compiled(_put_on_grid_in_loops, _GRID)(values.numpy(), noise.numpy(), 1.0 / grid, grid)
+        return
+    exact = values.double()  # a copy, or the values themselves
+    exact.mul_(1.0 / grid).round_().add_(noise).mul_(grid)
+    if exact is not values:
+        values.copy_(exact)
+
+
+def _compiles(length: int) -> bool:
+    return length >= _COMPILED_FROM and can_compile()
+
+
+def _kernel(
+    plain: Callable[..., None],
+    loops: Callable[..., None],
+    signatures: tuple[str, ...],
+    length: int,
+) -> Callable[..., None]:
+    return _compiled(loops, signatures) if _compiles(length) else plain
+
+
+@functools.cache
+def _compiled(loops: Callable[..., None], signatures: tuple[str, ...]) -> Callable[..., None]:
+    import numba  # late: it takes long to import
+
+    compiled: Callable[..., None] = numba.njit(
+        list(signatures), nogil=True, error_model="numpy", cache=True
+    )(loops)
+    return compiled
+
+
+_PAST = (
+    "void(float64[::1], int32[:, ::1], float64[::1], float64)",
+    "void(float64[::1], float64[:, ::1], float64[::1], float64)",
+)
+
+
+def _add_past(noise: Array, rows: Any, weights: Array, finer: float) -> None:
+    for start in range(0, len(noise), _COLUMNS):
+        piece = noise[start : start + _COLUMNS]
+        past = np.zeros(len(piece))
+        for row, weight in zip(rows[:, start : start + _COLUMNS], weights, strict=True):
+            past += row * weight
+        piece += np.rint(past * finer)
+        piece *= 1.0 / finer
+        np.rint(piece, out=piece)
+
+
+def _add_past_in_loops(noise: Any, rows: Any, weights: Any, finer: float) -> None:
+    coarser = 1.0 / finer
+    past = np.empty(_COLUMNS)
+    count = len(weights)
+    for start in range(0, len(noise), _COLUMNS):
+        size = min(_COLUMNS, len(noise) - start)
+        for i in range(size):
+            past[i] = 0.0
+        k = 0
+        while k + 4 <= count:  # four at a time: the sum is loaded and stored less often
+            a, b, c, d = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
+            row0, row1 = rows[k, start : start + size], rows[k + 1, start : start + size]
+            row2, row3 = rows[k + 2, start : start + size], rows[k + 3, start : start + size]
+            for i in range(size):
+                past[i] = (((past[i] + row0[i] * a) + row1[i] * b) + row2[i] * c) + row3[i] * d
+            k += 4
+        while k < count:
+            a = weights[k]
+            row0 = rows[k, start : start + size]
+            for i in range(size):
+                past[i] += row0[i] * a
+            k += 1
+        piece = noise[start : start + size]
+        for i in range(size):
+            piece[i] = np.rint((piece[i] + np.rint(past[i] * finer)) * coarser)
+
+
+_DECAY = ("void(float64[::1], float64, float64[::1])",)
+
+
+def _decay(row: Array, factor: float, noise: Array) -> None:
+    row *= factor
+    row += noise
+
+
+def _decay_in_loops(row: Any, factor: float, noise: Any) -> None:
+    for i in range(len(row)):
+        row[i] = row[i] * factor + noise[i]
+
+
+_GRID = (
+    "void(float32[::1], float64[::1], float64, float64)",
+    "void(float64[::1], float64[::1], float64, float64)",
+)
+
+
+def _put_on_grid_in_loops(values: Any, noise: Any, inverse: float, grid: float) -> None:
+    for i in range(len(values)):
+        values[i] = (np.rint(values[i] * inverse) + noise[i]) * grid
