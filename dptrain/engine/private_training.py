@@ -297,7 +297,7 @@ class PrivateTraining:
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
         notes = (*self._conditions, *self.optimizer.watch.notes)
         if self.mechanism.noise_multiplier > 0:
-            notes = (self.optimizer.rounding.note(guarantee.epsilon), *notes)
+            notes = (self.optimizer.rounding.note(guarantee.epsilon, guarantee.delta), *notes)
         return drawn.after(self.steps_executed).with_notes(*notes)
 
     def get_epsilon(self, delta: float | None = None) -> float:

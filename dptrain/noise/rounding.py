@@ -33,7 +33,7 @@ class Rounding:
 
     @property
     def pad(self) -> float:
-        """The share of R that rounding a clipped sum to the grid takes: √d·2^-j·σ, and N·2^-51.
+        """The share of R that rounding a clipped sum to the grid takes: √d·2^-j·σ, and N·2^-50.
 
         Gradients are clipped to R·(1 - pad), so that two sums on the grid differ by R at most.
 
@@ -43,7 +43,7 @@ class Rounding:
         if self.noise_multiplier == 0.0:
             return 0.0
         grid = math.sqrt(self.entries) * self.noise_multiplier * 2.0**-self.grid_bits
-        pad = grid + self.examples * 2.0**-51
+        pad = grid + self.examples * 2.0**-50
         if not pad < 0.5:
             raise ValueError(
                 f"noise_multiplier={self.noise_multiplier:g} with {self.entries:,} parameters: "
@@ -53,11 +53,12 @@ class Rounding:
             )
         return pad
 
-    def left(self, epsilon: float) -> tuple[float, float]:
+    def left(self, epsilon: float, delta: float) -> tuple[float, float]:
         """What pseudorandom normals and rounding within the recursion add to ε and δ, at most.
 
         Args:
             epsilon: of the run, finite.
+            delta: δ of the run.
 
         Raises:
             ValueError: if the error of the recursion is not known.
@@ -65,15 +66,22 @@ class Rounding:
         if self.error is None:
             raise ValueError("error=None: how the noise is rounded is not known")
         numbers = float(self.steps) * self.entries
-        tail = math.log(1.0 / _REST) + epsilon
+        tail = math.log(1.0 / _REST) + epsilon + 2.0
         law = RATIO * math.sqrt(2.0 * numbers * tail) + numbers * RATIO**2
         moved = math.sqrt(numbers) * self.error
-        recursion = moved * math.sqrt(2.0 * tail) + moved**2
-        rare = numbers * REST * (1.0 + math.exp(min(epsilon, 700.0)))
-        return 2.0 * (law + recursion), min(1.0, 2.0 * _REST + rare)
+        both = law + moved * math.sqrt(2.0 * tail) + moved**2
+        rare = numbers * REST * (1.0 + math.exp(min(epsilon, 700.0) + 1.0))
+        if both > 0.25:
+            return math.inf, 1.0
+        return 2.0 * both, min(1.0, math.expm1(both) * delta + 5.0 * _REST + rare)
 
-    def note(self, epsilon: float) -> str:
-        """A sentence for the guarantee."""
+    def note(self, epsilon: float, delta: float) -> str:
+        """A sentence for the guarantee.
+
+        Args:
+            epsilon: ε that is stated.
+            delta: δ that is stated.
+        """
         pad = f"{100 * self.pad:.2g} %"
         said = (
             f"Every release is a whole number of 2^-{self.grid_bits} σR; gradients are clipped to "
@@ -83,7 +91,7 @@ class Rounding:
             return f"{said}; how the noise stream rounds what it keeps is assumed to be immaterial"
         if not math.isfinite(epsilon):
             return said
-        more, rare = self.left(epsilon)
+        more, rare = self.left(epsilon, delta)
         return (
             f"{said}; the law of the computed normals and rounding within the noise add at most "
             f"{more:.1g} to ε and {rare:.1g} to δ, beyond the numbers above"

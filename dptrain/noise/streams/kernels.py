@@ -19,8 +19,10 @@ _COLUMNS = 1 << 11  # entries that are summed up at a time, so that they stay in
 def add_past(
     noise: torch.Tensor, buffer: torch.Tensor, weights: Sequence[float], finer: float
 ) -> None:
-    """``noise`` ← ⌊(noise + ⌊``finer``·Σ_s ``weights[s]``·``buffer[s]``⌉) / ``finer``⌉.
+    """``noise`` ← ⌊(noise + ⌊``finer``·Σ_s ``weights[s]``·``buffer[s]``⌉) / ``finer`` + ½⌋.
 
+    The last rounding is up at halves, since rounding to even would not go along with a shift by an
+    odd number, and the proof needs that (docs/theory/noise.md#thm-release).
     The sum is taken in float64, row by row in their order. On the CPU exact buffers give the same
     bits on every processor, compiled or not.
 
@@ -39,7 +41,7 @@ def add_past(
     past = torch.zeros_like(noise)
     for row, weight in zip(buffer, weights, strict=False):
         past.add_(row, alpha=weight)
-    noise.add_(past.mul_(finer).round_()).mul_(1.0 / finer).round_()
+    noise.add_(past.mul_(finer).round_()).mul_(1.0 / finer).add_(0.5).floor_()
 
 
 def decay(row: torch.Tensor, factor: float, noise: torch.Tensor) -> None:
@@ -107,7 +109,8 @@ def _add_past(noise: Array, rows: Any, weights: Array, finer: float) -> None:
             past += row * weight
         piece += np.rint(past * finer)
         piece *= 1.0 / finer
-        np.rint(piece, out=piece)
+        piece += 0.5
+        np.floor(piece, out=piece)
 
 
 def _add_past_in_loops(noise: Any, rows: Any, weights: Any, finer: float) -> None:
@@ -134,7 +137,7 @@ def _add_past_in_loops(noise: Any, rows: Any, weights: Any, finer: float) -> Non
             k += 1
         piece = noise[start : start + size]
         for i in range(size):
-            piece[i] = np.rint((piece[i] + np.rint(past[i] * finer)) * coarser)
+            piece[i] = np.floor((piece[i] + np.rint(past[i] * finer)) * coarser + 0.5)
 
 
 _DECAY = ("void(float64[::1], float64, float64[::1])",)
