@@ -75,8 +75,8 @@ class PrivacySettings:
         accountant: name of the accountant; null is the tightest that answers.
         certificates: folder in which the certificates of simulated accounting are kept, so that the
             next run of the same mechanism need not simulate again; null keeps none.
-        secure: draw noise from a cryptographic generator and rounded so that floating-point numbers
-            give nothing away; slower, and ``seed`` has to be null.
+        secure: draw noise from cryptographic bits on a GPU too, as on a CPU anyway; slower there,
+            and ``seed`` has to be null.
         noise_dtype: of the buffers of past noise, float32 or bfloat16. bfloat16 halves them, and
             the guarantee is then an estimate.
         regenerate_noise: draw past noise again instead of keeping it; BISR and BandInvMF only.

@@ -103,7 +103,7 @@ class Shards:
 
     def add_up(self, parameters: Sequence[Any]) -> None:
         """Take ``p.summed_grad`` off the parameters; this rank's pieces of all ranks' are kept."""
-        tensors = [p.summed_grad for p in parameters]
+        tensors = rounded_sums(parameters)
         self.sums = self._ranks.scatter_sums(tensors, parameters, self.pieces)
         for p in parameters:
             p.summed_grad = None
@@ -343,10 +343,22 @@ def load_module(
 
 
 def add_part(sums: Sequence[torch.Tensor | None], parameters: Sequence[Any]) -> None:
-    """Add the sums of a microbatch to ``p.summed_grad``."""
+    """Add the sums of a microbatch to ``p.summed_grad``, from the second one on in float64.
+
+    What the microbatches without an example add then rounds off next to nothing of the difference
+    that it makes (docs/theory/limits.md#thm-ideal-noise).
+    """
     for p, total in zip(parameters, sums, strict=True):
         if total is not None:
-            p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
+            before = p.summed_grad
+            p.summed_grad = total if before is None else before.double().add_(total)
+
+
+def rounded_sums(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
+    """``p.summed_grad`` in the dtypes of sums, as ranks exchange them."""
+    return [
+        None if p.summed_grad is None else p.summed_grad.to(summing_dtype(p)) for p in parameters
+    ]
 
 
 def shaped_like_sums(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

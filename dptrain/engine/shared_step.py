@@ -14,7 +14,7 @@ from dptrain.clipping.base import GradientClipper
 from dptrain.core import Array
 from dptrain.distributed import Ranks, is_divided, local_of
 from dptrain.engine.release_ledger import StepLedger, checksum
-from dptrain.engine.shards import Shards
+from dptrain.engine.shards import Shards, rounded_sums
 from dptrain.individual import IndividualRecord
 from dptrain.noise import NoiseStream
 from dptrain.sampling import MicroBatch
@@ -115,7 +115,9 @@ class SharedStep:
                 return []
             elsewhere = dict(zip(parameters, reached.tolist(), strict=True))
             return [p for p in missing if not elsewhere[p]]
-        sums = self.ranks.sum([p.summed_grad for p in parameters], parameters)
+        if self.ranks.world_size == 1:
+            return [p for p in missing if not _any(p.summed_grad)]
+        sums = self.ranks.sum(rounded_sums(parameters), parameters)
         for p, total in zip(parameters, sums, strict=True):
             p.summed_grad = total
         return [p for p in missing if not _any(p.summed_grad)]

@@ -36,7 +36,7 @@ class PrivacyArguments:
             users: users are protected and not examples, and ``scheme`` has to be one of users. It
             is taken away before examples reach the collator.
         accountant: one by name, instead of the tightest that applies.
-        secure_noise: draw noise so that floating-point sampling gives nothing away; slower.
+        secure_noise: draw noise from cryptographic bits on a GPU too, as on a CPU anyway; slower there.
         ledger: file that records released steps, so that a resumed run cannot release a step in two
             versions.
         noise_seed: makes the run reproducible and its noise known to whoever knows the number. For
@@ -75,7 +75,7 @@ class PrivacyArguments:
         default=None, metadata=_said("accountant by name; the tightest by default")
     )
     secure_noise: bool = dataclasses.field(
-        default=False, metadata=_said("noise without weaknesses of floating-point sampling")
+        default=False, metadata=_said("noise from cryptographic bits on a GPU too")
     )
     ledger: str | None = dataclasses.field(
         default=None, metadata=_said("file that records released steps")

@@ -81,9 +81,17 @@ def rounded_normals(words: npt.NDArray[np.int64], out: Array, *, bits: int, scal
 
 
 def _shift(bits: int, scale: float) -> int:
-    """By how much a word is shifted to the right to be a dither."""
+    """By how much a word is shifted to the right to be a dither, without its ``_SPARE`` low bits.
+
+    Raises:
+        ValueError: if it would need those, or none were left.
+    """
     shift = 64 - (bits + math.frexp(scale)[1] - 1 - DITHER)
-    assert _SPARE <= shift < 64, (bits, scale)
+    if not _SPARE <= shift < 64:
+        raise ValueError(
+            f"bits={bits} with scale={scale:g}: a normal of standard deviation 1 has at most "
+            f"{FINEST} bits, and as many fewer as its standard deviation has more"
+        )
     return shift
 
 

@@ -1,4 +1,4 @@
-"""Noise must not grow so large that its float32 grid shows what it was added to."""
+"""Noise must not grow so large that the grid of the release becomes coarse."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ the closed forms stay below 3; the bound on trees is 2 sqrt(log2(n) + 1) at most
 
 
 def check_growth(strategy: Strategy, steps: int) -> None:
-    """Refuse a strategy whose guarantee float32 noise could not keep.
+    """Refuse a strategy whose noise would leave the sum of the gradients a coarse grid.
 
-    Noise of s times the usual size moves the sum of the gradients to a grid of about 2^-23 s σ R,
-    on which one example shows as if μ² = 1/σ² were larger by about √d·s·2^-23/σ: with σ = 1 and
-    d = 10^7 entries 4 % at s = 100, and more than all the rest at s = 10^4
-    (docs/theory/noise.md#thm-float-grid). The accountants, which speak of real numbers, do not see
-    it.
+    Number formats hold noise of s times the usual size in units that are s times as large
+    (docs/theory/noise.md#thm-release); rounding the sum to them, which clipping pays for, then takes
+    s times as large a share of R.
 
     Args:
         strategy: bound to ``steps``.
@@ -34,7 +32,7 @@ def check_growth(strategy: Strategy, steps: int) -> None:
         t = int(large[0])
         raise ValueError(
             f"strategy={type(strategy).__name__}: at step {t} its noise has {growth[t]:.3g} times "
-            f"the standard deviation of uncorrelated noise, more than {LARGEST_GROWTH:g}: sums in "
-            "float32 would be rounded so coarsely that the guarantee does not hold; use "
+            f"the standard deviation of uncorrelated noise, more than {LARGEST_GROWTH:g}: sums "
+            "would have to be rounded so coarsely that little of max_grad_norm is left; use "
             "coefficients that fall from c_0 on, or a run that ends before"
         )
