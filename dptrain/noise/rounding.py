@@ -82,10 +82,11 @@ class Rounding:
             epsilon: ε that is stated.
             delta: δ that is stated.
         """
-        pad = f"{100 * self.pad:.2g} %"
         said = (
             f"Every release is a whole number of 2^-{self.grid_bits} σR; gradients are clipped to "
-            f"{pad} less than R, which pays for rounding their sums to it"
+            f"{_up(100 * self.pad)} % less than R, which pays for rounding their sums to it; that "
+            "float32 sums of clipped gradients differ by no more than these is assumed (4.8e-4 R "
+            "more at worst for 64 rows in a part)"
         )
         if self.error is None:
             return f"{said}; how the noise stream rounds what it keeps is assumed to be immaterial"
@@ -94,5 +95,13 @@ class Rounding:
         more, rare = self.left(epsilon, delta)
         return (
             f"{said}; the law of the computed normals and rounding within the noise add at most "
-            f"{more:.1g} to ε and {rare:.1g} to δ, beyond the numbers above"
+            f"{_up(more)} to ε and {_up(rare)} to δ, beyond the numbers above"
         )
+
+
+def _up(value: float) -> str:
+    """A number with two digits, rounded up."""
+    if value == 0.0 or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit * (1 - 1e-12)) * unit:.2g}"

@@ -36,7 +36,7 @@ class PrivacyArguments:
             users: users are protected and not examples, and ``scheme`` has to be one of users. It
             is taken away before examples reach the collator.
         accountant: one by name, instead of the tightest that applies.
-        secure_noise: draw noise from cryptographic bits on a GPU too, as on a CPU anyway; slower there.
+        secure_noise: draw noise from cryptographic bits on a GPU too, as on a CPU anyway; slower.
         ledger: file that records released steps, so that a resumed run cannot release a step in two
             versions.
         noise_seed: makes the run reproducible and its noise known to whoever knows the number. For

@@ -15,8 +15,8 @@ def check_growth(strategy: Strategy, steps: int) -> None:
     """Refuse a strategy whose noise would leave the sum of the gradients a coarse grid.
 
     Number formats hold noise of s times the usual size in units that are s times as large
-    (docs/theory/noise.md#thm-release); rounding the sum to them, which clipping pays for, then takes
-    s times as large a share of R.
+    (docs/theory/noise.md#thm-release); rounding the sum to them, which clipping pays for, then
+    takes s times as large a share of R.
 
     Args:
         strategy: bound to ``steps``.
