@@ -13,7 +13,7 @@ from dptrain.core import Array
 from dptrain.noise.generators.rounded import can_compile
 
 _COMPILED_FROM = 1 << 15  # entries; as for the normals
-_COLUMNS = 1 << 11  # entries that are summed up at a time, so that they stay in cache
+_COLUMNS = 1 << 13  # entries that are summed up at a time, so that they stay in cache
 
 
 def add_past(
@@ -129,12 +129,17 @@ def _add_past_in_loops(noise: Any, rows: Any, weights: Any, finer: float) -> Non
             for i in range(size):
                 past[i] = (((past[i] + row0[i] * a) + row1[i] * b) + row2[i] * c) + row3[i] * d
             k += 4
-        while k < count:
+        if k + 2 <= count:
+            a, b = weights[k], weights[k + 1]
+            row0, row1 = rows[k, start : start + size], rows[k + 1, start : start + size]
+            for i in range(size):
+                past[i] = (past[i] + row0[i] * a) + row1[i] * b
+            k += 2
+        if k < count:
             a = weights[k]
             row0 = rows[k, start : start + size]
             for i in range(size):
                 past[i] += row0[i] * a
-            k += 1
         piece = noise[start : start + size]
         for i in range(size):
             piece[i] = np.floor((piece[i] + np.rint(past[i] * finer)) * coarser + 0.5)
