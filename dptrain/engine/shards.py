@@ -355,10 +355,11 @@ def add_part(sums: Sequence[torch.Tensor | None], parameters: Sequence[Any]) -> 
 
 
 def rounded_sums(parameters: Sequence[Any]) -> list[torch.Tensor | None]:
-    """``p.summed_grad`` in the dtypes of sums, as ranks exchange them."""
-    return [
-        None if p.summed_grad is None else p.summed_grad.to(summing_dtype(p)) for p in parameters
-    ]
+    """``p.summed_grad`` in the dtypes of sums, which they then are, as ranks exchange them."""
+    for p in parameters:
+        if p.summed_grad is not None:
+            p.summed_grad = p.summed_grad.to(summing_dtype(p))  # the wider one is free again
+    return [p.summed_grad for p in parameters]
 
 
 def shaped_like_sums(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:

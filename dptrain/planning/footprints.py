@@ -17,7 +17,7 @@ from dptrain.noise import noise_stream, shard_pieces
 from dptrain.strategies import Strategy
 
 _PROBED = 1024  # entries of the stream whose bytes are counted
-_NOISE_ROW = 4  # bytes of an entry of the row that is released, which is float32
+_GATHERED = 8  # bytes of an entry of the sum of several microbatches, which is float64
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SHARDS = ("all", "noise", "off")
 _BACKENDS = ("nccl", "gloo")
@@ -35,7 +35,6 @@ class Footprint:
     Attributes:
         parameters: of the model.
         history: noise of earlier steps, as the stream of the strategy keeps it.
-        row: the noise that is released.
         optimizer: its state.
         gradients: ``p.grad``, which holds the release until it is set to ``None``; 0 where the
             optimizer steps on slices.
@@ -46,7 +45,6 @@ class Footprint:
 
     parameters: int
     history: int
-    row: int
     optimizer: int
     gradients: int
     sums: int
@@ -56,7 +54,7 @@ class Footprint:
     @property
     def kept(self) -> int:
         """Bytes between two steps, once gradients are ``None``."""
-        return self.parameters + self.history + self.row + self.optimizer
+        return self.parameters + self.history + self.optimizer
 
     @property
     def peak(self) -> int:
@@ -131,7 +129,9 @@ def footprint(
     mine = _longest_slice(parameters, ranks) if divided else parameters
     kept = history_bytes(strategy, steps=steps, dtype=noise_dtype, regenerate=regenerate)
     state = _state_bytes(optimizer, dtype)
-    moments = [(min(microbatches, 2) * parameters * of_sums, 0)]
+    # Of several microbatches the sums are gathered in float64, the next one beside them.
+    gathered = of_sums if microbatches == 1 else _GATHERED
+    moments = [(parameters * (of_sums if microbatches == 1 else of_sums + _GATHERED), 0)]
     half = 0 if of_model == of_sums else parameters * of_model  # the release beside the noisy sums
     if divided:
         copies = 1 if backend == "nccl" else 2  # of what all ranks send, or are sent
@@ -146,8 +146,11 @@ def footprint(
             moments.append(((parameters + mine) * of_sums + half, 0))
             sent = 2 * others * of_sums
     else:
-        moments.append((parameters * of_sums + half, 0))
-        if ranks > 1:
+        if ranks == 1:
+            beside = 0 if of_model == gathered else parameters * of_model
+            moments.append((parameters * gathered + beside, 0))
+        else:
+            moments.append((parameters * of_sums + half, 0))
             moments.append((parameters * of_sums, bucket_length(parameters, 1) * of_sums))
         sent = round(2 * (ranks - 1) / ranks * parameters * of_sums)
     sums, exchange = max(moments, key=sum)
@@ -155,7 +158,6 @@ def footprint(
     return Footprint(
         parameters=parameters * of_model,
         history=round(kept * mine),
-        row=mine * _NOISE_ROW,
         optimizer=round(state * (mine if sliced else parameters)),
         gradients=0 if sliced else parameters * of_model,
         sums=sums,

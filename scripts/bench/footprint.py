@@ -90,7 +90,6 @@ class Side:
         return {
             "parameters": bytes_of(parameters),
             "history": noise.buffer_bytes,
-            "row": bytes_of(next(noise)),
             "optimizer": state_of(self.state),
             "gradients": bytes_of(p.grad for p in parameters if p.grad is not None),
         }

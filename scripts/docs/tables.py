@@ -917,7 +917,7 @@ def _footprint_measured(tree: Mapping[str, Any]) -> Table:
     for each in tree["measured"]:
         formula, ranks = each["formula"], each["measured"]
         most = {part: max(one[part] for one in ranks) for part in ranks[0]}
-        kept = sum(most[part] for part in ("parameters", "history", "row", "optimizer"))
+        kept = sum(most[part] for part in ("parameters", "history", "optimizer"))
         rows.append(
             [
                 each["strategy"],
