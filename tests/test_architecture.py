@@ -168,3 +168,43 @@ def test_a_face_says_what_it_shows(package: str) -> None:
     assert len(set(names)) == len(names)
     face = importlib.import_module(package)
     assert [name for name in names if not hasattr(face, name)] == []
+
+
+def is_told_apart_from_one(node: ast.AST) -> bool:
+    """Whether a comparison asks if a relation is one of them: what is none of them is the rest."""
+    return isinstance(node, ast.Compare) and any(
+        isinstance(each, ast.Attribute)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "Adjacency"
+        for each in (node.left, *node.comparators)
+    )
+
+
+def only_refuses(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and len(node.body) == 1
+        and isinstance(node.body[0], ast.Raise)
+        and isinstance(node.test, ast.Compare)
+        and isinstance(node.test.ops[0], ast.IsNot)
+    )
+
+
+def test_relations_are_matched_exhaustively() -> None:
+    """``if adjacency is ADD_REMOVE: … else: …`` takes a relation that is added later for another.
+
+    ``match`` with ``assert_never`` does not; nor does a refusal of all but one.
+    """
+    found = []
+    for name, path in MODULES.items():
+        tree = parsed(path)
+        fine = {id(node.test) for node in ast.walk(tree) if only_refuses(node)}
+        found += [
+            f"{name}:{node.lineno}: {ast.unparse(node)}"
+            for node in ast.walk(tree)
+            if is_told_apart_from_one(node) and id(node) not in fine
+        ]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Match) and "Adjacency." in ast.unparse(node):
+                assert "assert_never" in ast.unparse(node.cases[-1]), f"{name}:{node.lineno}"
+    assert found == []

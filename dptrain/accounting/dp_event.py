@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import dp_accounting
 from dp_accounting import dp_event
 
@@ -13,16 +15,18 @@ from dptrain.core import Adjacency, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import CyclicPoisson, Poisson, Shuffled, UserFixed
 
-_RELATIONS = {
-    Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
-    Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
-}
-
 
 def neighboring_relation(adjacency: Adjacency) -> dp_accounting.NeighboringRelation:
     """dp_accounting's name of an adjacency: zero-out is its REPLACE_SPECIAL."""
-    return _RELATIONS[adjacency]
+    match adjacency:
+        case Adjacency.ZERO_OUT:
+            return dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+        case Adjacency.ADD_REMOVE:
+            return dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+        case Adjacency.REPLACE_ONE:
+            return dp_accounting.NeighboringRelation.REPLACE_ONE
+        case _:
+            assert_never(adjacency)
 
 
 def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) -> dp_event.DpEvent:
@@ -59,6 +63,7 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
     scheme, strategy = mechanism.scheme, mechanism.strategy
     adjacency = mechanism.adjacency if adjacency is None else adjacency
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
+    neighboring_relation(adjacency)  # of any other relation dp_accounting knows nothing
     if reason := size_refusal(adjacency, mechanism):
         raise _none(mechanism, adjacency, reason)
     bands, b = strategy.bands, scheme.min_sep
@@ -76,7 +81,7 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
         if bands > b:
             raise _none(mechanism, adjacency, f"bands={bands} reach beyond cycle={b}")
         fixed_parts = scheme.assignment == "equal" and b > 1
-        if adjacency is Adjacency.ADD_REMOVE and fixed_parts:
+        if fixed_parts and not adjacency.public_size:
             raise _none(
                 mechanism, adjacency, "equal parts depend on N; use assignment='independent'"
             )

@@ -185,9 +185,9 @@ def audit_mechanism(
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")
-    if adjacency is Adjacency.REPLACE_ONE:
+    if not adjacency.one_side_empty:
         raise ValueError(
-            "adjacency='replace_one': the game is of an example that is there or not; audit "
+            f"adjacency={adjacency.value!r}: the game is of an example that is there or not; audit "
             "zero_out or add_remove"
         )
     return audit_game(

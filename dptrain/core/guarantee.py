@@ -6,27 +6,57 @@ import dataclasses
 import enum
 import json
 import math
-from typing import Any
+from typing import Any, assert_never
 
 from dptrain.core import checks
 from dptrain.core.json_value import parsed
 
 
 class Adjacency(enum.Enum):
-    """Which two data sets must be hard to tell apart; zero-out is the default."""
+    """Which two data sets must be hard to tell apart; zero-out is the default.
+
+    What a theorem needs to know of a relation is asked here. Whoever treats relations differently
+    matches all of them, so that one that is added later is accounted for as none of these.
+    """
 
     ZERO_OUT = "zero_out"
     ADD_REMOVE = "add_remove"
     REPLACE_ONE = "replace_one"
 
+    @property
+    def public_size(self) -> bool:
+        """True if both data sets have the same number of examples, which then is public."""
+        match self:
+            case Adjacency.ZERO_OUT | Adjacency.REPLACE_ONE:
+                return True
+            case Adjacency.ADD_REMOVE:
+                return False
+            case _:
+                assert_never(self)
+
+    @property
+    def one_side_empty(self) -> bool:
+        """True if one of the two worlds has no contribution of the unit at all."""
+        match self:
+            case Adjacency.ZERO_OUT | Adjacency.ADD_REMOVE:
+                return True
+            case Adjacency.REPLACE_ONE:
+                return False
+            case _:
+                assert_never(self)
+
     def sentence(self, unit: Unit) -> str:
         """The relation in words, for a reader who knows no symbols."""
         who = unit.noun
-        return {
-            Adjacency.ZERO_OUT: f"the contribution of any one {who} is left out of every gradient",
-            Adjacency.ADD_REMOVE: f"any one {who} is added or removed",
-            Adjacency.REPLACE_ONE: f"any one {who} is replaced by another",
-        }[self]
+        match self:
+            case Adjacency.ZERO_OUT:
+                return f"the contribution of any one {who} is left out of every gradient"
+            case Adjacency.ADD_REMOVE:
+                return f"any one {who} is added or removed"
+            case Adjacency.REPLACE_ONE:
+                return f"any one {who} is replaced by another"
+            case _:
+                assert_never(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,11 +97,9 @@ class Unit:
         """What is protected and what is not, in words for somebody who knows no symbols."""
         if self.kind == "user":
             # Under any relation: the graph is public, so that somebody was there is, too.
-            whatever = {
-                Adjacency.ZERO_OUT: "",
-                Adjacency.ADD_REMOVE: "",
-                Adjacency.REPLACE_ONE: ", whatever else that might have been",
-            }[adjacency]
+            whatever = ", whatever else that might have been"
+            if adjacency.one_side_empty:
+                whatever = ""
             everything = f"protected is everything that any one user contributed{whatever}"
             nobody = "Nobody's protection depends on what others contributed."
             public = "Who belongs to which example counts as public and is not protected"
@@ -82,18 +110,19 @@ class Unit:
                 f"{nobody} Examples that were left out to keep to this bound are not in the "
                 f"training at all. {public}"
             )
-        return {
-            Adjacency.ZERO_OUT: "protected is whatever any one training example contributed",
-            Adjacency.ADD_REMOVE: "protected is any one training example, also that it was there",
-            Adjacency.REPLACE_ONE: "protected is what any one training example says, whatever else "
-            "it might have said",
-        }[adjacency] + (
-            ". Several examples of one person are protected one by one, not together"
-            + (
-                ""
-                if adjacency is Adjacency.ADD_REMOVE
-                else "; how many examples there are is not protected"
-            )
+        match adjacency:
+            case Adjacency.ZERO_OUT:
+                what = "whatever any one training example contributed"
+            case Adjacency.ADD_REMOVE:
+                what = "any one training example, also that it was there"
+            case Adjacency.REPLACE_ONE:
+                what = "what any one training example says, whatever else it might have said"
+            case _:
+                assert_never(adjacency)
+        number = "; how many examples there are is not protected" if adjacency.public_size else ""
+        return (
+            f"protected is {what}. Several examples of one person are protected one by one, not "
+            f"together{number}"
         )
 
 

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, assert_never
 
 from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Adjacency, Guarantee, Kind
@@ -61,15 +61,6 @@ _INDIVIDUAL = (
     "covered and must not be released."
 )
 _PUBLIC = "The number of examples N, the expected batch size and all fields below are public."
-_ADJACENCY = {
-    Adjacency.ZERO_OUT: "N is the same for both data sets: leaving someone out means that their "
-    f"contribution is replaced by zero. {_PUBLIC}",
-    Adjacency.ADD_REMOVE: "The two data sets differ in size by one, so the number of examples is "
-    "private: this statement neither tells it nor depends on it, and it must not be published. "
-    "Public are the nominal size, which stands for it, and all fields below. The sum of a step was "
-    "divided by the expected batch size of that many examples.",
-    Adjacency.REPLACE_ONE: f"The two data sets have the same size. {_PUBLIC}",
-}
 _MORE = {
     Kind.VERIFIED: "The noise level was tested by simulation against a grid that was fixed "
     "beforehand; the chance that a wrong level was accepted is part of δ.",
@@ -81,7 +72,7 @@ _MORE = {
 
 def conditions(guarantee: Guarantee) -> list[str]:
     """What the statement rests on, in sentences."""
-    found = [*_COMMON, _randomness(guarantee.noise_generator), _ADJACENCY[guarantee.adjacency]]
+    found = [*_COMMON, _randomness(guarantee.noise_generator), _data_sets(guarantee.adjacency)]
     if guarantee.unit.kind == "example":
         found.append(
             "It is about one example: someone who contributed several is protected less, and "
@@ -101,6 +92,27 @@ def _is_individual(guarantee: Guarantee) -> bool:
     """Whether an individual filter ran: it is the accountant, or a note says so."""
     said = (guarantee.accountant, *guarantee.notes)
     return any(text.startswith(("individual ", "An individual filter ")) for text in said)
+
+
+def _data_sets(adjacency: Adjacency) -> str:
+    """How the two data sets differ in size, and what therefore is public."""
+    match adjacency:
+        case Adjacency.ZERO_OUT:
+            return (
+                "N is the same for both data sets: leaving someone out means that their "
+                f"contribution is replaced by zero. {_PUBLIC}"
+            )
+        case Adjacency.ADD_REMOVE:
+            return (
+                "The two data sets differ in size by one, so the number of examples is private: "
+                "this statement neither tells it nor depends on it, and it must not be published. "
+                "Public are the nominal size, which stands for it, and all fields below. The sum "
+                "of a step was divided by the expected batch size of that many examples."
+            )
+        case Adjacency.REPLACE_ONE:
+            return f"The two data sets have the same size. {_PUBLIC}"
+        case _:
+            assert_never(adjacency)
 
 
 def _randomness(generator: str | None) -> str:
@@ -208,7 +220,7 @@ def privacy_report(
 def _check_size_untold(guarantee: Guarantee) -> None:
     told = {"dataset_size", "graph"} & set(guarantee.scheme)
     unnamed = guarantee.scheme.get("nominal_size") is None
-    if guarantee.adjacency is Adjacency.ADD_REMOVE and (told or unnamed):
+    if not guarantee.adjacency.public_size and (told or unnamed):
         raise ValueError(
             f"adjacency={guarantee.adjacency.value!r} with the scheme {_inline(guarantee.scheme)}: "
             "the number of examples is private there, so no statement may tell it and no run may "

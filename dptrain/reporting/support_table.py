@@ -63,7 +63,7 @@ def representative_schemes(adjacency: Adjacency = Adjacency.ZERO_OUT) -> dict[st
     found: dict[str, Scheme] = {}
     for name, kind in scheme_types().items():
         for words, scheme in kind.representatives(run).items():
-            if adjacency is Adjacency.ADD_REMOVE and isinstance(scheme, AnySizeScheme):
+            if not adjacency.public_size and isinstance(scheme, AnySizeScheme):
                 scheme = dataclasses.replace(scheme, nominal_size=EXAMPLES)
             found[f"{name}, {words}" if words else name] = scheme
     return found

@@ -268,7 +268,7 @@ def size_refusal(adjacency: Adjacency, mechanism: MatrixMechanism) -> str | None
     is right. Under add-or-remove N is private, and nothing public may be worked out with it.
     """
     scheme = mechanism.scheme
-    if adjacency is not Adjacency.ADD_REMOVE:
+    if adjacency.public_size:
         if scheme.nominal_size is None:
             return None
         return (

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 
@@ -134,17 +135,23 @@ class CasesCurve(ComposedCurve):
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
         """Replacing x by x' is the same as replacing x' by x."""
-        return self.adjacency is Adjacency.REPLACE_ONE
+        return not self.adjacency.one_side_empty
 
     @property
     def unsampled(self) -> float:
         """√n times how far the gradients of a step can be apart, which ``full_pair`` says."""
         cases = self.branches
         cut = max(cases.full, cases.either) > 0.0
-        far = self.adjacency is Adjacency.REPLACE_ONE or (
-            cut and self.adjacency is Adjacency.ADD_REMOVE
-        )
-        return math.sqrt(self.steps) * self.sensitivity * (2.0 if far else 1.0)
+        match self.adjacency:
+            case Adjacency.ZERO_OUT:
+                apart = 1.0
+            case Adjacency.ADD_REMOVE:
+                apart = 2.0 if cut else 1.0
+            case Adjacency.REPLACE_ONE:
+                apart = 2.0
+            case _:
+                assert_never(self.adjacency)
+        return math.sqrt(self.steps) * self.sensitivity * apart
 
     @property
     def displaced(self) -> float:

@@ -79,7 +79,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
     name = "cyclic-poisson-pld"
     display = "cyclic Poisson PLD"
     kind = Kind.UPPER_BOUND
-    adjacencies = tuple(Adjacency)
+    adjacencies = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE)
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -93,7 +93,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
                 f"cycle={scheme.cycle}; use at most {scheme.cycle} bands or a cycle of at least "
                 f"{bands}"
             )
-        private = self.adjacency is Adjacency.ADD_REMOVE
+        private = not self.adjacency.public_size
         if private and scheme.assignment == "equal" and scheme.cycle > 1:
             return (
                 "assignment='equal' splits by the number of examples, so that an example more or "
@@ -120,7 +120,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
         scheme = mechanism.scheme
         assert isinstance(scheme, CyclicPoisson)
         found = self._truncated(mechanism) if _cuts(scheme) else self._plain(mechanism)
-        if self.adjacency is not Adjacency.ADD_REMOVE:
+        if self.adjacency.public_size:
             return found
         if scheme.max_batch_size is not None:
             found = RemarkedCurve(found, sizes_covered(scheme))
@@ -145,7 +145,7 @@ class CyclicPoissonPLD(DeterministicAccountant):
         p, turns, largest = scheme.probability, scheme.max_participations, scheme.max_batch_size
         norm = float(mechanism.strategy.column_norms(scheme.steps).max())
         parts: list[tuple[float, ComposedCurve]] = []
-        if self.adjacency is Adjacency.ADD_REMOVE:
+        if not self.adjacency.public_size:
             for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle):
                 up_to = curve_up_to(
                     most, probability=p, max_batch_size=largest, steps=turns, sensitivity=norm

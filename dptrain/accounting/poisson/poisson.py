@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeGuard
+from typing import TypeGuard, assert_never
 
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
@@ -51,10 +51,14 @@ def poisson_curve(
     adjacency: Adjacency, *, probability: float, steps: int, sensitivity: float
 ) -> ComposedCurve:
     """Composed Poisson steps under one of the three adjacencies."""
-    if adjacency is Adjacency.REPLACE_ONE:
-        alone = Branches(open=1.0, full=0.0, kept=probability)
-        return CasesCurve(probability, alone, steps, sensitivity, adjacency)
-    return SubsampledGaussianCurve(probability, steps, sensitivity)
+    match adjacency:
+        case Adjacency.ZERO_OUT | Adjacency.ADD_REMOVE:
+            return SubsampledGaussianCurve(probability, steps, sensitivity)
+        case Adjacency.REPLACE_ONE:
+            alone = Branches(open=1.0, full=0.0, kept=probability)
+            return CasesCurve(probability, alone, steps, sensitivity, adjacency)
+        case _:
+            assert_never(adjacency)
 
 
 class PoissonPLD(DeterministicAccountant):
@@ -76,7 +80,7 @@ class PoissonPLD(DeterministicAccountant):
     name = "poisson-pld"
     display = "Poisson PLD"
     kind = Kind.EXACT
-    adjacencies = tuple(Adjacency)
+    adjacencies = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE)
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses other schemes, correlated noise and noise that varies from step to step."""
@@ -107,6 +111,6 @@ class PoissonPLD(DeterministicAccountant):
             steps=scheme.steps,
             sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
         )
-        if self.adjacency is Adjacency.ADD_REMOVE:
-            return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
-        return found
+        if self.adjacency.public_size:
+            return found
+        return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)

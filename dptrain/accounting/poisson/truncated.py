@@ -83,7 +83,7 @@ class TruncatedPoissonPLD(DeterministicAccountant):
     name = "truncated-poisson-pld"
     display = "truncated Poisson PLD"
     kind = Kind.UPPER_BOUND
-    adjacencies = tuple(Adjacency)
+    adjacencies = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE)
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
@@ -101,7 +101,7 @@ class TruncatedPoissonPLD(DeterministicAccountant):
 
     def _largest(self, mechanism: MatrixMechanism) -> int:
         """Examples that a draw may come from: under add-remove one more than the nominal size."""
-        return mechanism.scheme.population + (self.adjacency is Adjacency.ADD_REMOVE)
+        return mechanism.scheme.population + (not self.adjacency.public_size)
 
     def kind_of(self, mechanism: MatrixMechanism) -> Kind:
         """Exact if no batch can be cut."""
@@ -123,7 +123,7 @@ class TruncatedPoissonPLD(DeterministicAccountant):
             "sensitivity": float(mechanism.strategy.column_norms(scheme.steps).max()),
         }
         size = self._largest(mechanism)
-        if self.adjacency is not Adjacency.ADD_REMOVE:
+        if self.adjacency.public_size:
             return truncated_curve(self.adjacency, dataset_size=size, **run)
         covered = RemarkedCurve(curve_up_to(size, **run), sizes_covered(scheme))
         return RemarkedCurve(covered, SETTINGS_ARE_PUBLIC)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from scipy.stats import binom
 
@@ -127,10 +127,14 @@ def open_pair(adjacency: Adjacency, probability: float, sigma: float) -> Pair:
     (docs/theory/poisson.md#thm-poisson-replace;
     ``test_replace_one_of_one_step_by_integration``).
     """
-    if adjacency is Adjacency.REPLACE_ONE:
-        opposite = ShiftedMixtures(probability, 1.0, -1.0, sigma)
-        return TwoSidedLosses(opposite, opposite)
-    return SubsampledPair(probability, sigma)
+    match adjacency:
+        case Adjacency.ZERO_OUT | Adjacency.ADD_REMOVE:
+            return SubsampledPair(probability, sigma)
+        case Adjacency.REPLACE_ONE:
+            opposite = ShiftedMixtures(probability, 1.0, -1.0, sigma)
+            return TwoSidedLosses(opposite, opposite)
+        case _:
+            assert_never(adjacency)
 
 
 def full_pair(adjacency: Adjacency, probability: float, sigma: float) -> Pair:
@@ -154,8 +158,12 @@ def full_pair(adjacency: Adjacency, probability: float, sigma: float) -> Pair:
     (``test_two_full_steps_bound_every_choice_of_the_gradients``). Ganesh 2025, Theorems 3.3 and
     3.4 (arXiv 2508.15089), do not use |v - u| and get (2, -1) and (2, -2), which is looser.
     """
-    if adjacency is Adjacency.ADD_REMOVE:
-        return SubsampledPair(probability, sigma / 2.0)
-    if adjacency is Adjacency.REPLACE_ONE:
-        return _within(probability, sigma, (2.0, 0.0), 2.0)
-    return _within(probability, sigma, (2.0, 1.0), 1.0)
+    match adjacency:
+        case Adjacency.ZERO_OUT:
+            return _within(probability, sigma, (2.0, 1.0), 1.0)
+        case Adjacency.ADD_REMOVE:
+            return SubsampledPair(probability, sigma / 2.0)
+        case Adjacency.REPLACE_ONE:
+            return _within(probability, sigma, (2.0, 0.0), 2.0)
+        case _:
+            assert_never(adjacency)

@@ -6,7 +6,7 @@ import argparse
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -42,14 +42,6 @@ _SAME = "all runs read the same data set, and nobody is more than one unit of it
 _OVERLAPPING = (
     "as was stated, the data sets may share people, and nobody is more than one unit in any of them"
 )
-_DISJOINT = {
-    Adjacency.ZERO_OUT: "as was stated, no unit is in two of the data sets, and who is in which is "
-    "public or was decided without looking at the data",
-    Adjacency.ADD_REMOVE: "as was stated, no unit is in two of the data sets, and which one a unit "
-    "is in follows from that unit alone, or from chance, and from nobody else's data",
-    Adjacency.REPLACE_ONE: "as was stated, no unit is in two of the data sets, and whoever "
-    "replaces a unit is in the set that the unit was in",
-}
 
 
 def add(commands: Any) -> None:
@@ -250,8 +242,27 @@ def _table(runs: Sequence[KnownRun], rows: Sequence[dict[str, Any]], delta: floa
 def _assumed(runs: Sequence[KnownRun], options: argparse.Namespace) -> list[str]:
     data = _OVERLAPPING if options.overlapping else _SAME
     if options.disjoint:
-        data = _DISJOINT[runs[0].guarantee.adjacency]
+        data = (
+            "as was stated, no unit is in two of the data sets, and "
+            f"{_apart(runs[0].guarantee.adjacency)}"
+        )
     return [*ASSUMED, data]
+
+
+def _apart(adjacency: Adjacency) -> str:
+    """What must not follow from others' data, where data sets share no unit."""
+    match adjacency:
+        case Adjacency.ZERO_OUT:
+            return "who is in which is public or was decided without looking at the data"
+        case Adjacency.ADD_REMOVE:
+            return (
+                "which one a unit is in follows from that unit alone, or from chance, and from "
+                "nobody else's data"
+            )
+        case Adjacency.REPLACE_ONE:
+            return "whoever replaces a unit is in the set that the unit was in"
+        case _:
+            assert_never(adjacency)
 
 
 def _curve(together: ComposedRuns, runs: Sequence[KnownRun], epsilon: float) -> dict[str, Any]:
