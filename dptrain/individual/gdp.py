@@ -159,9 +159,12 @@ class GDPRecord(IndividualRecord):
     @property
     def condition(self) -> str:
         """The budget in one sentence."""
+        return self._kept_to(self.budget)
+
+    def _kept_to(self, budget: float) -> str:
         return (
-            f"Every example has its own budget of {self.budget:.6g}-GDP and is left out of those "
-            f"steps, of at most {self.max_steps}, that would exceed it"
+            f"Every example has its own budget of {budget:.6g}-GDP and is left out of those steps, "
+            f"of at most {self.max_steps}, that would exceed it"
         )
 
     @override

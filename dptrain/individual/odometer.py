@@ -27,8 +27,8 @@ class GDPOdometer(GDPFilter):
 
     B_m² = Δ_1² + ... + Δ_m² (Koskela, Tobaben & Honkela 2023, App. C.5, arXiv 2209.15596). The
     first round is open from the start; ``private.individual.open_round()`` opens the next one,
-    between two steps, and what an example has left of earlier rounds stays its own. Rounds that are
-    not opened cost nothing.
+    between two steps, and what an example has left of earlier rounds stays its own. No example
+    spends of a round that is not opened.
 
     Whether and when to open a round is the user's decision, and may depend on released outputs and
     public facts only: parameters, noisy updates, what follows from them, public data. It must not
@@ -38,12 +38,12 @@ class GDPOdometer(GDPFilter):
     (docs/theory/individual.md#thm-gdp-odometer;
     ``test_an_odometer_holds_for_every_number_of_rounds``).
 
-    The statement: for every m, what is released before round m + 1 opens is B_m-GDP. So δ is that
-    of each m by itself. Whoever picks m by the outputs and wants one statement about whatever
-    round the run ends in counts δ once for every round that could have been the last, or takes the
-    statement of all rounds, B_M-GDP. A run that is set back to an earlier checkpoint states all
-    rounds until it has caught up with what was released (give ``PrivacyEngine`` a ``ledger=``, or
-    it cannot know in another process).
+    The guarantee is that of all rounds, B_M-GDP, however many are open: their number may follow
+    from what was released, and ε of the open ones by itself would be exceeded
+    (``test_the_statement_holds_whenever_rounds_are_opened``). A note says B_m of the m rounds that
+    are open, for whoever had fixed m before the run. A run that is set back to an earlier
+    checkpoint counts all rounds as open until it has caught up with what was released (give
+    ``PrivacyEngine`` a ``ledger=``, or it cannot know in another process).
 
     Args:
         increments: (Δ_1, ..., Δ_M), each positive, fixed beforehand.
@@ -179,17 +179,23 @@ class OdometerRecord(GDPRecord):
     def _open(self, rounds: int) -> None:
         self.rounds, self.budget = rounds, self.budgets[rounds - 1]
 
+    @override
+    def epsilon_bound(self, delta: float) -> float:
+        """ε of B_M-GDP, of all rounds."""
+        return gaussian.epsilon(delta, self.budgets[-1])
+
     @property
     def condition(self) -> str:
-        """The budget of the open rounds in one sentence or two."""
+        """The budget of all rounds, and that of the open ones."""
         last, rounds = len(self.budgets), self.rounds
-        every = f"{super().condition}. {rounds} of {last} rounds of an odometer are open"
+        kept = self._kept_to(self.budgets[-1])
+        every = f"{kept}. {rounds} of {last} rounds of an odometer are open"
         if rounds == last:
             return every
         return (
-            f"{every}: the statement is about what is released before the next one opens. Rounds "
-            f"may be opened depending on {PUBLIC}; then δ holds for each number of rounds by "
-            f"itself, and of the run as a whole {self.budgets[-1]:.6g}-GDP holds, of all rounds"
+            f"{every}; the statement is about all of them, as others may be opened depending on "
+            f"{PUBLIC}. Had their number been fixed before the run, what is released before the "
+            f"next one opens would be {self.budget:.6g}-GDP"
         )
 
     def _budget_in(self, spending: dict[str, Any]) -> float:
