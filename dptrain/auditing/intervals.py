@@ -16,20 +16,27 @@ _HALVINGS = 40
 
 
 def least_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Array:
-    """Lower Clopper-Pearson bound on a probability (Clopper & Pearson 1934).
+    """Lower bound on the mean probability of independent trials, which need not be alike.
 
-    Above the probability with chance at most ``alpha``. Of any shape, that of ``successes``.
+    Above the mean with chance at most ``alpha``, which is to be at most 1/4 where trials differ.
+    That of Clopper & Pearson 1934, except α/n for one success: unlike trials have one success more
+    often than alike ones of the same mean (docs/theory/auditing.md#thm-unequal-trials;
+    ``test_bounds_hold_of_trials_that_are_not_alike``). Of any shape, that of ``successes``.
     """
     k = np.asarray(successes)
     bound = beta.ppf(alpha, np.maximum(k, 1), trials - k + 1)
-    return np.asarray(np.where(k == 0, 0.0, bound))
+    return np.asarray(np.select([k == 0, k == 1], [0.0, alpha / trials], bound))
 
 
 def most_probability(successes: npt.ArrayLike, trials: int, alpha: float) -> Array:
-    """Upper Clopper-Pearson bound; below the probability with chance at most ``alpha``."""
+    """Upper bound on the mean probability; below it with chance at most ``alpha``.
+
+    What ``least_probability`` says of the failures.
+    """
     k = np.asarray(successes)
     bound = beta.ppf(1.0 - alpha, k + 1, np.maximum(trials - k, 1))
-    return np.asarray(np.where(k == trials, 1.0, bound))
+    one_failure = 1.0 - alpha / trials
+    return np.asarray(np.select([k == trials, k == trials - 1], [1.0, one_failure], bound))
 
 
 def least_mean(terms: Array, alpha: float) -> float:

@@ -20,6 +20,47 @@ def test_probability_bounds_fail_as_rarely_as_they_say(p):
     assert chances[high < p].sum() <= alpha
 
 
+def chance_of_error(side: str, table: np.ndarray, ones: int, unsure: int, p: float) -> float:
+    """That a bound is false of trials of which so many succeed, and so many do with chance p."""
+    counts = ones + np.arange(unsure + 1)
+    mean = (ones + unsure * p) / (table.size - 1)
+    wrong = table[counts] > mean if side == "low" else table[counts] < mean
+    return float(binom.pmf(np.arange(unsure + 1), unsure, p)[wrong].sum())
+
+
+@pytest.mark.parametrize("alpha", [0.25, 0.05, 0.025, 1e-3, 1e-6])
+@pytest.mark.parametrize("runs", [1, 2, 3, 5, 12, 40])
+def test_bounds_hold_of_trials_that_are_not_alike(runs, alpha):
+    """All that have to be tried, without simulation.
+
+    Of a given mean a tail is largest where all probabilities are 0, 1 or one more number (Hoeffding
+    1956), and the chance of an error grows with the mean up to the next value of the bound.
+    """
+    counts = np.arange(runs + 1)
+    low = least_probability(counts, runs, alpha)
+    high = most_probability(counts, runs, alpha)
+    assert (np.diff(low) > 0).all()
+    assert np.allclose(high, 1.0 - low[::-1], rtol=0, atol=1e-12)
+    for ones in range(runs + 1):
+        for unsure in range(1, runs - ones + 1):
+            for side, table, way in (("low", low, -1e-9), ("high", high, 1e-9)):
+                shares = (runs * (table + way) - ones) / unsure
+                for p in shares[(shares >= 0) & (shares <= 1)]:
+                    error = chance_of_error(side, table, ones, unsure, float(p))
+                    assert error <= alpha * (1 + 1e-6), (ones, unsure, p)
+
+
+@pytest.mark.parametrize("runs", [10, 100, 1000])
+def test_one_success_says_less_of_trials_that_are_not_alike(runs):
+    """One trial alone may succeed: the bound for alike trials would be false too often."""
+    alpha = 0.025
+    alike = 1.0 - (1.0 - alpha) ** (1 / runs)
+    chance = runs * alike * (1 - 1e-9)  # of that trial, with a mean just below the bound
+    assert chance > alpha
+    assert float(least_probability(1, runs, alpha)) <= chance / runs
+    assert float(most_probability(runs - 1, runs, alpha)) >= 1.0 - chance / runs
+
+
 def test_no_error_in_m_runs_leaves_the_known_bound():
     assert most_probability(0, 100, 0.05) == pytest.approx(1 - 0.05 ** (1 / 100))
     assert least_probability(100, 100, 0.05) == pytest.approx(0.05 ** (1 / 100))

@@ -14,7 +14,7 @@ from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.linear_loss import best_linear_loss
-from dptrain.accounting.min_sep.moments import affordable, log_moment, settles
+from dptrain.accounting.min_sep.moments import affordable, bounded_by, log_moment
 from dptrain.accounting.min_sep.monte_carlo import min_sep_law, min_sep_refusal
 from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.accounting.renyi.curve import RenyiCurve
@@ -114,7 +114,8 @@ class MinSepRenyiCurve(RenyiCurve):
 
     def describe(self, orders: RenyiOrders, best: int) -> str:
         """That it is the divergence itself, or what bounds it."""
-        return "(by settled messages)" if settles(self.law, best) else "(exact)"
+        bound = bounded_by(self.law, best)
+        return "(exact)" if bound is None else f"(by {bound})"
 
 
 def orders_refusal(law: MinSepLaw) -> str | None:
@@ -128,8 +129,10 @@ def orders_refusal(law: MinSepLaw) -> str | None:
 class MinSepRenyi(DeterministicAccountant):
     """Rényi divergences of orders 2..8 for b-min-sep sampling, bands ≤ b; no simulation.
 
-    Remove: the divergence of order α, of the exact moment E_Q[(P/Q)^α] of the dominating pair
-    (docs/theory/min-sep.md#thm-min-sep-reduced), and of orders between; add: the best
+    Remove: the divergence of order α, of the moment E_Q[(P/Q)^α] of the dominating pair
+    (docs/theory/min-sep.md#thm-min-sep-reduced) or a bound on it where that is too large a sum
+    (docs/theory/min-sep.md#thm-min-sep-settled, docs/theory/min-sep.md#thm-periodic-moments), and
+    of orders between; add: the best
     ``LinearLoss`` (``test_deterministic_bounds_are_above_a_known_profile``). Larger orders need
     more states than memory holds (C(b+α-2, α-1) a level), so at a small ε this is loose and the
     accountants that simulate are better.

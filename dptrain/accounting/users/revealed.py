@@ -95,9 +95,9 @@ class RevealedDraws(_RevealedDraws):
     that no k' dominates the others (p near 1: whoever has many examples is barred almost always).
     For the same reason the bound need not grow with p.
 
-    Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338), which would amplify by the hidden draws,
-    is *not* used: on graphs with shared examples others' contributions show what the user drew
-    (docs/theory/users.md#thm-users-attack).
+    Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338v1), which would amplify by the hidden
+    draws, is *not* used: on graphs with shared examples others' contributions show what the user
+    drew (docs/theory/users.md#thm-users-attack).
     """
 
     name = "revealed-draws"

@@ -38,10 +38,10 @@ class UserMinSep(UserScheme):
     out. It wastes fewer samples; the authors' claim about its privacy is a conjecture (6.2).
 
     Whether a user's examples were sampled shows in who else is left out. Where examples are shared,
-    Theorem 6.1 of that paper is therefore false (docs/theory/users.md#thm-users-attack;
-    ``test_attack_beats_the_theorem_and_not_the_claim``). What the accountants here state holds on
-    any graph, for either rule (docs/theory/users.md#thm-users-revealed and
-    docs/theory/users.md#thm-users-blocking).
+    Theorem 6.1 of that paper's first version is therefore false
+    (docs/theory/users.md#thm-users-attack; ``test_attack_beats_the_theorem_and_not_the_claim``).
+    What the accountants here state holds on any graph, for either rule
+    (docs/theory/users.md#thm-users-revealed and docs/theory/users.md#thm-users-blocking).
 
     The run begins after ``burn_in`` steps that are drawn and not used for training. Under
     ``"sampling"``, b-1 such steps reach the stationary regime exactly: more change nothing, and 0

@@ -11,6 +11,9 @@ import pytest
 from dptrain.accounting import find_accountants
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments import affordable, periodic, program
+from dptrain.accounting.min_sep.moments.states import state_count
+from dptrain.accounting.min_sep.renyi import MinSepRenyiCurve
+from dptrain.accounting.renyi.bins import RenyiOrders
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins
@@ -77,6 +80,18 @@ def test_periodic_moments_are_those_of_the_program() -> None:
         found = periodic.log_moment(law, sigma, order)
         # The program rounds up too, by less than 1e-9 of its logarithm.
         assert exact - 1e-9 <= found <= exact * (1.0 + loss) + 1e-9
+
+
+def test_a_bound_is_not_called_exact() -> None:
+    """Two epochs of a thousand bins: order 2 is a sum over pairs, and triples are bounded."""
+    coefficients = BandMF(bands=8).bind(2000).first_column(2000)
+    law = MinSepLaw(
+        coefficients=coefficients, probability=1.0, min_sep=1000, steps=2000, warm_start=True
+    )
+    assert state_count(1000, 3) * law.steps > 10**7  # else the program would answer
+    orders = RenyiOrders(np.zeros(4), np.ones(4, dtype=np.int64), 3)
+    told = {order: MinSepRenyiCurve(law).describe(orders, order) for order in (2, 3)}
+    assert told == {2: "(exact)", 3: "(by pairs and triples of bins)"}
 
 
 def test_a_weight_beyond_float64_is_no_order() -> None:

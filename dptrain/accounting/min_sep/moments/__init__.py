@@ -3,8 +3,9 @@
 from dptrain.accounting.min_sep.moments.program import (
     Affordable,
     affordable,
+    bounded_by,
     log_moment,
     settles,
 )
 
-__all__ = ["Affordable", "affordable", "log_moment", "settles"]
+__all__ = ["Affordable", "affordable", "bounded_by", "log_moment", "settles"]

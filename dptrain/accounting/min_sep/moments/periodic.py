@@ -14,6 +14,7 @@ from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.core import Array
 
 ORDERS = (2, 3)
+EXACT = 2  # the order whose sum is the moment itself; that of the other is a bound
 _LARGEST_EXPONENT = 300.0
 _MOST_ENTRIES = 1 << 25  # of the table of overlaps, 8 bytes each
 _UNIT = 2.0**-53

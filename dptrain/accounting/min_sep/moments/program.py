@@ -48,6 +48,13 @@ def settles(law: MinSepLaw, order: int) -> bool:
     return long or work > _most_work() or bytes_needed(law, order) > MOST_BYTES
 
 
+def bounded_by(law: MinSepLaw, order: int) -> str | None:
+    """What makes ``log_moment`` exceed the moment, in words; ``None`` if only rounding does."""
+    if _periodic(law, order):
+        return None if order == periodic.EXACT else "pairs and triples of bins"
+    return "settled messages" if settles(law, order) else None
+
+
 class Affordable(NamedTuple):
     """What limits the orders of a law at one σ.
 
@@ -112,7 +119,7 @@ def log_moment(
 ) -> float:
     """log E_Q[(P/Q)^α], rounded up; ∞ where its terms do not fit float64, or the limit on work.
 
-    Where the order ``settles`` it is a bound (``settled.Settled``), little above it.
+    Where something bounds it (``bounded_by``), that is little above it.
 
     A backward program over multisets of the ages of α copies. States without a free copy are not
     computed: nothing happens until their oldest copy is free. Where the levels of b steps in turn
