@@ -25,12 +25,13 @@ from dptrain.accounting import (
 from dptrain.accounting.base import told_once
 from dptrain.core import Guarantee, Kind
 from dptrain.reporting import STATEMENT, RunFacts, privacy_report, read_profile
-from dptrain.sampling import UserScheme
+from dptrain.sampling import UserScheme, scheme_types
 from recipes.filter_settings import FilterSettings
 from recipes.runfolder import CHECKPOINT, load_checkpoint
 from recipes.settings import RunSettings
 
 CHOICE = "privacy_of_choice"  # .json and .txt, in the sweep's folder
+PLAN = "plan.json"  # of all runs of a grid, from before the first of them
 NOT_ACCOUNTED = "PRIVACY OF THE CHOICE: NOT ACCOUNTED"
 
 # Profiles are read so far below δ that what is beyond them does not add up to it.
@@ -81,6 +82,7 @@ def planned(settings: Sequence[RunSettings], trials: TrialCount | None = None) -
         return "Privacy of the choice: no run can begin"
     told = [(each.privacy.epsilon, each.privacy.delta) for each in settings]
     head, later = "Privacy of the choice", "a sharper figure follows when they are done"
+    whole = "whichever of them are made, if the grid was fixed before the first result of any run"
     known = [epsilon for epsilon, _ in told if epsilon is not None]
     if len(known) < len(told):
         return f"{head}: it follows from the noise of the runs, and is told when they are done"
@@ -90,7 +92,7 @@ def planned(settings: Sequence[RunSettings], trials: TrialCount | None = None) -
         delta = f"{sum(deltas):.3g}" if len(deltas) == len(told) else "the sum of theirs"
         return (
             f"{head}: all {len(told)} runs together are at most (ε = {total:.6g}, δ = {delta}), by "
-            f"adding up; {later}"
+            f"adding up, {whole}; {later}"
         )
     if len(deltas) == len(told):
         run = one_of_runs([_point(each) for each in settings])
@@ -159,23 +161,82 @@ def _guarantee(
         return account(mechanism, delta=privacy["delta"], accountant=privacy["accountant"])
 
 
-def reached(folders: Sequence[pathlib.Path], *, delta: float | None = None) -> ChoicePrivacy:
-    """What runs that have begun promise together.
+def keep_plan(output: pathlib.Path, runs: Sequence[str], settings: str) -> None:
+    """Write down which runs a grid has, and refuse another one once a run of it has begun.
+
+    Which runs there may be has to be fixed before the first result is seen
+    (docs/theory/selection.md#thm-several-runs; ``test_a_grid_that_grows_is_refused``).
 
     Args:
-        folders: of all runs whose results were looked at.
+        output: folder of the sweep.
+        runs: names of their folders.
+        settings: what the runs' settings are recognised by.
+
+    Raises:
+        ValueError: if runs of another grid have begun here.
+    """
+    path, asked = output / PLAN, {"runs": list(runs), "settings": settings}
+    if path.exists():
+        planned = json.loads(path.read_text(encoding="utf-8"))
+        if planned != asked and any(begun(output / name) for name in planned["runs"]):
+            raise ValueError(
+                f"{path}: runs of another grid have begun here, and what came out of them may have "
+                "decided this one. Put that grid back, or run this one in another folder. What "
+                "both promise together follows from no number of runs, but from a budget that "
+                "dptrain odometer keeps"
+            )
+    output.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(asked, indent=2) + "\n", encoding="utf-8")
+
+
+def reached(
+    settings: Mapping[pathlib.Path, RunSettings], *, delta: float | None = None
+) -> ChoicePrivacy:
+    """What all planned runs promise together, of which some have begun.
+
+    A run that has not begun counts all the same: that it was not made may be a result. It counts
+    as a run with the same mechanism that has begun, or else as its settings promise.
+
+    Args:
+        settings: of every planned run, by its folder.
         delta: of the statement; by default the largest of the runs', or where nothing is shown
             at that, what theirs add up to.
 
     Raises:
-        ValueError: if a run is not private, or they protect different units or relations.
+        ValueError: if a run is not private, they protect different units or relations, or nothing
+            is known of a run that has not begun.
     """
-    found = _found(folders)
-    runs, deltas = [run for run, _ in found], [guarantee.delta for _, guarantee in found]
+    made = [folder for folder in settings if begun(folder)]
+    found = [(run, guarantee.delta) for run, guarantee in _found(made)]
+    fields = [mechanism_fields(settings[folder]) for folder in made]
+    alike = dict(zip(fields, found, strict=True))
+    protected = {_protected(settings[folder]) for folder in made}
+    for folder, each in settings.items():
+        epsilon, at = each.privacy.epsilon, each.privacy.delta
+        if folder in made:
+            continue
+        if (twin := alike.get(mechanism_fields(each))) is not None:
+            found.append(twin)
+        elif epsilon is not None and at is not None and _protected(each) in protected:
+            found.append((_point(each), at))
+        else:
+            raise ValueError(
+                f"{folder.name} was planned and has not begun, and its settings do not say what it "
+                "would promise to whom; let it begin, or state privacy.epsilon and privacy.delta"
+            )
+    runs, deltas = [run for run, _ in found], [at for _, at in found]
     first = compose_runs(runs, delta=delta or max(deltas))
     if math.isfinite(first.epsilon) or delta is not None:
         return first
     return compose_runs(runs, delta=min(sum(deltas) * (1 + 1e-6), 0.5))
+
+
+def _protected(settings: RunSettings) -> str:
+    """Who is protected, under which relation, as far as settings tell it: equal where they are."""
+    scheme = settings.scheme
+    if issubclass(scheme_types()[scheme["type"]], UserScheme):
+        return json.dumps([getattr(settings, "data", None), scheme], default=str)
+    return "examples" if scheme.get("nominal_size") is None else "examples, N private"
 
 
 def reached_at_random(

@@ -150,13 +150,13 @@ def summarise(found: Sequence[Member], output: pathlib.Path) -> str:
 
 
 def state_choice(
-    found: Sequence[Member], settings: Sequence[RunSettings], output: pathlib.Path, *, public: bool
+    settings: Mapping[pathlib.Path, RunSettings], output: pathlib.Path, *, public: bool
 ) -> str:
-    """The privacy of choosing among the runs that have begun, written to the sweep's folder."""
-    looked_at = [member.folder for member in found if choice.begun(member.folder)]
-    if (reason := choice.obstacle(settings)) is None:
+    """The privacy of choosing among the runs of the grid, written to the sweep's folder."""
+    looked_at = [folder for folder in settings if choice.begun(folder)]
+    if (reason := choice.obstacle(list(settings.values()))) is None:
         try:
-            privacy = choice.reached(looked_at) if looked_at else None
+            privacy = choice.reached(settings) if looked_at else None
         except ValueError as error:
             reason = str(error)
     if reason is not None:
@@ -166,9 +166,10 @@ def state_choice(
     if privacy is None:
         return "Privacy of the choice: no run has begun"
     choice.tell(looked_at, privacy)
-    left = len(found) - len(looked_at)
-    remarks = [f"{left} more runs have not begun and are not part of it."] if left else []
-    remarks.append(choice.who_is_not_covered(held_out=_held_out(settings), public=public))
+    left = len(settings) - len(looked_at)
+    remarks = [f"{left} of them have not begun, and count all the same."] if left else []
+    held_out = _held_out(list(settings.values()))
+    remarks.append(choice.who_is_not_covered(held_out=held_out, public=public))
     remarks.append("Every run counts once; one that was begun anew after it failed counts again.")
     return choice.write(output, privacy, *remarks)
 
@@ -181,16 +182,17 @@ def _held_out(settings: Sequence[RunSettings]) -> bool:
 
 def read_settings(
     found: Sequence[Member], arguments: argparse.Namespace, schema: type[RunSettings]
-) -> list[RunSettings]:
-    """The settings of every run; of a grid, without those of runs that will refuse theirs.
+) -> dict[pathlib.Path, RunSettings]:
+    """The settings of every run by its folder; of a grid, without runs that will refuse theirs.
 
     Raises:
         ValueError: if a point of a random search cannot be read.
     """
-    kept: list[RunSettings] = []
+    kept: dict[pathlib.Path, RunSettings] = {}
     for member in found:
+        fields = member.fields(arguments.overrides)
         try:
-            kept.append(load_config(schema, member.config, member.fields(arguments.overrides)))
+            kept[member.folder] = load_config(schema, member.config, fields)
         except ValueError:
             if arguments.trials is not None:
                 raise
@@ -399,8 +401,11 @@ def _run(
         ValueError: before the first run, for what cannot be run or searched as it is asked for.
         OSError: if the folder cannot be written to.
     """
-    settings = read_settings(found, arguments, schema)
+    by_folder = read_settings(found, arguments, schema)
+    settings = list(by_folder.values())
     trials = check_search(arguments, settings)
+    if trials is None and choice.obstacle(settings) is None:
+        choice.keep_plan(output, [member.folder.name for member in found], _kept(settings))
     print(choice.planned(settings, trials), flush=True)
     output.mkdir(parents=True, exist_ok=True)
     if trials is not None:
@@ -410,7 +415,7 @@ def _run(
     else:
         failed, interrupted = one_by_one(found, arguments, recipe)
     print(summarise(found, output))
-    print(state_choice(found, settings, output, public=arguments.public_score))
+    print(state_choice(by_folder, output, public=arguments.public_score))
     return failed, interrupted
 
 

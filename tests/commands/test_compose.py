@@ -58,6 +58,21 @@ def test_gaussians_compose_to_a_gaussian_from_every_kind_of_file(tmp_path, writt
     assert apart["epsilon"] == pytest.approx(gaussian.epsilon(DELTA, max(mus)), rel=1e-3)
 
 
+def test_runs_that_were_planned_count_whether_or_not_they_were_made(tmp_path, written, capsys):
+    first = written("first.json", full_batches(0.3).to_json())
+    other = written("other.json", full_batches(0.5).to_json())
+    found = composed(tmp_path, first, other, "--planned", "6", "--delta", str(DELTA))
+    truth = gaussian.epsilon(DELTA, math.hypot(0.3, *[0.5] * 5))
+    assert truth <= found["epsilon"] <= 1.002 * truth
+    assert (found["planned"], len(found["runs"])) == (6, 6)
+    assert "fixed before the first result" in found["condition"]
+    text = " ".join(capsys.readouterr().out.split())
+    assert "All 6 planned runs together, whichever of them were made" in text
+    assert text.index("fixed before the first result") < text.index("Basic composition")
+    assert main(["compose", first, other, "--planned", "1", "--delta", "1e-5"]) == 2
+    assert "2 runs are named" in capsys.readouterr().err
+
+
 def test_of_a_bare_guarantee_only_the_point_is_known(tmp_path, written, capsys):
     one = dataclasses.replace(
         account(full_batches(0.5), delta=DELTA), mechanism_hash="of something else"
@@ -88,6 +103,20 @@ def test_the_weakest_run_says_how_it_was_shown(tmp_path, written, capsys):
     assert "at most 3e-07" in capsys.readouterr().out
     assert composed(tmp_path, sure, written("guess.json", guess.to_json()))["kind"] == "estimate"
     assert "WITHOUT PROOF" in capsys.readouterr().out
+
+
+def test_a_curve_at_verified_noise_adds_its_chance_of_failure(tmp_path, written, capsys):
+    """Of δ it is a part at the ε that was asked for, and not elsewhere on the curve."""
+    stated = account(full_batches(0.5), delta=DELTA)
+    evidence = {"failure_probability": 3e-7}
+    curve = dataclasses.replace(stated, kind=Kind.VERIFIED, certificate=evidence)
+    point = dataclasses.replace(curve, mechanism_hash="of something else")
+    path = written("curve.json", curve.to_json())
+    assert composed(tmp_path, path, path)["kind"] == "verified"
+    assert "at most 6e-07" in capsys.readouterr().out
+    path = written("point.json", point.to_json())
+    composed(tmp_path, path, path)
+    assert "false with probability" not in capsys.readouterr().out
 
 
 def test_a_plot_shows_all_curves(tmp_path, written):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 import secrets
@@ -16,13 +17,23 @@ import pytest
 import yaml
 
 from dptrain import MatrixMechanism
-from dptrain.accounting import NegativeBinomialTrials, compose_runs, select_run, trade_off
+from dptrain.accounting import (
+    NegativeBinomialTrials,
+    TradeOff,
+    account,
+    compose_runs,
+    select_run,
+    trade_off,
+)
 from dptrain.commands import main as command
 from dptrain.core import Guarantee
-from recipes import random_search, study, sweep
-from recipes.runfolder import load_checkpoint
+from recipes import choice, random_search, study, sweep
+from recipes.command import INTERRUPTED
+from recipes.config import load_config
+from recipes.runfolder import CHECKPOINT, load_checkpoint
 from recipes.study import Job, Study, minimised, ranked
 from recipes.sweep import main
+from tests.helpers.gaussian_runs import full_batches
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -199,6 +210,79 @@ def test_all_runs_of_a_grid_are_composed(tmp_path, capsys):
         assert command(["verify", str(run)]) == 0
 
 
+@pytest.mark.slow
+def test_a_grid_counts_whole_however_many_runs_were_made(tmp_path, capsys, monkeypatch):
+    """The sweep is stopped after the first run, as somebody might who likes what came out of it."""
+    vision = sweep.RECIPES["vision"]
+    calls = []
+
+    def only_the_first(argv):
+        calls.append(argv)
+        return vision(argv) if len(calls) == 1 else INTERRUPTED
+
+    monkeypatch.setitem(sweep.RECIPES, "vision", only_the_first)
+    axes = {"optimizer.lr": [0.1, 0.2, 0.3], "privacy.epsilon": [2, 3]}
+    grid = _grid(tmp_path, **axes)
+    assert main(["--grid", grid]) == INTERRUPTED
+    assert "5 of them have not begun, and count all the same" in capsys.readouterr().out
+    value = json.loads((tmp_path / "out" / "privacy_of_choice.json").read_text())
+    folder = tmp_path / "out" / "tiny_lr=0.1_epsilon=2"
+    mechanism = MatrixMechanism.from_dict(load_checkpoint(folder)["run"]["mechanism"])
+    one = trade_off(mechanism, of_report(folder), floor=1e-10, points=801)
+    # Runs at ε = 2 are like the first; of those at ε = 3 their promise is what is known.
+    promise = TradeOff(
+        epsilon=(3.0,), remove=(1e-4,), add=(1e-4,), floor=1e-4, kind=one.kind, accountant="other"
+    )
+    runs = [one] * 3 + [promise] * 3
+    truth = compose_runs(runs, delta=1e-4)
+    assert math.isinf(truth.epsilon)  # three points of δ each: nothing is shown at one δ
+    truth = compose_runs(runs, delta=6e-4 * (1 + 1e-6))
+    assert value["epsilon"] == pytest.approx(truth.epsilon, rel=1e-6)
+    assert (value["delta"], value["runs"]) == (pytest.approx(6e-4, rel=2e-6), 6)
+    assert "fixed before the first result" in value["condition"]
+    told = (folder / "privacy_report.md").read_text()
+    assert "All 6 planned runs together, whichever of them were made" in told
+
+
+def test_a_run_of_which_nothing_is_known_is_not_left_out(tmp_path, monkeypatch):
+    """It has not begun, its noise is stated and not its ε, and no other run has its mechanism."""
+    folders = [tmp_path / name for name in ("made", "planned")]
+    schema = sweep.SCHEMAS["vision"]
+    settings = {
+        folder: load_config(schema, None, ["privacy.epsilon=null", f"privacy.noise_multiplier={s}"])
+        for folder, s in zip(folders, (1.0, 0.5), strict=True)
+    }
+    folders[0].mkdir()
+    (folders[0] / CHECKPOINT).write_text("")
+    stated = account(full_batches(0.5), delta=1e-5)
+    known = TradeOff.of(stated), stated
+    monkeypatch.setattr(choice, "_found", lambda made: [known for _ in made])
+    with pytest.raises(ValueError, match=r"planned was planned and has not begun.*let it begin"):
+        choice.reached(settings)
+    again = {folders[0]: settings[folders[0]], folders[1]: settings[folders[0]]}
+    assert choice.reached(again).runs == 2
+
+
+def test_a_grid_that_grows_is_refused(tmp_path, capsys, monkeypatch):
+    def begins(argv):
+        folder = pathlib.Path(argv[argv.index("--output") + 1])
+        folder.mkdir(parents=True)
+        (folder / CHECKPOINT).write_text("")
+        return 2
+
+    monkeypatch.setattr(choice, "reached", lambda settings: None)
+    monkeypatch.setitem(sweep.RECIPES, "vision", lambda argv: 2)
+    first = {"optimizer.lr": [0.1, 0.2]}
+    assert main(["--grid", _grid(tmp_path, **{"optimizer.lr": [0.1]})]) == 1
+    monkeypatch.setitem(sweep.RECIPES, "vision", begins)
+    assert main(["--grid", _grid(tmp_path, **first)]) == 1  # nothing had begun
+    capsys.readouterr()
+    for other in ({"optimizer.lr": [0.1, 0.2, 0.3]}, {"optimizer.lr": [0.1]}):
+        assert main(["--grid", _grid(tmp_path, **other)]) == 2
+        assert "runs of another grid have begun here" in capsys.readouterr().err
+    assert main(["--grid", _grid(tmp_path, **first), "privacy.epsilon=3"]) == 2
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -334,4 +418,4 @@ def test_two_runs_at_once_are_killed_and_resumed(tmp_path):
     again = subprocess.run(call, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert "2 of 2 runs are finished" in again.stdout
-    assert "All 2 runs together" in again.stdout
+    assert "All 2 planned runs together" in again.stdout

@@ -3,6 +3,7 @@
 from dptrain.accounting.selection.budget import BudgetFilter, epsilon_of
 from dptrain.accounting.selection.charge import Charge, least_mu, least_slack
 from dptrain.accounting.selection.choice import (
+    PLANNED,
     ChoicePrivacy,
     compose_runs,
     select_run,
@@ -13,6 +14,7 @@ from dptrain.accounting.selection.pair import delta_at, epsilon_at, one_of_runs
 from dptrain.accounting.selection.trials import NegativeBinomialTrials, PoissonTrials, TrialCount
 
 __all__ = [
+    "PLANNED",
     "BudgetFilter",
     "Charge",
     "ChoicePrivacy",

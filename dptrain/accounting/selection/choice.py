@@ -16,6 +16,16 @@ from dptrain.core import Kind, checks
 
 _TOLERANCE = 1e-4  # of ε, relative, rounded up
 
+PLANNED = (
+    "all runs that might be made, their number and the mechanism of each (scheme, strategy, σ and "
+    "number of steps) were fixed before the first result of any of them was seen"
+)
+"""Belongs to every statement about runs that are composed."""
+_SECRET = (
+    "nothing else of the search is released: neither other runs and their scores nor how many "
+    "there were"
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoicePrivacy:
@@ -25,7 +35,8 @@ class ChoicePrivacy:
         epsilon: ε ≥ 0, rounded up; ``inf`` where nothing is shown.
         delta: δ in (0, 1].
         kind: how it was shown: that of the runs, where it is weaker than a bound.
-        runs: how many runs are released together, ``None`` where one of a random number is.
+        runs: how many runs were planned, of which any may be made and released; ``None`` where
+            one of a random number is.
         trials: the law of that number, ``None`` where all runs are released.
         accountant: whose statements about single runs it rests on.
     """
@@ -41,16 +52,22 @@ class ChoicePrivacy:
         numbers = f"(ε = {self.epsilon:.6g}, δ = {self.delta:.6g})-differentially private"
         if self.trials is None:
             what = (
-                f"All {self.runs} runs together, with whatever was chosen by looking at their "
-                f"results, are {numbers}"
+                f"All {self.runs} planned runs together, whichever of them were made, with "
+                f"whatever was chosen by looking at their results, are {numbers}"
             )
         else:
             what = (
                 f"The best of a secret, random number of runs ({self.trials.describe()}) is "
-                f"{numbers}, if nothing else of the search is released: neither other runs and "
-                "their scores nor how many there were"
+                f"{numbers}"
             )
-        return f"{what}; this is {self.kind.sentence} (runs: {self.accountant})."
+        return (
+            f"{what}, if {self.condition}; this is {self.kind.sentence} (runs: {self.accountant})."
+        )
+
+    @property
+    def condition(self) -> str:
+        """What has to hold of the search for the statement to be true."""
+        return PLANNED if self.trials is None else _SECRET
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready value (ε = ∞ as ``"inf"``)."""
@@ -58,6 +75,7 @@ class ChoicePrivacy:
             "epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf",
             "delta": self.delta,
             "kind": self.kind.value,
+            "condition": self.condition,
             "runs": self.runs,
             "trials": None if self.trials is None else self.trials.to_dict(),
             "accountant": self.accountant,
@@ -65,16 +83,20 @@ class ChoicePrivacy:
 
 
 def compose_runs(runs: Sequence[TradeOff], *, delta: float) -> ChoicePrivacy:
-    """The least ε at δ of several runs together, each possibly chosen by what came out before.
+    """The least ε at δ of several planned runs together, whichever of them are made.
 
-    Choosing the best of them by whatever looks at their releases alone is post-processing. The
-    runs' pairs compose (docs/theory/selection.md#thm-several-runs), each direction by itself; of
-    runs of which one (ε, δ) is known this is the optimal composition of Kairouz, Oh & Viswanath
-    2015, Theorem 3.3, arXiv 1311.0776 (``test_bare_guarantees_compose_as_they_best_can``).
+    Give every run that might be made, not those that were: when to stop is a result, and ε of the
+    runs so far is exceeded by whoever stops where it is best
+    (``test_the_runs_that_were_made_are_no_plan``). Where no plan was fixed, ``BudgetFilter`` keeps
+    a total. Hyperparameters, which runs are made and which is chosen may follow from whatever was
+    released before; noise and steps may not. The runs' pairs compose
+    (docs/theory/selection.md#thm-several-runs), each direction by itself; of runs of which one
+    (ε, δ) is known this is the optimal composition of Kairouz, Oh & Viswanath 2015, Theorem 3.3,
+    arXiv 1311.0776 (``test_bare_guarantees_compose_as_they_best_can``).
 
     Args:
-        runs: what is known of each, ``TradeOff.of(guarantee)`` or ``trade_off(mechanism,
-            guarantee)``; their noise has to be independent.
+        runs: what is known of each that was planned, ``TradeOff.of(guarantee)`` or
+            ``trade_off(mechanism, guarantee)``; their noise has to be independent.
         delta: of the statement. Below what the runs' own δ add up to, nothing may be shown.
 
     Raises:

@@ -24,7 +24,8 @@ class ComposedRuns:
     (docs/theory/selection.md#thm-disjoint-runs; ``test_disjoint_runs_cost_what_the_dearest_does``).
 
     Args:
-        runs: what is known of each; their noise has to be independent.
+        runs: what is known of each that was planned, whether or not it was made; their noise has
+            to be independent.
         disjoint: whether each unit is in at most one of the data sets.
 
     Raises:

@@ -12,10 +12,10 @@ import numpy as np
 
 from dptrain.accounting import ComposedRuns
 from dptrain.accounting.base import SMALLEST_DELTA
-from dptrain.accounting.selection import epsilon_at, weakest_kind
+from dptrain.accounting.selection import PLANNED, epsilon_at, weakest_kind
 from dptrain.commands.arguments import add_adjacency
 from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
-from dptrain.commands.several.run_files import KnownRun, check_same, read_runs
+from dptrain.commands.several.run_files import KnownRun, check_same, how_shown, read_runs
 from dptrain.core import Adjacency, Kind, aligned, checks
 
 _EXAMPLE = r"""
@@ -26,12 +26,13 @@ dptrain calibrate --scheme CyclicPoisson batch_size=500 cycle=4 --strategy BSR b
 dptrain compose small.json large.json --delta 1e-6 --json together.json"""
 
 ASSUMED = (
-    "every run's mechanism (scheme, strategy, σ and number of steps) was fixed before the first "
-    "result of any run was seen; what was trained with it (model, hyperparameters, whether to stop "
-    "early) may depend on all earlier results. Noise chosen after seeing results is not covered",
+    f"{PLANNED}; which of them were made, what was trained with them (model, hyperparameters) and "
+    "when they ended may depend on all earlier results. Runs that were added, and noise that was "
+    "chosen, after seeing results are not covered: dptrain odometer keeps a budget for those",
     "the runs' random numbers are independent: two runs from one seed share their noise, and of "
     "them nothing follows",
-    "these are all runs on these data, those that failed or were thrown away included",
+    "these are all runs on these data: those that were planned and not made, that failed or were "
+    "thrown away included",
 )
 NOT_COVERED = (
     "whatever else was learned from the data: preprocessing, other runs, a test set or held-out "
@@ -54,8 +55,15 @@ def add(commands: Any) -> None:
         nargs="+",
         type=pathlib.Path,
         metavar="RUN",
-        help="a mechanism, statement or summary as JSON, or a run's folder; one of them again for "
-        "every run of it",
+        help="of every run that was planned, made or not: a mechanism, statement or summary as "
+        "JSON, or a run's folder; one of them again for every run of it",
+    )
+    parser.add_argument(
+        "--planned",
+        type=int,
+        metavar="M",
+        help="the most runs that might have been made, whatever came out; those that are not "
+        "named count as the last one that is (default: as many as are named)",
     )
     parser.add_argument(
         "--delta",
@@ -84,7 +92,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """State what several runs on the same data promise together, from the files they left."""
+    """State what several planned runs on the same data promise together, made or not."""
     if options.delta is not None and options.epsilon is not None:
         raise ValueError(
             f"give one of --delta and --epsilon (got delta={options.delta}, "
@@ -96,8 +104,16 @@ def run(options: argparse.Namespace) -> None:
         checks.number("--epsilon", options.epsilon, minimum=0)
     check_outputs(options.json, plot=options.plot)
     adjacency = None if options.adjacency is None else Adjacency(options.adjacency)
-    share = None if options.delta is None else options.delta / (2 * len(options.runs))
+    named = len(options.runs)
+    planned = named if options.planned is None else checks.integer("--planned", options.planned)
+    if planned < named:
+        raise ValueError(
+            f"--planned {planned}: {named} runs are named, and all of them count; give the most "
+            "that might have been made"
+        )
+    share = None if options.delta is None else options.delta / (2 * planned)
     runs = read_runs(options.runs, delta=share, adjacency=adjacency)
+    runs += runs[-1:] * (planned - named)
     check_same(runs, overlapping=options.overlapping, disjoint=options.disjoint)
     together = ComposedRuns([each.limits for each in runs], disjoint=options.disjoint)
     epsilon, delta = _asked(options, runs, together)
@@ -130,6 +146,8 @@ def run(options: argparse.Namespace) -> None:
             "epsilon": plain_epsilon(epsilon),
             "delta": delta,
             "kind": kind.value,
+            "condition": PLANNED,
+            "planned": planned,
             "disjoint": options.disjoint,
             "unit": runs[0].guarantee.unit.noun,
             "adjacency": runs[0].guarantee.adjacency.value,
@@ -186,26 +204,19 @@ def _sentence(
     runs: Sequence[KnownRun], epsilon: float, delta: float, kind: Kind, *, disjoint: bool
 ) -> str:
     guarantee = runs[0].guarantee
-    how = f"{kind.sentence} (runs: {', '.join(dict.fromkeys(r.limits.accountant for r in runs))})"
-    if kind is Kind.CONFIDENCE:
-        chances = [each.failure_probability for each in runs]
-        known = [chance for chance in chances if chance is not None]
-        how += (
-            f"; false with probability at most {sum(known):.2g} over all accountants' draws"
-            if len(known) == len(chances)
-            else "; the runs' chances of a false statement add up"
-        )
+    how = how_shown(kind, [each.failure_probability for each in runs])
+    how += f" (runs: {', '.join(dict.fromkeys(each.limits.accountant for each in runs))})"
     what = "on data sets that share nobody" if disjoint else "together"
     if not math.isfinite(epsilon) or delta >= 1:
         return (
-            f"Nothing is shown of the {len(runs)} runs {what} at δ = {delta:.6g}: of runs of which "
-            "only (ε, δ) is known the δ add up at least; ask for a larger --delta."
+            f"Nothing is shown of the {len(runs)} planned runs {what} at δ = {delta:.6g}: of runs "
+            "of which only (ε, δ) is known the δ add up at least; ask for a larger --delta."
         )
     return (
-        f"All {len(runs)} runs {what}, with whatever was chosen by looking at their results, are "
-        f"(ε = {epsilon:.6g}, δ = {delta:.6g})-differentially private for each "
-        f"{guarantee.unit.noun} ({guarantee.adjacency.value}): "
-        f"{guarantee.adjacency.sentence(guarantee.unit)}. This is {how}."
+        f"All {len(runs)} planned runs {what}, whichever of them were made, with whatever was "
+        f"chosen by looking at their results, are (ε = {epsilon:.6g}, δ = {delta:.6g})-"
+        f"differentially private for each {guarantee.unit.noun} ({guarantee.adjacency.value}): "
+        f"{guarantee.adjacency.sentence(guarantee.unit)}. That holds if {PLANNED}. This is {how}."
     )
 
 

@@ -23,7 +23,7 @@ from dptrain.commands.several.ledger import (
     open_ledger,
     read_ledger,
 )
-from dptrain.commands.several.run_files import KnownRun, check_same, read_runs
+from dptrain.commands.several.run_files import KnownRun, check_same, how_shown, read_runs
 from dptrain.core import Adjacency, Kind, aligned, checks
 
 _CALIBRATE = r"""
@@ -303,15 +303,7 @@ def _sentence(ledger: BudgetLedger, epsilon: float, delta: float, kind: Kind) ->
     if not ledger.entries:
         return f"Nothing has been released{name}. {_limit(epsilon, delta)}"
     first = ledger.entries[0]
-    how = kind.sentence
-    if kind is Kind.CONFIDENCE:
-        chances = [each.failure_probability for each in ledger.entries]
-        known = [chance for chance in chances if chance is not None]
-        how += (
-            f"; false with probability at most {sum(known):.2g} over the draws of the accountants"
-            if len(known) == len(chances)
-            else "; the releases' chances of a false statement add up"
-        )
+    how = how_shown(kind, [each.failure_probability for each in ledger.entries])
     return (
         f"All releases{name}, those to come included, each chosen by the results of those before, "
         f"protect each {first.unit.noun} ({first.adjacency.value}): "

@@ -22,6 +22,7 @@ from dptrain.strategies import Strategy
 
 # Profiles are read so far below δ that what is beyond them does not add up to it.
 _BELOW, _LEAST, _POINTS = 1e-6, 1e-12, 801
+_BY_SIMULATION = (Kind.CONFIDENCE, Kind.VERIFIED)
 _SIZES = ("dataset_size", "nominal_size", "graph")
 
 
@@ -62,11 +63,33 @@ class KnownRun:
 
     @property
     def failure_probability(self) -> float | None:
-        """Chance over the accountant's draws that the statement is false; ``None`` if unknown."""
-        if self.guarantee.kind is not Kind.CONFIDENCE:
+        """Chance over the accountant's draws that the statement is false; ``None`` if unknown.
+
+        Of a verified guarantee it is part of δ, and counts where the curve at the noise that was
+        found is used as well (docs/theory/selection.md#thm-budget-filter;
+        ``test_a_curve_at_verified_noise_adds_its_chance_of_failure``).
+        """
+        counts = (Kind.CONFIDENCE,) if len(self.limits.epsilon) == 1 else _BY_SIMULATION
+        if self.guarantee.kind not in counts:
             return 0.0
         told = (self.guarantee.certificate or {}).get("failure_probability")
         return float(told) if isinstance(told, int | float) else None
+
+
+def how_shown(kind: Kind, chances: Sequence[float | None]) -> str:
+    """How a statement about several runs was shown, in words.
+
+    Args:
+        kind: of the weakest of them.
+        chances: ``failure_probability`` of each.
+    """
+    known = [chance for chance in chances if chance is not None]
+    if len(known) < len(chances):
+        return f"{kind.sentence}; the runs' chances of a false statement add up"
+    if not any(known):
+        return kind.sentence
+    total = f"{sum(known):.2g} over all accountants' draws"
+    return f"{kind.sentence}; false with probability at most {total}"
 
 
 def read_runs(

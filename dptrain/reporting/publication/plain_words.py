@@ -100,7 +100,8 @@ def _choice(facts: Mapping[str, Any]) -> str:
         return "It was stated that no other run on these data was looked at."
     return (
         f"It was stated that {runs} runs on these data were looked at. The promise above covers "
-        "this one and not the choice among them; `dptrain compose` states all of them together."
+        "this one and not the choice among them; `dptrain compose` states what all that were "
+        "planned promise together."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.accounting.selection.mechanisms import (
     hockey_stick,
     random_pair,
 )
+from tests.oracles.optional_stopping import worst_delta
 
 
 def bare(epsilon, delta, kind=Kind.VERIFIED):
@@ -112,6 +114,26 @@ def test_the_weakest_run_says_how_it_was_shown():
     assert "WITHOUT PROOF" in str(found)
     assert compose_runs(runs[:1], delta=1e-5).kind is Kind.UPPER_BOUND
     assert found.to_dict()["runs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("mu", "count", "times"), [(0.5, 2, 1.8), (0.5, 10, 5.3), (0.2, 30, 5.5), (2.0, 4, 2.5)]
+)
+def test_the_runs_that_were_made_are_no_plan(mu, count, times):
+    """Whoever stops where it is best: all planned runs cover that, and those that were made do not.
+
+    What is stated is compared with what the best rule attains, found without the library.
+    """
+    delta, run = 1e-5, gaussian_trade_off(mu)
+    stated = compose_runs([run] * count, delta=delta)
+    least, most = worst_delta([mu] * count, [stated.epsilon] * count, spacing=4e-3 * mu)
+    assert 0.9 * delta <= least <= delta
+    assert most >= 0.99 * delta
+    for told in (str(stated), json.dumps(stated.to_dict())):
+        assert "fixed before the first result" in told
+    assert f"All {count} planned runs together, whichever of them were made" in str(stated)
+    made = [compose_runs([run] * k, delta=delta).epsilon for k in range(1, count + 1)]
+    assert worst_delta([mu] * count, made, spacing=4e-3 * mu)[0] > times * delta
 
 
 def test_no_privacy_stays_none():
