@@ -271,6 +271,7 @@ def calibrate(
     delta: float,
     accountant: str | Accountant | None = None,
     adjacency: Adjacency | None = None,
+    attempts: int = 1,
     **options: Any,
 ) -> Calibration:
     """The least σ for which an accountant shows (ε, δ).
@@ -285,6 +286,8 @@ def calibrate(
         accountant: an accountant or its name; by default the automatic one.
         adjacency: the neighboring relation, by default the mechanism's; most pairs only have
             theorems for zero-out.
+        attempts: how many calibrations, this one included, there are to pick one from by what they
+            say: δ includes the chance that a simulation is wrong in any of them.
         options: passed on to the accountant's ``calibrate``.
 
     Raises:
@@ -298,7 +301,10 @@ def calibrate(
     checks.instance("scheme", scheme, Scheme, example="Poisson.for_batch_size(...)")
     delta = check_delta(delta, scheme)
     mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=1.0)
+    attempts = checks.integer("attempts", attempts)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
+    if attempts > 1:
+        member = member.among(attempts)
     with told_once():
         best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
     return Calibration(mechanism.with_noise(best.noise_multiplier), best)

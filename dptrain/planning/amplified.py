@@ -154,8 +154,9 @@ def amplified_band_mf(
     matrix is proposed and nothing else: training, or ``calibrate``, finds its σ with a proof.
 
     With ``certify`` the proposal and the best ordinary BandMF are calibrated by the accountant of
-    the scheme, and the one of less error is returned: never worse than the ordinary one. Without,
-    the estimates are compared.
+    the scheme, and the one of less error is returned: never worse than the ordinary one. δ includes
+    the chance that either certificate is wrong (``attempts`` of ``calibrate``). Without, the
+    estimates are compared.
 
     Args:
         scheme: ``MinSep``, ``BallsInBins`` or ``Poisson``; with ``max_batch_size``, the search
@@ -229,6 +230,7 @@ def amplified_band_mf(
                 epsilon=epsilon,
                 delta=delta,
                 accountant=accountant,
+                attempts=len(found),
                 **options,
             )
             sigma = shown[each].mechanism.noise_multiplier

@@ -62,7 +62,8 @@ def compare(
         accountant: the only accountant to ask, by name; by default all that apply.
         slow: also ask deterministic accountants that take minutes.
         timed: measure the time of a step of noise.
-        certify: while an estimate is best, certify it (minutes, by simulation).
+        certify: while an estimate is best, certify it (minutes, by simulation). δ includes the
+            chance that any of the certificates is wrong, as many as there are estimates.
         certificates: folder of certificates for that, which training can reuse.
         progress: show progress bars.
         found: is given the plan so far after every pair.
@@ -98,8 +99,10 @@ def compare(
         reasons = "; ".join(dict.fromkeys(each.reason for each in skipped))
         raise ValueError(f"no pair of scheme and strategy could be computed: {reasons}")
     plan = _plan(question, rows, skipped)
+    # Which of the certificates is used follows from what they say: any may be the wrong one.
+    attempts = max(1, sum(row.is_estimate and row.eligible for row in rows))
     while certify and plan.best is not None and plan.best.is_estimate:
-        plan = _certified(plan, plan.best, certificates, progress)
+        plan = _certified(plan, plan.best, certificates, progress, attempts)
         if found is not None:
             found(plan)
     return plan
@@ -115,12 +118,16 @@ def _best(rows: list[PlanRow], scheme: str) -> PlanRow:
 
 
 def _certified(
-    plan: Plan, row: PlanRow, folder: str | os.PathLike[str] | None, progress: bool
+    plan: Plan,
+    row: PlanRow,
+    folder: str | os.PathLike[str] | None,
+    progress: bool,
+    attempts: int,
 ) -> Plan:
-    """The plan with one estimate replaced by a certified σ."""
+    """The plan with one estimate replaced by a certified σ, of which there may be so many."""
     member = row.accountant
     assert isinstance(member, SimulatedAccountant)
-    member = dataclasses.replace(member, cache=folder, progress=progress)
+    member = dataclasses.replace(member, cache=folder, progress=progress).among(attempts)
     q = plan.question
     with told_once():
         shown = member.calibrate(row.mechanism, epsilon=q.epsilon, delta=q.delta)

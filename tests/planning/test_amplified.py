@@ -14,10 +14,13 @@ from dptrain import (
     Poisson,
     Shuffled,
 )
-from dptrain.accounting import calibrate
+from dptrain.accounting import accountant_named, calibrate, restate
+from dptrain.accounting.base.units import about_units
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
+from dptrain.core import Kind
 from dptrain.planning import amplified_band_mf
-from dptrain.strategies import MomentumSGD, Strategy
+from dptrain.sampling import AttributionGraph, PerUser
+from dptrain.strategies import Identity, MomentumSGD, Strategy
 from dptrain.strategies.momentum import linear_decay
 
 STEPS, BANDS, TARGET = 80, 8, {"epsilon": 6.0, "delta": 1e-4}
@@ -69,6 +72,49 @@ def test_certified_and_better(schedule):
     assert choice.error < 0.99 * choice.ordinary_error
     assert choice.gain == pytest.approx(1 - choice.error / choice.ordinary_error)
     assert choice.calibration.mechanism.strategy == choice.strategy
+
+
+@pytest.mark.slow
+def test_two_certificates_count_twice():
+    """The one that says less noise is taken, and either may be wrong: both are part of δ."""
+    target = {"epsilon": 6.0, "delta": 9e-4}
+    choice = amplified_band_mf(
+        scheme=SCHEME, accountant="min-sep-importance", **target, **QUICK, certify=True
+    )
+    assert choice.strategy.overlap > 0
+    kept = [choice.calibration.guarantee, choice.ordinary_calibration.guarantee]
+    evidence = [each.certificate for each in kept]
+    assert [each.kind for each in kept] == [Kind.VERIFIED] * 2
+    violated = max(each["violated"] for each in evidence)
+    wrong = sum(each["failure_probability"] for each in evidence)
+    assert violated + wrong * (1 - violated) <= target["delta"]
+    for each in kept:
+        assert each.delta == target["delta"]
+        assert "for each of 2 attempts" in str(each)
+        again = restate(each)
+        assert (again.epsilon, again.delta, again.kind) == (6.0, 9e-4, Kind.VERIFIED)
+
+
+def test_an_accountant_that_may_be_wrong_says_how_attempts_count():
+    sure, simulating = accountant_named("min-sep-renyi"), accountant_named("min-sep-importance")
+    assert sure.among(5) is sure
+    assert simulating.among(5).attempts == 5
+    assert about_units(simulating, MatrixMechanism(**of_units())).among(5).member.attempts == 5
+
+    class Lucky(type(sure)):
+        name, kind = "lucky", Kind.CONFIDENCE
+
+    assert Lucky().among(1).name == "lucky"
+    with pytest.raises(ValueError, match=r"lucky.*Lucky\.among"):
+        Lucky().among(2)
+    with pytest.raises(ValueError, match="attempts"):
+        simulating.among(0)
+
+
+def of_units():
+    graph = AttributionGraph.from_lists([["ann"], ["bob"], ["ann"], ["eve"]])
+    scheme = PerUser.for_batch_size(graph=graph, batch_size=1.5, steps=10, group_size=2)
+    return {"scheme": scheme, "strategy": Identity(), "noise_multiplier": 1.0}
 
 
 def test_never_worse_whatever_was_estimated(monkeypatch):

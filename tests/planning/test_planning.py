@@ -1,5 +1,7 @@
 """Plans: every σ is what the accountant says, estimates are named so, the YAML trains that."""
 
+import dataclasses
+import json
 import math
 
 import pytest
@@ -137,7 +139,21 @@ def test_certifies_while_an_estimate_is_best(tmp_path):
     assert not found.best.is_estimate
     certified = [row for row in found.rows if row.kind is Kind.VERIFIED]
     assert certified
-    assert list(tmp_path.iterdir())
+    # What the certificates say decides which is used, so the chances of all are part of δ.
+    files = sorted(tmp_path.glob("certificate-*.json"))
+    evidence = [json.loads(path.read_text()) for path in files]
+    attempts = sum(row.is_estimate and row.eligible for row in rough.rows)
+    assert {each["request"].get("attempts", 1) for each in evidence} == {attempts}
+    assert len(certified) <= len(files) <= attempts
+    for each in evidence:
+        wrong, violated = attempts * each["failure_probability"], each["violated"]
+        assert violated + wrong * (1 - violated) <= question.delta
+    # Training finds the certificate, though for one attempt a larger q would do.
+    member = dataclasses.replace(found.best.accountant, cache=tmp_path)
+    assert member.attempts == 1
+    again = member.calibrate(found.best.mechanism, epsilon=question.epsilon, delta=question.delta)
+    assert again.noise_multiplier == found.best.noise_multiplier
+    assert sorted(tmp_path.glob("certificate-*.json")) == files
     for row in certified:
         before = next(r for r in rough.rows if r.candidate == row.candidate and r.is_estimate)
         assert row.noise_multiplier == pytest.approx(before.noise_multiplier, rel=0.2)

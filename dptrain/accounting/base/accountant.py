@@ -149,6 +149,24 @@ class Accountant(ABC):
         """
         return dataclasses.replace(self, adjacency=adjacency)
 
+    def among(self, attempts: int) -> Self:
+        """The accountant of one of so many calibrations, of which what they say picks one.
+
+        Itself, as it is never wrong; an accountant that simulates counts its chance of failure q as
+        often, with δ_v + k q (1 - δ_v) = δ and k q = δ/1000, so that all of them rest on one δ_v
+        (docs/theory/certification.md#thm-evr).
+
+        Raises:
+            ValueError: if it may be wrong, and says nothing of several attempts.
+        """
+        if self.kind not in (Kind.EXACT, Kind.UPPER_BOUND) and attempts > 1:
+            raise ValueError(
+                f"accountant={self.name!r} may be wrong, and picking one of {attempts} "
+                f"calibrations makes that likelier; override {type(self).__name__}.among to count "
+                "all of them, or calibrate the one that you picked anew"
+            )
+        return self
+
     @abstractmethod
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """``None`` if the mechanism is covered, else why it is not, in one sentence."""

@@ -8,7 +8,7 @@ with that other scheme, and what it finds is stated of the mechanism at hand.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy.typing as npt
 
@@ -90,6 +90,10 @@ class AboutUnits(Accountant):
     def failure_probability(self) -> float:
         """The member's."""
         return self.member.failure_probability
+
+    def among(self, attempts: int) -> Self:
+        """With the member's."""
+        return dataclasses.replace(self, member=self.member.among(attempts))
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """What speaks against the member's answer, whether N is public and batches cut included."""

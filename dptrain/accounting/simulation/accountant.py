@@ -31,6 +31,9 @@ class SimulatedAccountant(Accountant):
         recheck: whether not to trust them: the samples of a cached certificate are drawn again
             from its seed, at the cost of the first time.
         progress: whether to show progress bars (after two seconds).
+        attempts: how many certificates of ``calibrate`` are made for one purpose, where what they
+            say picks one: δ includes the chance that any of them is wrong. A cached certificate
+            that counts more attempts than these answers as well.
 
     Raises:
         TypeError: if an option is of another type.
@@ -44,6 +47,7 @@ class SimulatedAccountant(Accountant):
     cache: str | os.PathLike[str] | None = None
     recheck: bool = False
     progress: bool = True
+    attempts: int = 1
 
     kind = Kind.CONFIDENCE
     counts: ClassVar[tuple[str, ...]] = ("max_samples", "threads")  # options of at least 1
@@ -53,6 +57,7 @@ class SimulatedAccountant(Accountant):
         for option in self.counts:
             if (value := getattr(self, option)) is not None:
                 checks.integer(option, value)
+        checks.integer("attempts", self.attempts)
         checks.number("failure_probability", self.failure_probability, above=0, below=1)
         if self.seed is not None:
             checks.integer("seed", self.seed, minimum=0)
@@ -60,6 +65,10 @@ class SimulatedAccountant(Accountant):
             checks.instance("cache", self.cache, (str, os.PathLike), example="'certificates'")
         checks.flag("recheck", self.recheck)
         checks.flag("progress", self.progress)
+
+    def among(self, attempts: int) -> Self:
+        """The same with so many ``attempts``."""
+        return dataclasses.replace(self, attempts=attempts)
 
     @property
     def cores(self) -> int:
@@ -116,10 +125,12 @@ class SimulatedAccountant(Accountant):
         delta: float,
     ) -> Guarantee:
         """The statement at the σ of a certificate: kind VERIFIED."""
+        count = certificate_cache.attempts_of(certificate["request"])
+        which = "this one attempt" if count == 1 else f"each of {count} attempts"
         note = (
             "The noise level was chosen and verified by simulation before training; δ includes the "
-            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for this one "
-            "attempt, and each further attempt would add as much"
+            f"chance of a wrong verdict, {certificate['failure_probability']:.2g}, for {which}, "
+            "and each further attempt would add as much"
         )
         return statement(
             mechanism.with_noise(certificate["noise_multiplier"]),

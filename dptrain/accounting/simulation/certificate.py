@@ -40,6 +40,7 @@ def certify_noise(
     cache: str | os.PathLike[str] | None = None,
     partial: str | os.PathLike[str] | None = None,
     recheck: bool = False,
+    attempts: int = 1,
 ) -> dict[str, Any]:
     """The least σ of a declared grid that a simulation certifies for (ε, δ), and the evidence.
 
@@ -59,12 +60,12 @@ def certify_noise(
     reject early, as terms are ≥ 0; nothing is accepted before all s samples are in.
 
     Every further attempt for the same purpose (another seed, a rerun until the answer pleases)
-    adds its q. With ``cache`` a certificate is made once and reused with its seeds and verdicts,
-    whatever ``seed`` says: the natural way not to repeat an attempt. The same holds for what is
-    left of an interrupted verification: seed and grid are on disk before its first sample, and the
-    next call with the same request continues it, whatever ``seed`` says, to the certificate that
-    would have resulted without the interruption. Deleting a partial certificate begins another
-    attempt.
+    that ``attempts`` does not count adds its q. With ``cache`` a certificate is made once and
+    reused with its seeds and verdicts, whatever ``seed`` says: the natural way not to repeat an
+    attempt. The same holds for what is left of an interrupted verification: seed and grid are on
+    disk before its first sample, and the next call with the same request continues it, whatever
+    ``seed`` says, to the certificate that would have resulted without the interruption. Deleting a
+    partial certificate begins another attempt.
 
     Args:
         simulation: the pair of distributions.
@@ -79,6 +80,8 @@ def certify_noise(
             minute and when interrupted, deleted in the end); by default one in ``cache``.
         recheck: whether to draw the samples of a cached certificate again, see
             ``load_certificate``.
+        attempts: k, how many certificates there are for one purpose, of which what they say picks
+            one: (ε, δ_v + k q(1-δ_v)) holds then, which is at most (ε, δ).
 
     Returns:
         JSON-ready certificate; ``"noise_multiplier"`` is σ.
@@ -88,10 +91,12 @@ def certify_noise(
         KeyboardInterrupt: if interrupted while verifying; it says where the samples are kept, or
             that they are lost because neither ``cache`` nor ``partial`` names a place.
     """
-    request = request_of(simulation, epsilon, delta)
+    request = request_of(simulation, epsilon, delta, attempts)
     directory = None if cache is None else Path(cache)
     place = None if partial is None else Path(partial)
     if directory is not None:
+        attempts = certificate_cache.attempts_stored(directory, request)
+        request = request_of(simulation, epsilon, delta, attempts)
         found = load_certificate(
             directory, simulation, request, recheck=recheck, threads=threads, progress=progress
         )

@@ -19,6 +19,38 @@ def path_of(directory: Path, request: dict[str, Any]) -> Path:
     return directory / f"certificate-{digest(request)}.json"
 
 
+def attempts_of(request: dict[str, Any]) -> int:
+    """How many certificates for one purpose a request counts, each of which may be wrong."""
+    return int(request.get("attempts", 1))
+
+
+# What of a request follows from the number of attempts.
+_COUNTED = ("attempts", "samples", "threshold")
+
+
+def attempts_stored(directory: Path, request: dict[str, Any]) -> int:
+    """The attempts that a stored certificate counts which answers a request, or else its own.
+
+    They may be more, as of a plan that compared several certificates: its δ includes the chance
+    that any of them is wrong.
+    """
+    asked, own = _but_for_attempts(request), attempts_of(request)
+    if path_of(directory, request).exists():
+        return own
+    for path in sorted(directory.glob("certificate-*.json")):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))["request"]
+            if attempts_of(found) > own and _but_for_attempts(found) == asked:
+                return attempts_of(found)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # whoever asks for that file hears that it is corrupt
+    return own
+
+
+def _but_for_attempts(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in request.items() if name not in _COUNTED}
+
+
 def partial_path(directory: Path, request: dict[str, Any], share: str = "") -> Path:
     """File of what is done of it; ``share`` ``"i/k"`` where several processes share the work."""
     suffix = f".{share.replace('/', '-of-')}" if share else ""

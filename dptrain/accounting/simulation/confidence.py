@@ -86,7 +86,8 @@ class Verdict(NamedTuple):
         threshold: δ', the largest mean that is accepted.
         violated: δ_v, the δ above which a mechanism is rejected with probability ≥ 1 - q.
         failure: q.
-        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1, arXiv 2602.09338).
+        delta: δ_v + q(1 - δ_v) (Dong & Ganesh 2026, Theorem A.1, arXiv 2602.09338), or with q as
+            often as there are attempts.
     """
 
     samples: int
@@ -154,6 +155,37 @@ def samples_needed(delta: float, threshold: float | None = None) -> Verdict:
         else:
             high = middle
     return overall_delta(threshold, high)
+
+
+def counted_split(delta: float, attempts: int) -> tuple[float, float]:
+    """δ_v and q with δ_v + k q (1 - δ_v) ≤ δ and k q = δ/1000, for k attempts.
+
+    Where what several certificates say picks one, any of them may be wrong, and all of them have to
+    rest on one δ_v (docs/theory/certification.md#thm-evr;
+    ``test_the_best_of_several_is_as_private_as_stated``).
+    """
+    failure = delta / 1000.0
+    violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
+    return violated, failure / attempts
+
+
+@functools.lru_cache(maxsize=64)
+def samples_among(delta: float, attempts: int) -> Verdict:
+    """The least s for δ' = δ/2 and ``counted_split``: about (120 + 6.5 log k) / δ at δ = 1e-5.
+
+    Raises:
+        ValueError: if not 0 < δ < 1 or k < 1.
+    """
+    delta = checks.number("delta", delta, above=0, below=1)
+    attempts = checks.integer("attempts", attempts)
+    threshold = delta / 2.0
+    violated, failure = counted_split(delta, attempts)
+    samples = math.ceil(
+        -math.log(failure / (1.0 + 2.0 * ROUNDING)) / binary_kl(threshold, violated)
+    )
+    q = failure_probability(threshold, violated, samples)
+    assert q <= failure
+    return Verdict(samples, threshold, violated, q, violated + attempts * q * (1.0 - violated))
 
 
 def _delta_or_one(threshold: float, samples: int) -> float:

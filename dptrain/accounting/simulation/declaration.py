@@ -11,8 +11,14 @@ import numpy as np
 import torch
 
 from dptrain.accounting.losses import gaussian
+from dptrain.accounting.simulation.certificate_cache import attempts_of
 from dptrain.accounting.simulation.chunk_sums import Verdicts
-from dptrain.accounting.simulation.confidence import check_resolution, samples_needed
+from dptrain.accounting.simulation.confidence import (
+    Verdict,
+    check_resolution,
+    samples_among,
+    samples_needed,
+)
 from dptrain.accounting.simulation.simulation import Simulation
 from dptrain.core import checks
 
@@ -43,14 +49,18 @@ def declare_grid(guess: float, ceiling: float) -> list[int]:
     return [center + offset for offset in OFFSETS if STEP ** (center + offset) < ceiling]
 
 
-def request_of(simulation: Simulation, epsilon: float, delta: float) -> dict[str, Any]:
+def request_of(
+    simulation: Simulation, epsilon: float, delta: float, attempts: int = 1
+) -> dict[str, Any]:
     """What a certificate answers: its digest finds the certificate in a cache.
+
+    Where it is one of several attempts, their number is part of it.
 
     Raises:
         ValueError: if ε or δ is out of range, or δ below what is resolved.
     """
     checks.number("epsilon", epsilon, minimum=0)
-    verdict = samples_needed(delta)
+    verdict = verdict_of(delta, attempts)
     check_resolution(delta)
     return {
         "method": METHOD,
@@ -60,12 +70,22 @@ def request_of(simulation: Simulation, epsilon: float, delta: float) -> dict[str
         "samples": verdict.samples,
         "threshold": verdict.threshold,
         "package": package_version(),
+        **({} if attempts == 1 else {"attempts": attempts}),
     }
+
+
+def verdict_of(delta: float, attempts: int) -> Verdict:
+    """What the samples of a certificate prove, one of so many attempts."""
+    return samples_needed(delta) if attempts == 1 else samples_among(delta, attempts)
+
+
+def _proof(request: dict[str, Any]) -> Verdict:
+    return verdict_of(request["delta"], attempts_of(request))
 
 
 def ceiling_of(simulation: Simulation, request: dict[str, Any]) -> float:
     """A σ that the unamplified Gaussian mechanism shows to be (ε, δ_v)-DP: needs no verdict."""
-    violated = samples_needed(request["delta"]).violated
+    violated = _proof(request).violated
     return simulation.sensitivity / gaussian.largest_mu(request["epsilon"], violated)
 
 
@@ -161,7 +181,7 @@ class Declaration:
 
     def evidence(self) -> dict[str, Any]:
         """What of a certificate is settled before its first sample, JSON-ready."""
-        proof = samples_needed(self.request["delta"])
+        proof = _proof(self.request)
         return {
             "request": self.request,
             "seed": str(self.seed),

@@ -28,13 +28,13 @@ from dptrain.accounting.simulation.certificate import (
     check_certificate,
     fresh_seed,
 )
+from dptrain.accounting.simulation.certificate_cache import attempts_of
 from dptrain.accounting.simulation.confidence import (
     check_resolution,
     largest_threshold,
-    samples_needed,
     upper_confidence,
 )
-from dptrain.accounting.simulation.declaration import request_of
+from dptrain.accounting.simulation.declaration import request_of, verdict_of
 from dptrain.accounting.simulation.moments import KeptMoments, loss_moments
 from dptrain.accounting.simulation.simulation import Simulation
 from dptrain.core import Array, Guarantee
@@ -100,7 +100,7 @@ class MonteCarloAccountant(SimulatedAccountant):
         check_epsilon(epsilon)
         check_delta(delta, mechanism.scheme)
         simulation = self.checked(mechanism)
-        self._check_job(samples_needed(delta).samples, delta)
+        self._check_job(verdict_of(delta, self.attempts).samples, delta)
         certificate = certify_noise(
             simulation,
             epsilon=epsilon,
@@ -110,6 +110,7 @@ class MonteCarloAccountant(SimulatedAccountant):
             progress=self.progress,
             cache=self.cache,
             recheck=self.recheck,
+            attempts=self.attempts,
         )
         return self.verified(mechanism, certificate, epsilon=epsilon, delta=delta)
 
@@ -168,7 +169,7 @@ class MonteCarloAccountant(SimulatedAccountant):
     ) -> Guarantee:
         simulation = self.checked(mechanism)
         epsilon, delta = (certificate["request"][name] for name in ("epsilon", "delta"))
-        request = request_of(simulation, epsilon, delta)
+        request = request_of(simulation, epsilon, delta, attempts_of(certificate["request"]))
         self._check_job(request["samples"], delta)
         check_certificate(
             certificate, simulation, request, threads=self.cores, progress=self.progress

@@ -109,6 +109,23 @@ def test_certified_noise_is_sufficient_and_not_wasteful() -> None:
     assert certificate["seed"] == "5"
 
 
+def test_a_certificate_of_several_attempts_counts_them_and_answers_one(tmp_path) -> None:
+    found = certify(attempts=3, cache=tmp_path)
+    q, violated = found["failure_probability"], found["violated"]
+    assert violated + 3 * q * (1 - violated) <= found["delta_proved"] <= 0.02
+    assert sampled_delta(1.0, found["noise_multiplier"]) <= violated
+    assert found["request"]["attempts"] == 3
+    # Fewer attempts for the same purpose are counted as well; more are not.
+    assert certify(cache=tmp_path, seed=None) == found
+    assert certify(attempts=2, cache=tmp_path, seed=None) == found
+    assert certify(attempts=4, cache=tmp_path)["request"]["attempts"] == 4
+    # One that was made for a single attempt is no answer to several.
+    (other := tmp_path / "other").mkdir()
+    certify(cache=other)
+    assert "attempts" not in certify(cache=other)["request"]
+    assert certify(attempts=2, cache=other)["request"]["attempts"] == 2
+
+
 def test_certificate_is_json_and_independent_of_threads() -> None:
     one, many = certify(threads=1), certify(threads=3)
     assert json.loads(json.dumps(one, allow_nan=False)) == one == many

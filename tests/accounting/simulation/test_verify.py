@@ -14,8 +14,10 @@ from scipy.stats import binom
 from dptrain.accounting.simulation.confidence import (
     ROUNDING,
     binary_kl,
+    counted_split,
     failure_probability,
     overall_delta,
+    samples_among,
     samples_needed,
     upper_confidence,
 )
@@ -83,6 +85,30 @@ def test_overall_delta_is_the_minimum_over_a_dense_grid(threshold: float, sample
     exact_q = math.exp(-samples * exact_kl(threshold, verdict.violated))
     assert verdict.failure >= exact_q
     assert verdict.delta >= verdict.violated + exact_q * (1 - verdict.violated)
+
+
+@pytest.mark.parametrize("attempts", [2, 7])
+@pytest.mark.parametrize("delta", [0.3, 0.02, 1e-4])
+def test_the_best_of_several_is_as_private_as_stated(attempts: int, delta: float) -> None:
+    """Somebody takes whichever of k independent certificates accepts, as a planner would.
+
+    Every one is of a mechanism that violates δ_v: its terms are Bernoulli, of a mean just above it,
+    so that chances are binomial sums. Whatever is taken then counts as lost.
+    """
+    verdict = samples_among(delta, attempts)
+    samples, threshold, violated = verdict.samples, verdict.threshold, verdict.violated
+    wrong = binom.cdf(math.floor(threshold * samples), samples, violated * (1 + 1e-9))
+    lost = 1.0 - (1.0 - wrong) ** attempts
+    assert violated + lost * (1.0 - violated) <= verdict.delta <= delta
+    exact_q = math.exp(-samples * exact_kl(threshold, violated))
+    assert verdict.failure >= exact_q
+    assert verdict.delta >= violated + attempts * exact_q * (1 - violated)
+    # One sample less would leave more than a share of δ/1000.
+    assert math.exp(-(samples - 1) * exact_kl(threshold, violated)) > delta / 1000 / attempts
+    # Plain and weighted certificates of one plan rest on one δ_v, else the larger one would count
+    # together with the chances of failure of the others.
+    assert (violated, delta / 1000 / attempts) == counted_split(delta, attempts)
+    assert samples_among(delta, 1).violated == violated
 
 
 def test_samples_needed_matches_the_known_number() -> None:

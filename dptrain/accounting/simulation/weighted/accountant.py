@@ -29,7 +29,7 @@ from dptrain.accounting.losses.search import least_scale
 from dptrain.accounting.simulation import certificate_cache
 from dptrain.accounting.simulation.accountant import SimulatedAccountant
 from dptrain.accounting.simulation.certificate import fresh_seed
-from dptrain.accounting.simulation.confidence import upper_confidence
+from dptrain.accounting.simulation.confidence import counted_split, upper_confidence
 from dptrain.accounting.simulation.declaration import package_version
 from dptrain.accounting.simulation.simulation import DIRECTIONS
 from dptrain.accounting.simulation.weighted.certificate import (
@@ -181,9 +181,10 @@ class WeightedAccountant(SimulatedAccountant):
     def calibrate(self, mechanism: MatrixMechanism, *, epsilon: float, delta: float) -> Guarantee:
         """The least certified σ of a declared grid: kind VERIFIED, a wrong verdict included in δ.
 
-        The run is (ε, δ_v + q(1-δ_v))-DP with q = δ/1000 and δ_v such that this is δ: see
-        ``certify_noise`` for why q counts once. The grid's top is a σ at which the deterministic
-        bounds show (ε, δ_v): kind UPPER_BOUND where nothing below it was shown by samples.
+        The run is (ε, δ_v + k q(1-δ_v))-DP with q = δ/(1000 k) for k ``attempts`` and δ_v such that
+        this is δ: see ``certify_noise`` for why q counts once in each. The grid's top is a σ at
+        which the deterministic bounds show (ε, δ_v): kind UPPER_BOUND where nothing below it was
+        shown by samples.
 
         Raises:
             ValueError: if the mechanism is refused, ε or δ is out of range, no σ reaches them, or a
@@ -193,15 +194,11 @@ class WeightedAccountant(SimulatedAccountant):
         check_delta(delta, mechanism.scheme)
         bounds = self._checked(mechanism)
         request = self._request(bounds, epsilon, delta)
-        rule = self._calibration_rule(bounds, delta)
+        rule = self._calibration_rule(bounds, delta, self.attempts)
         failure, violated = rule.failure, rule.violated
         if self.cache is not None:
-            declared = self._declared(bounds, rule, epsilon)
             for asked in (request, *self._formerly(request)):
-                problems = [functools.partial(problem_of, request=asked, declared=declared)]
-                if self.recheck:
-                    problems.append(functools.partial(redrawn, declared=declared))
-                found = certificate_cache.load(Path(self.cache), asked, *problems)
+                found = self._cached(Path(self.cache), bounds, asked)
                 if found is not None:
                     return self._stated(mechanism, found, epsilon=epsilon, delta=delta)
         seed = fresh_seed(self.seed)
@@ -219,13 +216,26 @@ class WeightedAccountant(SimulatedAccountant):
         certificate = {
             **self._evidence(bounds, rule, seed, rows),
             "request": request,
-            "delta_proved": violated + failure * (1.0 - violated),
+            "delta_proved": violated + self.attempts * failure * (1.0 - violated),
             "ceiling": top,
             "noise_multiplier": sigma,
         }
         if self.cache is not None:
             certificate_cache.store(Path(self.cache), request, certificate)
         return self._stated(mechanism, certificate, epsilon=epsilon, delta=delta)
+
+    def _cached(
+        self, directory: Path, bounds: Bounds, request: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The stored certificate that answers a request, checked; ``None`` if there is none."""
+        attempts = certificate_cache.attempts_stored(directory, request)
+        asked = request if attempts == 1 else {**request, "attempts": attempts}
+        rule = self._calibration_rule(bounds, asked["delta"], attempts)
+        declared = self._declared(bounds, rule, asked["epsilon"])
+        problems = [functools.partial(problem_of, request=asked, declared=declared)]
+        if self.recheck:
+            problems.append(functools.partial(redrawn, declared=declared))
+        return certificate_cache.load(directory, asked, *problems)
 
     def _stated(
         self,
@@ -284,10 +294,12 @@ class WeightedAccountant(SimulatedAccountant):
     ) -> Guarantee:
         bounds = self._checked(mechanism)
         epsilon, delta = (certificate["request"][name] for name in ("epsilon", "delta"))
-        request = self._request(bounds, check_epsilon(epsilon), delta)
+        attempts = certificate_cache.attempts_of(certificate["request"])
+        request = self.among(attempts)._request(bounds, check_epsilon(epsilon), delta)
         requests = (request, *self._formerly(request))
         certificate_cache.check_request(certificate, *requests)
-        declared = self._declared(bounds, self._calibration_rule(bounds, delta), epsilon)
+        rule = self._calibration_rule(bounds, delta, attempts)
+        declared = self._declared(bounds, rule, epsilon)
         wrong = problem_of(certificate, certificate["request"], declared)
         if wrong := wrong or redrawn(certificate, declared):
             raise ValueError(f"its certificate is wrong: {wrong}")
@@ -300,13 +312,12 @@ class WeightedAccountant(SimulatedAccountant):
             "epsilon": epsilon,
             "delta": delta,
             "package": package_version(),
+            **({} if self.attempts == 1 else {"attempts": self.attempts}),
         }
 
-    def _calibration_rule(self, bounds: Bounds, delta: float) -> Rule:
-        """The split of δ: δ_v + q(1-δ_v) = δ with q = δ/1000."""
-        failure = delta / 1000.0
-        violated = (delta - failure) / (1.0 - failure) * (1.0 - 1e-12)
-        return self._rule(bounds, violated, failure)
+    def _calibration_rule(self, bounds: Bounds, delta: float, attempts: int) -> Rule:
+        """The split of δ: ``counted_split``."""
+        return self._rule(bounds, *counted_split(delta, attempts))
 
     def _formerly(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         """The same request under the method's former name: another attempt would cost as much δ."""

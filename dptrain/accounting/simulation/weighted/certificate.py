@@ -7,7 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from dptrain.accounting.simulation.certificate_cache import differing_verdict, whole_number
+from dptrain.accounting.simulation.certificate_cache import (
+    attempts_of,
+    differing_verdict,
+    whole_number,
+)
 from dptrain.accounting.simulation.weighted.verdicts import Point, Rule
 
 GridRows = list[dict[str, Any]]
@@ -62,7 +66,7 @@ def problem_of(
         **{key: request[key] for key in ("method", "law", "package")},
         "violated": rule.violated,
         "failure_probability": rule.failure,
-        "delta_proved": rule.violated + rule.failure * (1.0 - rule.violated),
+        "delta_proved": rule.violated + attempts_of(request) * rule.failure * (1.0 - rule.violated),
         "step": declared.step,
     }
     for key, value in expected.items():
