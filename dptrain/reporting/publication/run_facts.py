@@ -42,7 +42,8 @@ class RunFacts:
         clipping: how.
         optimizer: what took the noisy gradients.
         augmentation: what was done to examples before the model.
-        runs: how many runs on these data whoever chose this one looked at, itself included.
+        runs: how many runs on these data whoever chose this one looked at or, where a choice is
+            stated, had planned, itself included.
         choice: what all of that promises together, from ``dptrain.accounting``.
         public_data: data that count as public, such as those that the model saw before.
         public_weights: weights that the training began with.
