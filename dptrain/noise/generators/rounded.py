@@ -8,10 +8,7 @@ numba compiles and the array operations of numpy give the same numbers, and so d
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from dptrain.core import Array
+from dptrain.noise.generators.compiled import chosen
 
 WORDS = 4
 """64-bit words that a pair of normals takes."""
@@ -40,9 +38,7 @@ _SPARE = 26  # low bits of the dithers' words, which continue the uniform number
 _LOW = (1 << _SPARE) - 1
 _MIDDLE = 511  # of the angle's word, after two bits that turn it: 9 bits more for the radius
 _TILE = 1024
-_COMPILED_FROM = (
-    1 << 15
-)  # pairs; compiling takes seconds, and loading what was compiled some tenths
+_SIGNATURES = ("void(int64[::1], float64[::1], int64, float64, int64)",)
 
 _LN2 = math.log(2.0)
 _ROOT_HALF = 0x3FE6A09E667F3BCD  # the bits of sqrt(1/2)
@@ -76,7 +72,7 @@ def rounded_normals(words: npt.NDArray[np.int64], out: Array, *, bits: int, scal
         scale: factor of the standard deviation, positive.
     """
     pairs = len(words) // WORDS
-    fill = _compiled() if pairs >= _COMPILED_FROM and can_compile() else _plain
+    fill = chosen(_plain, _loops, _SIGNATURES, entries=pairs)
     fill(words, out, pairs, scale * 2.0**bits, _shift(bits, scale))
 
 
@@ -93,25 +89,6 @@ def _shift(bits: int, scale: float) -> int:
             f"{FINEST} bits, and as many fewer as its standard deviation has more"
         )
     return shift
-
-
-@functools.cache
-def can_compile() -> bool:
-    """True if numba, of the extra ``fast``, is installed."""
-    return importlib.util.find_spec("numba") is not None
-
-
-@functools.cache
-def _compiled() -> Callable[..., None]:
-    import numba  # late: it takes long to import
-
-    compiled: Callable[..., None] = numba.njit(
-        "void(int64[::1], float64[::1], int64, float64, int64)",
-        nogil=True,
-        error_model="numpy",
-        cache=True,
-    )(_loops)
-    return compiled
 
 
 def _loops(words: Any, out: Any, pairs: int, deviation: float, shift: int) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from dptrain.core import Array
-from dptrain.noise.generators.rounded import can_compile
+from dptrain.noise.generators.compiled import chosen
 
-_COMPILED_FROM = 1 << 15  # entries; as for the normals
 _COLUMNS = 1 << 13  # entries that are summed up at a time, so that they stay in cache
 
 
@@ -34,9 +32,8 @@ def add_past(
     """
     if noise.device.type == "cpu" and buffer.dtype is not torch.bfloat16:
         rows = buffer[: len(weights)].numpy()
-        _kernel(_add_past, _add_past_in_loops, _PAST, len(noise))(
-            noise.numpy(), rows, np.array(weights, dtype=np.float64), finer
-        )
+        add = chosen(_add_past, _add_past_in_loops, _PAST, entries=len(noise))
+        add(noise.numpy(), rows, np.array(weights, dtype=np.float64), finer)
         return
     past = torch.zeros_like(noise)
     for row, weight in zip(buffer, weights, strict=False):
@@ -47,7 +44,8 @@ def add_past(
 def decay(row: torch.Tensor, factor: float, noise: torch.Tensor) -> None:
     """``row`` ← ``factor``·row + noise, all float64 of shape (len,)."""
     if row.device.type == "cpu":
-        _kernel(_decay, _decay_in_loops, _DECAY, len(row))(row.numpy(), factor, noise.numpy())
+        step = chosen(_decay, _decay_in_loops, _DECAY, entries=len(row))
+        step(row.numpy(), factor, noise.numpy())
     else:
         row.mul_(factor).add_(noise)
 
@@ -63,36 +61,14 @@ def put_on_grid(values: torch.Tensor, noise: torch.Tensor, grid: float) -> None:
         grid: h.
     """
     supported = values.dtype in (torch.float32, torch.float64) and values.is_contiguous()
-    if values.device.type == "cpu" and supported and _compiles(len(values)):
-        _compiled(_put_on_grid_in_loops, _GRID)(values.numpy(), noise.numpy(), 1.0 / grid, grid)
+    if values.device.type == "cpu" and supported:
+        put = chosen(_put_on_grid, _put_on_grid_in_loops, _GRID, entries=len(values))
+        put(values.numpy(), noise.numpy(), 1.0 / grid, grid)
         return
     exact = values.double()  # a copy, or the values themselves
     exact.mul_(1.0 / grid).round_().add_(noise).mul_(grid)
     if exact is not values:
         values.copy_(exact)
-
-
-def _compiles(length: int) -> bool:
-    return length >= _COMPILED_FROM and can_compile()
-
-
-def _kernel(
-    plain: Callable[..., None],
-    loops: Callable[..., None],
-    signatures: tuple[str, ...],
-    length: int,
-) -> Callable[..., None]:
-    return _compiled(loops, signatures) if _compiles(length) else plain
-
-
-@functools.cache
-def _compiled(loops: Callable[..., None], signatures: tuple[str, ...]) -> Callable[..., None]:
-    import numba  # late: it takes long to import
-
-    compiled: Callable[..., None] = numba.njit(
-        list(signatures), nogil=True, error_model="numpy", cache=True
-    )(loops)
-    return compiled
 
 
 _PAST = (
@@ -162,6 +138,14 @@ _GRID = (
     "void(float32[::1], float64[::1], float64, float64)",
     "void(float64[::1], float64[::1], float64, float64)",
 )
+
+
+def _put_on_grid(values: Any, noise: Array, inverse: float, grid: float) -> None:
+    exact = values.astype(np.float64) * inverse
+    np.rint(exact, out=exact)
+    exact += noise
+    exact *= grid
+    values[:] = exact
 
 
 def _put_on_grid_in_loops(values: Any, noise: Any, inverse: float, grid: float) -> None:
