@@ -14,7 +14,12 @@ import pytest
 from dptrain.accounting import BudgetFilter, account
 from dptrain.accounting.losses import gaussian
 from dptrain.commands.cli import main
-from dptrain.commands.several.ledger import append, locked_ledger, read_ledger
+from dptrain.commands.several.ledger import (
+    LedgerEntry,
+    append,
+    locked_ledger,
+    read_ledger,
+)
 from dptrain.core import Adjacency, Kind, Unit
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import Poisson
@@ -254,6 +259,15 @@ def test_what_was_changed_is_noticed(ledger_of_three, capsys):
 
 
 @pytest.mark.slow
+def test_curves_that_do_not_say_what_they_are_about_are_of_their_release(ledger_of_three):
+    """As in ledgers of before curves said so."""
+    for entry in read_ledger(ledger_of_three).entries:
+        value = entry.to_dict()
+        assert value["curve"].pop("unit") == value["unit"]
+        assert value["curve"].pop("adjacency") == value["adjacency"]
+        assert LedgerEntry.from_dict(value) == entry
+
+
 def test_writers_at_the_same_time_take_turns(ledger_of_three):
     small = read_ledger(ledger_of_three).entries[0]
     count = 24

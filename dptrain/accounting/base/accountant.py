@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.core import Adjacency, Guarantee, Kind, checks
+from dptrain.core import Adjacency, Guarantee, Kind, Unit, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import AnySizeScheme, Scheme, scheme_types
 
@@ -28,6 +28,10 @@ class Profile:
         failure_probability: of kind CONFIDENCE the chance, over the draws of all simulations that
             it rests on, that not all of its values are upper bounds; ``None`` where each value was
             shown by itself only, and of other kinds.
+        adjacency: the neighboring relation that the values are about; ``None`` where it is not
+            told, as by an accountant that was asked by itself.
+        unit: who is protected, likewise.
+        mechanism_hash: hash of the mechanism, likewise.
     """
 
     epsilon: npt.NDArray[np.float64]
@@ -36,6 +40,24 @@ class Profile:
     kind: Kind
     accountant: str
     failure_probability: float | None = None
+    adjacency: Adjacency | None = None
+    unit: Unit | None = None
+    mechanism_hash: str | None = None
+
+    def check_about(self, guarantee: Guarantee) -> None:
+        """Refuse to stand beside a guarantee of something else.
+
+        Raises:
+            ValueError: if relation, unit or mechanism are told and are not the guarantee's.
+        """
+        for name in ("adjacency", "unit", "mechanism_hash"):
+            mine, its = getattr(self, name), getattr(guarantee, name)
+            if mine is not None and mine != its:
+                raise ValueError(
+                    f"profile: it is about {name}={_named(mine)} and the guarantee about "
+                    f"{_named(its)}, so the two say nothing together; take "
+                    "profile(mechanism, adjacency=guarantee.adjacency) of the same mechanism"
+                )
 
     @property
     def holds_at_once(self) -> bool:
@@ -52,6 +74,12 @@ class Profile:
     def delta(self) -> npt.NDArray[np.float64]:
         """The larger δ of the two directions."""
         return np.maximum(self.remove, self.add)
+
+
+def _named(value: Adjacency | Unit | str) -> str:
+    if isinstance(value, Unit):
+        return repr(value.noun)
+    return repr(value.value if isinstance(value, Adjacency) else value)
 
 
 class Cost(enum.Enum):

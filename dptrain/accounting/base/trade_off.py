@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from dptrain.accounting.base.accountant import Profile
 from dptrain.accounting.base.curve import convex_envelope
 from dptrain.accounting.base.statement import SMALLEST_DELTA
 from dptrain.accounting.losses import gaussian
-from dptrain.core import Array, Guarantee, Kind, checks, parsed
+from dptrain.core import Adjacency, Array, Guarantee, Kind, Unit, checks, parsed
 
 RATES = (0.1, 0.01, 0.001, 1e-4, 1e-5)
 """False positive rates at which attacks are reported, as far as they are not below the floor."""
@@ -51,6 +51,8 @@ class TradeOff:
         floor: the least rate that μ speaks of, in [1e-12, .5).
         kind: how the bounds were shown, the weakest of all.
         accountant: whose they are.
+        adjacency: the neighboring relation, ``None`` if it is not told.
+        unit: who is protected, ``None`` if it is not told.
 
     Raises:
         TypeError: if a field is of another type.
@@ -63,6 +65,8 @@ class TradeOff:
     floor: float
     kind: Kind
     accountant: str
+    adjacency: Adjacency | None = None
+    unit: Unit | None = None
 
     def __post_init__(self) -> None:
         for name, most in (("epsilon", _LARGEST_EPSILON), ("remove", 1.0), ("add", 1.0)):
@@ -80,6 +84,9 @@ class TradeOff:
         object.__setattr__(self, "floor", floor)
         checks.instance("kind", self.kind, Kind)
         checks.text("accountant", self.accountant)
+        for name, kind in (("adjacency", Adjacency), ("unit", Unit)):
+            if getattr(self, name) is not None:
+                checks.instance(name, getattr(self, name), kind)
 
     @classmethod
     def of(
@@ -98,14 +105,15 @@ class TradeOff:
 
         Raises:
             TypeError: if an argument is of another type.
-            ValueError: if ``floor`` is out of range.
+            ValueError: if ``floor`` is out of range, or the profile is about another adjacency,
+                unit or mechanism than the guarantee.
         """
         checks.instance("guarantee", guarantee, Guarantee)
         bounds: dict[float, tuple[float, float]] = {}
         kinds: list[Kind] = []
         names: list[str] = []
         if profile is not None:
-            checks.instance("profile", profile, Profile)
+            checks.instance("profile", profile, Profile).check_about(guarantee)
         if profile is not None and profile.kind in (Kind.EXACT, Kind.UPPER_BOUND):
             kinds.append(profile.kind)
             names.append(profile.accountant)
@@ -131,6 +139,8 @@ class TradeOff:
             floor=floor,
             kind=max(kinds, key=WEAKEST.index),
             accountant=", ".join(dict.fromkeys(names)),
+            adjacency=guarantee.adjacency,
+            unit=guarantee.unit,
         )
 
     @property
@@ -281,7 +291,8 @@ class TradeOff:
 
     def to_json(self) -> str:
         """JSON text that ``from_json`` reads back to an equal value."""
-        value = dataclasses.asdict(self) | {"kind": self.kind.value}
+        adjacency = None if self.adjacency is None else self.adjacency.value
+        value = dataclasses.asdict(self) | {"kind": self.kind.value, "adjacency": adjacency}
         return json.dumps(value, sort_keys=True, allow_nan=False, ensure_ascii=False)
 
     @classmethod
@@ -301,7 +312,32 @@ class TradeOff:
             name: tuple(checks.instance(name, value[name], list))
             for name in ("epsilon", "remove", "add")
         }
-        return cls(**{**value, **lists, "kind": Kind(value["kind"])})
+        about = {
+            "adjacency": None if value["adjacency"] is None else Adjacency(value["adjacency"]),
+            "unit": None if value["unit"] is None else Unit(**value["unit"]),
+        }
+        return cls(**{**value, **lists, **about, "kind": Kind(value["kind"])})
+
+
+def check_same_subject(runs: Sequence[TradeOff]) -> None:
+    """Refuse bounds of which no one statement can be made.
+
+    Raises:
+        ValueError: if they are about different adjacencies or units, or only some say which.
+    """
+    for number, run in enumerate(runs):
+        if (run.adjacency, run.unit) != (runs[0].adjacency, runs[0].unit):
+            raise ValueError(
+                f"runs[0] protects {_subject(runs[0])} and runs[{number}] {_subject(run)}: there "
+                "is no one statement about both; account for all runs with the same unit and "
+                "adjacency"
+            )
+
+
+def _subject(run: TradeOff) -> str:
+    unit = "a unit that is not told" if run.unit is None else f"each {run.unit.noun}"
+    relation = "that is not told" if run.adjacency is None else repr(run.adjacency.value)
+    return f"{unit} under adjacency {relation}"
 
 
 def _lower(

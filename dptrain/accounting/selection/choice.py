@@ -101,7 +101,8 @@ def compose_runs(runs: Sequence[TradeOff], *, delta: float) -> ChoicePrivacy:
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if there are no runs, or δ is not in (0, 1).
+        ValueError: if there are no runs, they are about different adjacencies or units, or δ is
+            not in (0, 1).
     """
     together = ComposedRuns(runs)
     delta = checks.number("delta", delta, above=0, below=1)

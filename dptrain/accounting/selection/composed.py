@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.accounting.base.trade_off import TradeOff
+from dptrain.accounting.base.trade_off import TradeOff, check_same_subject
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.selection.pair import delta_at, epsilon_at, least_spacing, losses
 from dptrain.core import Array, checks
@@ -30,13 +30,14 @@ class ComposedRuns:
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if there are no runs.
+        ValueError: if there are no runs, or they are about different adjacencies or units.
     """
 
     def __init__(self, runs: Sequence[TradeOff], *, disjoint: bool = False) -> None:
         self.runs = [checks.instance("runs", run, TradeOff) for run in runs]
         if not self.runs:
             raise ValueError("runs: there are none; give at least one")
+        check_same_subject(self.runs)
         self.disjoint = checks.flag("disjoint", disjoint)
 
     @functools.cached_property

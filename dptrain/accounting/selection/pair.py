@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dptrain.accounting.base.trade_off import WEAKEST, TradeOff
+from dptrain.accounting.base.trade_off import WEAKEST, TradeOff, check_same_subject
 from dptrain.accounting.losses.loss_distribution import LossDistribution, split_cells
 from dptrain.core import Array, checks
 
@@ -129,11 +129,12 @@ def one_of_runs(runs: Sequence[TradeOff]) -> TradeOff:
 
     Raises:
         TypeError: if one is no ``TradeOff``.
-        ValueError: if there are none.
+        ValueError: if there are none, or they are about different adjacencies or units.
     """
     kept = [checks.instance("runs", run, TradeOff) for run in runs]
     if not kept:
         raise ValueError("runs: there are none; give at least one")
+    check_same_subject(kept)
     counts = {run: kept.count(run) / len(kept) for run in dict.fromkeys(kept)}
     if len(counts) == 1:
         return kept[0]
@@ -156,6 +157,8 @@ def one_of_runs(runs: Sequence[TradeOff]) -> TradeOff:
         floor=max(run.floor for run in counts),
         kind=max((run.kind for run in counts), key=WEAKEST.index),
         accountant=", ".join(dict.fromkeys(run.accountant for run in counts)),
+        adjacency=kept[0].adjacency,
+        unit=kept[0].unit,
     )
 
 

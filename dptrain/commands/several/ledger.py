@@ -78,11 +78,12 @@ class LedgerEntry:
             ValueError: if a field is out of range.
         """
         chance = value["failure_probability"]
+        about = {name: value[name] for name in ("unit", "adjacency")}  # which old curves do not say
         return cls(
             date=checks.text("date", value["date"]),
             name=checks.text("name", value["name"]),
             charge=Charge(mu=value["mu"], slack=value["slack"]),
-            limits=TradeOff.from_json(json.dumps(value["curve"])),
+            limits=TradeOff.from_json(json.dumps({**about, **value["curve"]})),
             unit=Unit(**value["unit"]),
             adjacency=Adjacency(value["adjacency"]),
             data=checks.instance("data", value["data"], dict),

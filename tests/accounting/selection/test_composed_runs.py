@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 from scipy.special import comb
 
-from dptrain.accounting import TradeOff, compose_runs
+from dptrain.accounting import ComposedRuns, TradeOff, account, compose_runs, one_of_runs
 from dptrain.accounting.losses import HeterogeneousComposition, gaussian
 from dptrain.accounting.selection.pair import losses
-from dptrain.core import Kind
+from dptrain.core import Adjacency, Kind, Unit
+from dptrain.mechanism import MatrixMechanism
+from dptrain.sampling import Poisson
+from dptrain.strategies import Identity
 from tests.accounting.selection.mechanisms import (
     exact_trade_off,
     gaussian_trade_off,
@@ -139,6 +143,46 @@ def test_the_runs_that_were_made_are_no_plan(mu, count, times):
 def test_no_privacy_stays_none():
     nothing = bare(0.0, 1.0)
     assert compose_runs([gaussian_trade_off(0.5), nothing], delta=1e-5).epsilon == math.inf
+
+
+SIZES = {"batch_size": 20, "dataset_size": 1000, "steps": 20}
+POISSON = MatrixMechanism(
+    scheme=Poisson.for_batch_size(**SIZES), strategy=Identity(), noise_multiplier=1.5
+)
+USERS = Unit(kind="user", max_examples=2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adjacency": Adjacency.REPLACE_ONE}, {"unit": USERS}, {"unit": None}, {"adjacency": None}],
+    ids=str,
+)
+def test_runs_about_different_things_are_refused(changes):
+    """And accepted once they are about one, whichever that is."""
+    run = TradeOff.of(account(POISSON, delta=1e-5))
+    assert (run.adjacency, run.unit) == (Adjacency.ZERO_OUT, Unit())
+    other = dataclasses.replace(run, **changes)
+    for act in (
+        lambda runs: compose_runs(runs, delta=1e-5),
+        lambda runs: ComposedRuns(runs, disjoint=True),
+        one_of_runs,
+    ):
+        assert act([other, other])
+        with pytest.raises(ValueError, match=r"runs\[0\] protects .* and runs\[2\] "):
+            act([run, run, other])
+    mixed = one_of_runs([other, dataclasses.replace(other, kind=Kind.ESTIMATE)])
+    assert (mixed.adjacency, mixed.unit) == (other.adjacency, other.unit)
+    assert TradeOff.from_json(other.to_json()) == other
+
+
+def test_runs_of_real_accountants_under_two_relations_are_refused():
+    """By zero-out each is smaller than by replace-one, so the mix would look like a bargain."""
+    runs = [
+        TradeOff.of(account(POISSON, delta=1e-5, adjacency=each))
+        for each in (Adjacency.ZERO_OUT, Adjacency.REPLACE_ONE)
+    ]
+    with pytest.raises(ValueError, match=r"adjacency 'zero_out' and .* 'replace_one'"):
+        compose_runs(runs, delta=1e-4)
 
 
 def test_refusals():
