@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dptrain.accounting import Profile, profile
-from dptrain.core import Guarantee, digest
+from dptrain.accounting import Profile, profile, profile_of
+from dptrain.core import Guarantee, Kind, digest
+from dptrain.individual import filter_profile
 from dptrain.reporting import (
     RunFacts,
     bounding_note,
@@ -23,7 +25,6 @@ from dptrain.reporting import (
 )
 from dptrain.sampling import BoundedGraph, Scheme, UserMinSep
 from recipes.config import flatten
-from recipes.filter_profile import filter_profile
 from recipes.individual_outputs import write_individual
 from recipes.runfolder import GRAPH_PLOT, GRAPH_TABLE, INDIVIDUAL, MARKS, remove
 from recipes.simulation import Simulation
@@ -73,6 +74,8 @@ def run_facts(current: Run) -> RunFacts:
         commit=commit_of(pathlib.Path(__file__).parents[1]),
         data=current.task.data,
         configuration=digest(told),
+        model=settings.statement.model,
+        organization=settings.statement.organization,
     )
 
 
@@ -115,7 +118,7 @@ def write_report(current: Run) -> None:
     """Model, statement and plots of a run that is complete; of a simulation, the curves only.
 
     What training was for comes first: the profile, which the statement is written again with, may
-    take minutes.
+    take minutes. Until then the statement has the one that takes seconds, if there is one.
     """
     path = current.folder.path
     if current.simulation is None:
@@ -127,7 +130,7 @@ def write_report(current: Run) -> None:
         guarantee = stated(current)
         export.write(current.outcome.model, path / export.name, guarantee)
         facts = run_facts(current)
-        privacy_report(guarantee, path, facts=facts)
+        privacy_report(guarantee, path, profile=_budget_profile(current, guarantee), facts=facts)
     if current.settings.plots:
         plot_curves(current.folder.metrics(), path / "curves.png")
     if current.simulation is not None:
@@ -147,14 +150,24 @@ def write_report(current: Run) -> None:
 
 def _profile(current: Run, guarantee: Guarantee) -> Profile:
     """δ(ε) of what gave the guarantee: the filter's budget, or the planned noise."""
-    individual = current.settings.build_filter()
-    if individual is not None and guarantee.accountant == individual.name:
-        return filter_profile(current.private.individual, guarantee)
+    if (curve := _budget_profile(current, guarantee)) is not None:
+        return curve
+    if guarantee.kind in (Kind.EXACT, Kind.UPPER_BOUND):
+        with contextlib.suppress(ValueError):  # where it takes minutes
+            return profile_of(guarantee)
     # A single simulation or computation gives all points; beyond twice ε nobody looks.
     points = guarantee.epsilon * np.linspace(0, 2, 81)  # its own ε is one of them, to the bit
     mechanism = current.private.mechanism
     accountant = current.settings.build_accountant(mechanism)
     return profile(mechanism, points, accountant=accountant)
+
+
+def _budget_profile(current: Run, guarantee: Guarantee) -> Profile | None:
+    """δ(ε) of the budget of a filter, if that gave the guarantee."""
+    individual = current.settings.build_filter()
+    if individual is None or guarantee.accountant != individual.name:
+        return None
+    return filter_profile(current.private.stated_individual, guarantee)
 
 
 def _final_evaluation(current: Run) -> dict[str, Any]:

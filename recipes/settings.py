@@ -54,6 +54,8 @@ FREE_ON_RESUME = (
     "privacy.certificates",
     "privacy.noise_folder",
     "individual.report",
+    "statement.model",
+    "statement.organization",
 )
 
 
@@ -95,6 +97,19 @@ class PrivacySettings:
     noise_dtype: Annotated[str, one_of(NOISE_DTYPES)] = "float32"
     regenerate_noise: bool = False
     noise_folder: str | None = None
+
+
+@dataclasses.dataclass
+class StatementSettings:
+    """What the privacy statement says of whose it is.
+
+    Attributes:
+        model: name of the model, with its version; null is not stated.
+        organization: whose model it is; null is not stated.
+    """
+
+    model: Annotated[str, Field(pattern=r"\S")] | None = None
+    organization: Annotated[str, Field(pattern=r"\S")] | None = None
 
 
 @dataclasses.dataclass
@@ -156,6 +171,7 @@ class RunSettings:
         individual: a privacy budget for every example: a filter's class as ``type``, and its
             fields; ``{type: null}`` is none.
         optimizer: what takes the noisy gradients.
+        statement: names that stand in the privacy statement.
         steps: optimizer steps of the whole run.
         epochs: instead of ``steps``, expected passes over the training set.
         simulate: divides batch size and noise by this factor, for cheap tuning. Such a run is **not
@@ -207,6 +223,7 @@ class RunSettings:
         default_factory=lambda: {"type": None}, metadata={"common": COMMON}
     )
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)
+    statement: StatementSettings = dataclasses.field(default_factory=StatementSettings)
     steps: Count | None = None
     epochs: Positive | None = None
     simulate: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None

@@ -44,7 +44,12 @@ from dptrain.accounting.poisson import (
     TruncatedPoissonPLD,
 )
 from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
-from dptrain.accounting.restatement import mechanism_of, restate, stated_accountant
+from dptrain.accounting.restatement import (
+    mechanism_of,
+    profile_of,
+    restate,
+    stated_accountant,
+)
 from dptrain.accounting.selection import (
     BudgetFilter,
     Charge,
@@ -101,6 +106,7 @@ __all__ = [
     "one_of_runs",
     "priced_steps",
     "profile",
+    "profile_of",
     "register_accountant",
     "registered_accountants",
     "restate",

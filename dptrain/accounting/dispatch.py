@@ -172,7 +172,40 @@ def profile(
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
     if epsilon is None:
         epsilon = default_grid(mechanism)
-    return member.profile(mechanism, epsilon)
+    return profile_by(member, mechanism, epsilon)
+
+
+def profile_by(member: Accountant, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
+    """The accountant's profile, which says what it is about."""
+    return dataclasses.replace(
+        member.profile(mechanism, epsilon),
+        adjacency=member.adjacency,
+        unit=mechanism.scheme.unit,
+        mechanism_hash=mechanism.hash,
+    )
+
+
+def proven_within_seconds(
+    mechanism: MatrixMechanism, adjacency: Adjacency, *, by_name: bool = False
+) -> DeterministicAccountant | None:
+    """Whoever proves the mechanism's curve within seconds, the best of several; ``None`` if nobody.
+
+    Args:
+        mechanism: the mechanism.
+        adjacency: the neighboring relation.
+        by_name: where nobody answers unasked, ask those too that answer by name only and make use
+            of the sampling: they leave it to a simulation, which proves one (ε, δ) and no curve.
+    """
+    quick = [
+        (each.accountant, each.reserved is None)
+        for each in accountants_for(mechanism, adjacency=adjacency)
+        if isinstance(each.accountant, DeterministicAccountant)
+        and each.cost in (Cost.INSTANT, Cost.SECONDS)
+    ]
+    found = [member for member, unasked in quick if unasked]
+    if by_name and not found:
+        found = [member for member, _ in quick if member.name != UnsampledGaussian.name]
+    return BestOf.of(found) if found else None
 
 
 def default_grid(mechanism: MatrixMechanism, points: int = 101) -> npt.NDArray[np.float64]:
@@ -226,15 +259,7 @@ def trade_off(
     if accountant is not None:
         member = find_accountant(mechanism, accountant, adjacency=guarantee.adjacency)
     else:
-        table = accountants_for(mechanism, adjacency=guarantee.adjacency)
-        proven = [
-            each.accountant
-            for each in table
-            if each.reason is None
-            and isinstance(each.accountant, DeterministicAccountant)
-            and each.cost in (Cost.INSTANT, Cost.SECONDS)
-        ]
-        member = BestOf.of(proven) if proven else None
+        member = proven_within_seconds(mechanism, guarantee.adjacency)
     if not isinstance(member, DeterministicAccountant):
         return TradeOff.of(guarantee, floor=floor)
     # Beyond e^ε + 1 of its own ε no bound cuts off rates above its δ
@@ -247,7 +272,7 @@ def trade_off(
     if not math.isfinite(top):
         return TradeOff.of(guarantee, floor=floor)
     grid = float(np.logaddexp(top, 0.0)) * np.linspace(0.0, 1.0, points) ** 2
-    return TradeOff.of(guarantee, member.profile(mechanism, grid), floor=floor)
+    return TradeOff.of(guarantee, profile_by(member, mechanism, grid), floor=floor)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from dptrain.commands.outputs import check_outputs, read_json, write_json
-from dptrain.reporting import STATEMENT, Verification, verify_statement
+from dptrain.reporting import STATEMENT, Verification, read_statement, verify_statement
 
 _EXAMPLE = r"""
 dptrain calibrate --scheme Poisson batch_size=500 --strategy Identity --dataset-size 50000 \
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         type=pathlib.Path,
         metavar="STATEMENT",
         help=f"a {STATEMENT}, another JSON file with a guarantee, or a run's folder; the .md "
-        "of the same name has to say the same",
+        "of the same name is read too and has to say the same",
     )
     parser.add_argument("--json", type=pathlib.Path, help="write what was found to this file")
     parser.set_defaults(run=run)
@@ -43,8 +43,10 @@ def run(options: argparse.Namespace) -> int:
             f"there is no file {path}: name a {STATEMENT}, or the folder of a finished run"
         ) from None
     beside = path.with_suffix(".md")
-    text = beside.read_text(encoding="utf-8") if _is_whole(value) and beside.is_file() else None
     try:
+        if path.name == STATEMENT:
+            read_statement(value)  # not less than that
+        text = beside.read_text(encoding="utf-8") if beside.is_file() else None
         found = verify_statement(value, text)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
@@ -59,11 +61,6 @@ def run(options: argparse.Namespace) -> int:
         },
     )
     return 0 if found.reproduced else 1
-
-
-def _is_whole(value: Any) -> bool:
-    """Whether it is a statement, which has its Markdown beside it, and not just a guarantee."""
-    return isinstance(value, dict) and {"guarantee", "sentence", "conditions"} <= value.keys()
 
 
 def _verdict(found: Verification) -> str:

@@ -13,6 +13,7 @@ has spent is private data and comes on request only: ``IndividualReport.of(priva
 it, marked as not for release.
 """
 
+from dptrain.individual.budget_curve import filter_profile
 from dptrain.individual.filter import IndividualFilter
 from dptrain.individual.gdp import GDPFilter, GDPRecord
 from dptrain.individual.odometer import GDPOdometer, OdometerRecord
@@ -36,4 +37,5 @@ __all__ = [
     "RenyiFilter",
     "RenyiRecord",
     "SampledRecord",
+    "filter_profile",
 ]

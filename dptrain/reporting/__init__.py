@@ -19,6 +19,7 @@ from dptrain.reporting.plots_plan import plot_plan
 from dptrain.reporting.private_file import MARK, WARNING, in_place
 from dptrain.reporting.publication.pages import html_page, model_card, registry_record
 from dptrain.reporting.publication.run_facts import RunFacts
+from dptrain.reporting.publication.whole_statement import read_statement, schema
 from dptrain.reporting.published_profile import as_shown, read_profile, rows_of
 from dptrain.reporting.report import (
     STATEMENT,
@@ -26,7 +27,6 @@ from dptrain.reporting.report import (
     plot_curves,
     plot_privacy,
     privacy_report,
-    schema,
 )
 from dptrain.reporting.support_table import as_markdown
 from dptrain.reporting.verification import Verification, verify_statement
@@ -76,6 +76,7 @@ __all__ = [
     "privacy_report",
     "read_metrics",
     "read_profile",
+    "read_statement",
     "registry_record",
     "rows_of",
     "save",

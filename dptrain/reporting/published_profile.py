@@ -29,7 +29,11 @@ def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
     computed less tightly is replaced by that; it is then shown as the weaker of the two was. If the
     guarantee is an estimate, so is the profile: it is about the same noise. A bound that vanished
     in double precision is ``SMALLEST_DELTA``.
+
+    Raises:
+        ValueError: if the profile is about another adjacency, unit or mechanism.
     """
+    profile.check_about(guarantee)
     if profile.kind in (Kind.UPPER_BOUND, Kind.CONFIDENCE) and guarantee.kind is not Kind.ESTIMATE:
         profile = _including(profile, guarantee.epsilon)
         if profile.holds_at_once:
@@ -40,10 +44,13 @@ def as_shown(profile: Profile, guarantee: Guarantee) -> Profile:
         shown = _through(profile, guarantee, chance)
     else:
         shown = _capped(profile, guarantee, needed=needed)
-    if shown.kind is Kind.ESTIMATE:
-        return shown
-    remove, add = (np.maximum(values, SMALLEST_DELTA) for values in (shown.remove, shown.add))
-    return dataclasses.replace(shown, remove=remove, add=add)
+    return shown if shown.kind is Kind.ESTIMATE else positive(shown)
+
+
+def positive(profile: Profile) -> Profile:
+    """The same, with ``SMALLEST_DELTA`` where a bound vanished in double precision."""
+    remove, add = (np.maximum(values, SMALLEST_DELTA) for values in (profile.remove, profile.add))
+    return dataclasses.replace(profile, remove=remove, add=add)
 
 
 def _above(profile: Profile, guarantee: Guarantee) -> bool:
@@ -86,11 +93,17 @@ def _through(profile: Profile, guarantee: Guarantee, chance: float) -> Profile:
         np.where(here, np.minimum(values, guarantee.delta), values)
         for values in (profile.remove, profile.add)
     )
-    kind, total = Kind.UPPER_BOUND, None
+    kind, total, name = Kind.UPPER_BOUND, None, profile.accountant
     if {profile.kind, guarantee.kind} & {Kind.CONFIDENCE, Kind.VERIFIED}:
         kind, total = Kind.CONFIDENCE, min((profile.failure_probability or 0.0) + chance, 1.0)
+        name = ", ".join(dict.fromkeys((name, guarantee.accountant)))
     bounds = dataclasses.replace(
-        profile, remove=remove, add=add, kind=kind, failure_probability=total
+        profile,
+        remove=remove,
+        add=add,
+        kind=kind,
+        failure_probability=total,
+        accountant=name,
     )
     return _enveloped(bounds)
 

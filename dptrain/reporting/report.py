@@ -7,31 +7,39 @@ number that depends on the training examples and no seed of the sampler or the n
 
 from __future__ import annotations
 
+import datetime
 import json
 import pathlib
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
-from dptrain.accounting import Profile, TradeOff
-from dptrain.core import Adjacency, Guarantee, Kind
+from dptrain.accounting import Profile, TradeOff, profile_of
+from dptrain.core import Adjacency, Guarantee, Kind, checks
 from dptrain.noise.generators import AES, PHILOX, SecureNormals
 from dptrain.reporting.plots import plot_curves, plot_privacy
 from dptrain.reporting.publication.plain_words import plain_words
 from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
-from dptrain.reporting.published_profile import as_shown, chance, read_profile, rows_of
+from dptrain.reporting.publication.whole_statement import FORMAT, PROVEN, read_statement, schema
+from dptrain.reporting.published_profile import as_shown, chance, positive, rows_of
 
-__all__ = ["as_shown", "conditions", "plot_curves", "plot_privacy", "privacy_report", "statement"]
+__all__ = [
+    "as_shown",
+    "conditions",
+    "plot_curves",
+    "plot_privacy",
+    "privacy_report",
+    "schema",
+    "statement",
+]
 
-FORMAT = 1
 STATEMENT = "privacy_report.json"
 """The privacy statement for programs, in the folder of a run."""
 STATEMENT_TEXT = "privacy_report.md"
 """The privacy statement for people, in the folder of a run."""
-_SCHEMA = "privacy_report.schema.json"
 
+DECLARED = "By whoever trained; none of it follows from the numbers above."
 _LONGEST_CELL = 1000  # characters of a text in a table
 
 _COMMON = (
@@ -142,17 +150,26 @@ def _randomness(generator: str | None) -> str:
 
 
 def statement(
-    guarantee: Guarantee, profile: Profile | None = None, facts: RunFacts | None = None
+    guarantee: Guarantee,
+    profile: Profile | None = None,
+    facts: RunFacts | None = None,
+    date: datetime.date | None = None,
 ) -> dict[str, Any]:
     """The statement as a JSON-ready value; ``Guarantee.from_json`` reads its ``guarantee``.
 
+    The arguments are those of ``privacy_report``.
+
     Raises:
+        TypeError: if ``date`` is no date.
         ValueError: if the guarantee is about adding or removing an example and tells how many
-            there are.
+            there are, or the profile is about something else.
     """
     _check_size_untold(guarantee)
+    date = datetime.datetime.now(datetime.UTC).date() if date is None else date
+    checks.instance("date", date, datetime.date, example="datetime.date(2026, 12, 31)")
     value: dict[str, Any] = {
         "format": FORMAT,
+        "date": date.strftime("%Y-%m-%d"),
         "sentence": str(guarantee),
         "guarantee": json.loads(guarantee.to_json()),
         "conditions": conditions(guarantee),
@@ -164,26 +181,48 @@ def statement(
     }
     if facts is not None:
         value["run"] = facts.to_dict()
-    limits = TradeOff.of(guarantee, profile)
-    value["attacks"] = {"sentence": str(limits), **limits.summary()}
-    if profile is not None:
-        profile = as_shown(profile, guarantee)
-        value["profile"] = {
-            "epsilon": profile.epsilon.tolist(),
-            "delta_remove": profile.remove.tolist(),
-            "delta_add": profile.add.tolist(),
-            "kind": profile.kind.value,
-            "accountant": profile.accountant,
-            "failure_probability": profile.failure_probability,
-        }
+    shown, proven, refused = _curves(guarantee, profile)
+    limits = TradeOff.of(guarantee, proven)
+    value["attacks"] = {"sentence": str(limits), **limits.summary(), "curve_refused": refused}
+    if shown is not None:
+        value["profile"] = _columns(shown)
+    if proven is not None and proven is not shown:
+        value["proven_profile"] = _columns(proven)
     return value
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a statement: every field of ``statement``, and what it is."""
-    text = resources.files("dptrain.reporting").joinpath(_SCHEMA).read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+def _curves(
+    guarantee: Guarantee, profile: Profile | None
+) -> tuple[Profile | None, Profile | None, str | None]:
+    """The curve that is shown, the proven one behind attacks, and why there is none of these."""
+    if guarantee.kind is Kind.ESTIMATE:
+        shown = None if profile is None else as_shown(profile, guarantee)
+        return shown, None, "an estimate has no curve that is proven"
+    proven, refused = profile, None
+    if profile is None or profile.kind not in PROVEN:
+        try:
+            proven = profile_of(guarantee)
+        except ValueError as error:
+            proven, refused = None, f"{error}"
+    given = proven if profile is None else profile
+    if given is None:
+        return None, None, refused
+    shown = as_shown(given, guarantee)
+    if given is proven and shown.kind in PROVEN:
+        return shown, shown, None
+    # A curve that needed what a simulation showed is no proof any more.
+    return shown, None if proven is None else positive(proven), refused
+
+
+def _columns(profile: Profile) -> dict[str, Any]:
+    return {
+        "epsilon": profile.epsilon.tolist(),
+        "delta_remove": profile.remove.tolist(),
+        "delta_add": profile.add.tolist(),
+        "kind": profile.kind.value,
+        "accountant": profile.accountant,
+        "failure_probability": profile.failure_probability,
+    }
 
 
 def privacy_report(
@@ -192,24 +231,36 @@ def privacy_report(
     *,
     profile: Profile | None = None,
     facts: RunFacts | None = None,
+    date: datetime.date | None = None,
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Write the privacy statement as ``.json`` and ``.md``.
+
+    What an attack can reach follows from a proven profile, which often proves far less than ε and δ
+    do alone. One that takes no longer than seconds is worked out here. Where it would take minutes
+    the statement says so, and how it is had; ``profile=`` takes it.
 
     Args:
         guarantee: what is promised.
         path: a folder (the files are called ``STATEMENT`` and ``STATEMENT_TEXT``), or a path
             without suffix.
-        profile: δ(ε) of the same mechanism, if it is to be part of the statement.
-        facts: what else is known of the run.
+        profile: δ(ε) of the same mechanism, to be part of the statement; by default
+            ``profile_of(guarantee)``, where there is one.
+        facts: what else is known of the run, the names of model and organization among it.
+        date: of the statement; by default today, in UTC.
 
     Returns:
         The paths of the two files.
+
+    Raises:
+        TypeError: if ``date`` is no date.
+        ValueError: if the guarantee is about adding or removing an example and tells how many
+            there are, or the profile is about something else.
     """
     stem = pathlib.Path(path)
     if stem.is_dir():
         stem = stem / pathlib.Path(STATEMENT).stem
     stem.parent.mkdir(parents=True, exist_ok=True)
-    value = statement(guarantee, profile, facts)
+    value = statement(guarantee, profile, facts, date)
     as_json, as_text = stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.md")
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     as_json.write_text(text + "\n", encoding="utf-8")
@@ -244,9 +295,8 @@ def statement_text(value: Mapping[str, Any]) -> str:
     Raises:
         ValueError: if it is not whole.
     """
-    guarantee = Guarantee.from_json(json.dumps(value["guarantee"]))
-    profile = read_profile(value["profile"]) if "profile" in value else None
-    limits = TradeOff.of(guarantee, profile)
+    read = read_statement(value)
+    guarantee, limits, profile = read.guarantee, read.limits, read.profile
     generator = guarantee.noise_generator
     fields = {
         "ε": f"{guarantee.epsilon:.6g}",
@@ -271,20 +321,20 @@ def statement_text(value: Mapping[str, Any]) -> str:
         "# Privacy statement",
         *(
             f"**{question}.** {answer}"
-            for question, answer in plain_words(guarantee, limits, value.get("run"))
+            for question, answer in plain_words(guarantee, limits, read.facts, read.date)
         ),
         "## The guarantee",
         str(guarantee),
         "## What ran",
         _table(("field", "value"), fields.items()),
     ]
-    if "run" in value:
+    if read.facts is not None:
         parts += [
             "## What was declared",
-            "By whoever trained; none of it follows from the numbers above.",
+            DECLARED,
             _table(
                 ("field", "value"),
-                [(name, _inline(told)) for name, told in rows_of_facts(value["run"])],
+                [(name, _inline(told)) for name, told in rows_of_facts(read.facts)],
             ),
         ]
     if guarantee.certificate is not None:
@@ -296,7 +346,7 @@ def statement_text(value: Mapping[str, Any]) -> str:
                 [(k, _inline(v)) for k, v in sorted(guarantee.certificate.items())],
             ),
         ]
-    parts += ["## What an attack can reach", str(limits)]
+    parts += ["## What an attack can reach", str(limits), *curve_words(read.refused)]
     parts += ["## Conditions", "\n".join(f"- {line}" for line in conditions(guarantee))]
     if profile is not None:
         parts += [
@@ -304,8 +354,23 @@ def statement_text(value: Mapping[str, Any]) -> str:
             f"{_profile_caption(profile)} (accountant: {profile.accountant}).",
             _table(("ε", "δ, contribution removed", "δ, contribution added"), rows_of(profile, 9)),
         ]
-    parts.append("Written by " + ", ".join(f"{k} {v}" for k, v in value["software"].items()) + ".")
+    parts.append(written_by(value))
     return "\n\n".join(parts) + "\n"
+
+
+def written_by(value: Mapping[str, Any]) -> str:
+    """The versions of what wrote a statement, in a sentence."""
+    return "Written by " + ", ".join(f"{k} {v}" for k, v in value["software"].items()) + "."
+
+
+def curve_words(refused: str | None) -> list[str]:
+    """Why no curve is behind what an attack can reach, in a sentence; none if one is."""
+    if refused is None:
+        return []
+    return [
+        "No curve δ(ε) is behind these numbers: they follow from ε and δ alone, and what an attack "
+        f"reaches in truth may be far less. The reason: {refused.rstrip('.')}."
+    ]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -15,15 +15,21 @@ import numpy as np
 from dptrain.accounting import (
     DeterministicAccountant,
     Profile,
-    TradeOff,
     mechanism_of,
     restate,
     stated_accountant,
 )
 from dptrain.accounting.base import AVERAGED, PUBLIC_GRAPH
 from dptrain.core import Guarantee, Kind
+from dptrain.reporting.publication.whole_statement import (
+    PROVEN,
+    WholeStatement,
+    is_statement,
+    read_statement,
+    stated_guarantee,
+)
 from dptrain.reporting.published_profile import as_shown, read_profile
-from dptrain.reporting.report import FORMAT, conditions, statement_text
+from dptrain.reporting.report import conditions, statement_text
 
 TOLERANCE = 1e-6
 """By how much of itself an ε or δ worked out again may be the larger one.
@@ -33,7 +39,6 @@ searches for ε end within 1e-12 of it, so that for any n up to a billion anothe
 numbers agree to this.
 """
 
-_PROVEN = (Kind.EXACT, Kind.UPPER_BOUND)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 _UNSHOWN = (
     "that this mechanism ran: its batches drawn, its gradients clipped and its noise added as they "
@@ -79,32 +84,35 @@ def verify_statement(value: Mapping[str, Any], text: str | None = None) -> Verif
     What is stated may be weaker than what is found, never stronger, but for ``TOLERANCE``.
 
     Args:
-        value: of a ``privacy_report.json``, of another file that holds a ``guarantee``, or of a
-            bare guarantee.
-        text: the Markdown beside it, if it has one: what people read has to say the same.
+        value: of a ``privacy_report.json``, which has to be whole; of another file that holds a
+            ``guarantee``; or of a bare guarantee.
+        text: the Markdown beside it, if it has one: what people read has to say the same, so the
+            value has to be a whole statement then.
 
     Raises:
-        ValueError: if it is no statement, or of a format that is not known here.
+        ValueError: if it is no statement, of a format that is not known here, or not whole.
     """
     if not isinstance(value, Mapping):
         raise ValueError("it is no privacy statement: a JSON object is expected")
     bare = {"epsilon", "delta", "unit", "adjacency"} <= set(value)
-    known = value.get("format", FORMAT)
-    if type(known) is not int or known != FORMAT:
-        raise ValueError(
-            f"its format is {known!r} and known here is {FORMAT}: use the version of dptrain that "
-            "wrote it, or a later one"
-        )
+    read = read_statement(value) if not bare and is_statement(value) else None
     if not bare and not isinstance(value.get("guarantee"), Mapping):
         raise ValueError("it is no privacy statement, it has no 'guarantee'")
-    told = value if bare else value["guarantee"]
-    guarantee = Guarantee.from_json(json.dumps(told))
+    guarantee = stated_guarantee(value if bare else value["guarantee"])
+    if read is None and text is not None:
+        raise ValueError(
+            "it is a guarantee and no whole privacy statement, so the Markdown beside it can be "
+            "compared with nothing; verify the whole statement, or the guarantee under a name of "
+            "its own"
+        )
     found = _Findings(guarantee)
     found.check_guarantee()
-    if not bare:
-        found.check_rest(value)
+    if read is not None:
+        found.check_statement(value, read)
         if text is not None:
             found.check_text(value, text)
+    elif not bare:
+        found.check_beside(value)
     found.declared.append(_UNSHOWN)
     return Verification(
         guarantee=guarantee,
@@ -216,32 +224,34 @@ class _Findings:
                 self.verified.append(f"note: {match}")
         self.declared += [f"note: {each}" for each in left]
 
-    def check_rest(self, value: Mapping[str, Any]) -> None:
-        """What stands beside the guarantee."""
+    def check_statement(self, value: Mapping[str, Any], read: WholeStatement) -> None:
+        """What a statement says beside its guarantee."""
         stated = self.stated
-        if "sentence" in value:
-            self.same(
-                "the sentence", value["sentence"], str(stated), shown="the sentence, by its words"
-            )
-        if "conditions" in value:
-            if value["conditions"] == conditions(stated):
-                self.verified.append("the conditions are those of such a guarantee")
-            else:
-                self.refuted.append("the conditions are not those of such a guarantee")
-        profile = None
-        if value.get("profile") is not None:
-            profile = self._profile(value["profile"])
-        if "attacks" in value:
-            self._attacks(value["attacks"], profile)
-        checked = {"format", "sentence", "guarantee", "conditions", "profile", "attacks"}
-        for name, told in value.items():
-            if name == "run" and isinstance(told, Mapping):
-                stated_facts = {key: each for key, each in told.items() if each is not None}
-                self.declared += [
-                    f"run.{key}: {_short(each)}" for key, each in stated_facts.items()
-                ]
-            elif name not in checked:
-                self.declared.append(f"{name}: {_short(told)}")
+        self.same(
+            "the sentence", value["sentence"], str(stated), shown="the sentence, by its words"
+        )
+        if value["conditions"] == conditions(stated):
+            self.verified.append("the conditions are those of such a guarantee")
+        else:
+            self.refuted.append("the conditions are not those of such a guarantee")
+        self.check_beside(value)
+        if "proven_profile" in value:
+            self._profile("the proven curve", value["proven_profile"], shown=False)
+        self._attacks(value["attacks"], read)
+        facts = read.facts or {}
+        self.declared += [
+            f"run.{key}: {_short(each)}" for key, each in facts.items() if each is not None
+        ]
+
+    def check_beside(self, value: Mapping[str, Any]) -> None:
+        """The curve, if there is one; fields that nothing is known of are declared."""
+        if "profile" in value:
+            self._profile("the curve", value["profile"], shown=True)
+        checked = {"format", "sentence", "guarantee", "conditions", "profile", "proven_profile"}
+        checked |= {"attacks", "run"} if is_statement(value) else set()
+        self.declared += [
+            f"{name}: {_short(told)}" for name, told in value.items() if name not in checked
+        ]
 
     def check_text(self, value: Mapping[str, Any], text: str) -> None:
         """The Markdown, line by line."""
@@ -260,47 +270,57 @@ class _Findings:
                 return
         self.verified.append(f"the Markdown, {len(told)} lines, says what the JSON says")
 
-    def _profile(self, value: Any) -> Profile | None:
+    def _profile(self, what: str, value: Any, *, shown: bool) -> None:
+        """A curve, as it is shown beside the guarantee or as its accountant computes it."""
         try:
             profile = read_profile(value)
-            if profile.kind not in _PROVEN:
-                self.declared.append(f"the curve δ(ε), {profile.kind.sentence}")
-                return profile
-            found = self._curve(profile)
+            if profile.kind not in PROVEN:
+                self.declared.append(f"{what} δ(ε), {profile.kind.sentence}")
+                return
+            found = self._curve(profile, shown=shown)
         except ValueError as error:
-            self.refuted.append(f"the curve δ(ε) is not reproduced: {error}")
-            return None
+            self.refuted.append(f"{what} δ(ε) is not reproduced: {error}")
+            return
         for side in ("remove", "add"):
             told, least = getattr(profile, side), getattr(found, side)
             lower = np.flatnonzero(told < least * (1.0 - TOLERANCE))
             if lower.size:
                 at = int(lower[0])
                 self.refuted.append(
-                    f"the curve states δ = {told[at]:.6g} ({side}) at ε = "
+                    f"{what} states δ = {told[at]:.6g} ({side}) at ε = "
                     f"{profile.epsilon[at]:.6g}, and found is {least[at]:.6g}"
                 )
-                return profile
+                return
         self.same(
             "how the curve was shown",
             profile.kind.value,
             found.kind.value,
-            shown=f"the curve δ(ε) at {profile.epsilon.size} points, {profile.kind.sentence}",
+            shown=f"{what} δ(ε) at {profile.epsilon.size} points, {profile.kind.sentence}",
         )
-        return profile
 
-    def _curve(self, profile: Profile) -> Profile:
+    def _curve(self, profile: Profile, *, shown: bool) -> Profile:
         mechanism = mechanism_of(self.stated)
         member = stated_accountant(profile.accountant, mechanism, self.stated.adjacency)
         if not isinstance(member, DeterministicAccountant):
             raise ValueError(f"{member.name} simulates, and its curve is none that is proven")
-        return as_shown(member.profile(mechanism, profile.epsilon), self.stated)
+        found = member.profile(mechanism, profile.epsilon)
+        return as_shown(found, self.stated) if shown else found
 
-    def _attacks(self, value: Any, profile: Profile | None) -> None:
-        limits = TradeOff.of(self.stated, profile)
-        if _alike(value, {"sentence": str(limits), **limits.summary()}):
+    def _attacks(self, value: Mapping[str, Any], read: WholeStatement) -> None:
+        """What an attack can reach; that there is no curve is its author's word."""
+        refused = read.refused
+        try:
+            limits, proven = read.limits, read.proven is not None
+        except ValueError as error:
+            self.refuted.append(f"what an attack can reach cannot be worked out: {error}")
+            return
+        due = {"sentence": str(limits), **limits.summary(), "curve_refused": refused}
+        if _alike(value, due) and proven is (refused is None):
             self.verified.append("what an attack can reach follows from ε, δ and the curve")
         else:
             self.refuted.append("what an attack can reach does not follow from ε, δ and the curve")
+        if refused is not None:
+            self.declared.append(f"no curve is behind what an attack can reach: {refused}")
 
 
 def _short(value: Any) -> str:

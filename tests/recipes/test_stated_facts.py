@@ -36,6 +36,11 @@ def test_settings_are_stated_and_the_hash_knows_no_seed(config, tmp_path, capsys
     same = ("privacy.max_grad_norm=0.7", "optimizer.lr=0.25", "seed=5", "checkpoint_every=3")
     again = facts(config, tmp_path / "two", *same)
     assert again == found
+    names = ("statement.model=digits-1", "statement.organization=a school")
+    named = facts(
+        config, tmp_path / "four", "privacy.max_grad_norm=0.7", "optimizer.lr=0.25", *names
+    )
+    assert named == {**found, "model": "digits-1", "organization": "a school"}
     other = facts(config, tmp_path / "three", "privacy.max_grad_norm=0.8", "optimizer.lr=0.25")
     assert other["configuration"] != found["configuration"]
 

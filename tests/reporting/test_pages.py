@@ -105,6 +105,29 @@ def test_the_page_is_well_formed_loads_nothing_and_escapes_all(value):
     assert all(each in text for each in value["conditions"])
 
 
+def test_what_is_between_backticks_is_code(value):
+    pytest.importorskip("matplotlib")
+    facts = {**value["run"], "clipping": "by `Flat(<1>)`, with a lone ` in it", "model": "`x`"}
+    text = html_page({**value, "run": facts})
+    assert "`" not in text
+    assert "<code>dptrain verify</code> with the JSON file" in text
+    assert "<code>dptrain compose</code> states all of them" in text
+    assert "<td>by <code>Flat(&lt;1&gt;)</code>, with a lone &#96; in it</td>" in text
+    assert "<code>x</code>" in text
+
+
+def test_pages_have_date_and_names(value):
+    pytest.importorskip("matplotlib")
+    facts = {**value["run"], "model": "ecg-2", "organization": "a clinic"}
+    named = {**value, "run": facts, "date": "2026-03-02"}
+    for page in (html_page(named), model_card(named)):
+        assert "2026-03-02" in page
+        assert "ecg-2" in page
+        assert "a clinic" in page
+    basic = yaml.safe_load(registry_record(named))["deployment"]["basic"]
+    assert (basic["name"], basic["data_curators"]) == ("ecg-2", ["a clinic"])
+
+
 def test_the_model_card_has_metadata_that_are_the_facts(value):
     text = model_card(value)
     start, head, body = text.split("---\n", 2)
@@ -169,7 +192,9 @@ def test_what_promises_nothing_is_not_published(value, changes, words):
             make(changed)
 
 
-@pytest.mark.parametrize("changed", [{}, {"guarantee": 3}, {"run": {"trusted": "me"}}, {"run": 1}])
+@pytest.mark.parametrize(
+    "changed", [{}, {"guarantee": 3}, {"run": {"trusted": "me"}}, {"run": 1}, {"run": None}]
+)
 def test_other_values_are_refused(value, changed):
     broken = {**value, **changed} if changed else {}
     for make in (html_page, model_card, registry_record):

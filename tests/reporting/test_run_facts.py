@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 import re
@@ -41,6 +42,8 @@ ALL = RunFacts(
     configuration="0" * 64,
     data="CIFAR-10, as of 2009",
     data_commitment="f" * 64,
+    model="ResNet-9 | 1.0",
+    organization="a hospital",
 )
 
 
@@ -65,6 +68,7 @@ def test_every_fact_is_in_both_files_and_none_is_called_verified(tmp_path):
         assert f"| {told} |" in declared
     first = text.partition("## The guarantee")[0]
     assert "The hospital | its staff." in first
+    assert "that it is about the model “ResNet-9 | 1.0” of “a hospital”.\n" in first
     assert str(ALL.choice) in first
     assert "|---|" not in first  # no tables on the first page
 
@@ -73,9 +77,10 @@ def test_what_was_not_said_is_called_not_stated(tmp_path):
     value, text = written(tmp_path, RunFacts())
     assert list(errors(value, schema())) == []
     declared = text.partition("## What was declared")[2].partition("\n## ")[0]
-    assert declared.count("| not stated |") == 11
+    assert declared.count("| not stated |") == 13
     assert "It was not stated how many runs" in text
     assert value["run"]["withheld"]
+    assert "Which model it is about" not in text
     bare, plain = written(tmp_path, None)
     assert "run" not in bare
     assert "What was declared" not in plain
@@ -101,6 +106,32 @@ def test_the_first_page_promises_nothing_that_is_not_shown(tmp_path, changes, wo
     first = written(tmp_path, None, **changes)[1].partition("## The guarantee")[0]
     assert words in first
     assert absent not in first
+
+
+def test_a_statement_has_its_date(tmp_path):
+    """That of the day in UTC, or one that is given; whatever it is, the rest stays the same."""
+    day = datetime.date(2026, 3, 2)
+    dated = [
+        privacy_report(STATED, tmp_path / f"{number}", date=date)
+        for number, date in enumerate((day, datetime.datetime(2026, 3, 2, 23, 59), None))
+    ]
+    texts = [[path.read_text(encoding="utf-8") for path in paths] for paths in dated]
+    assert texts[0] == texts[1]
+    assert json.loads(texts[0][0])["date"] == "2026-03-02"
+    assert "On 2026-03-02 (year, month and day, in UTC)." in texts[0][1]
+    today = json.loads(texts[2][0])["date"]
+    now = datetime.datetime.now(datetime.UTC).date()
+    assert now - datetime.date.fromisoformat(today) in (
+        datetime.timedelta(0),
+        datetime.timedelta(1),
+    )
+    assert [each.replace(today, "2026-03-02") for each in texts[2]] == texts[0]
+    for as_json, as_text in texts:
+        found = verify_statement(json.loads(as_json), as_text)
+        assert found.reproduced
+        assert any(line.startswith('date: "') for line in found.declared)
+    with pytest.raises(TypeError, match=r"date='today' must be a datetime\.date"):
+        privacy_report(STATED, tmp_path, date="today")
 
 
 @pytest.mark.parametrize(

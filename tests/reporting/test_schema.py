@@ -47,8 +47,12 @@ def test_every_field_that_can_be_written_is_in_it(value):
 @pytest.mark.parametrize(
     ("path", "new"),
     [
-        (["format"], 2),
-        (["format"], 1.0),
+        (["format"], 1),
+        (["format"], 2.0),
+        (["date"], "2 March 2026"),
+        (["date"], None),
+        (["attacks", "curve_refused"], 3),
+        (["software"], {}),
         (["format"], True),
         (["more"], 1),
         (["guarantee", "more"], 1),
@@ -80,7 +84,9 @@ def test_what_is_no_statement_does_not_fulfil_it(value, path, new):
     assert list(errors(changed, schema()))
 
 
-@pytest.mark.parametrize("field", ["format", "sentence", "guarantee", "conditions", "attacks"])
+@pytest.mark.parametrize(
+    "field", ["format", "date", "sentence", "guarantee", "conditions", "attacks"]
+)
 def test_fields_that_every_statement_has_are_required(value, field):
     without = {name: each for name, each in value.items() if name != field}
     assert list(errors(without, schema())) == [f"$.{field}: missing"]

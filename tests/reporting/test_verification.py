@@ -15,7 +15,7 @@ from dptrain.commands import main
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.individual import GDPFilter
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import STATEMENT, RunFacts, privacy_report, verify_statement
+from dptrain.reporting import STATEMENT, RunFacts, privacy_report, schema, verify_statement
 from dptrain.sampling import (
     AttributionGraph,
     BallsInBins,
@@ -186,11 +186,84 @@ def test_a_line_of_the_text_that_was_changed_is_found(tmp_path, capsys):
     assert "DOES NOT MATCH: line" in capsys.readouterr().out
 
 
-def test_a_text_beside_a_bare_guarantee_is_somebody_elses(tmp_path):
-    guarantee = account(mechanism("poisson"), delta=DELTA)
-    (tmp_path / "stated.json").write_text(guarantee.to_json(), encoding="utf-8")
-    (tmp_path / "stated.md").write_text("# What I did last summer", encoding="utf-8")
-    assert main(["verify", str(tmp_path / "stated.json")]) == 0
+def test_a_text_beside_a_bare_guarantee_is_not_passed_over(tmp_path, capsys):
+    """It may say anything of the guarantee, and there is nothing to hold it against."""
+    guarantee = account(mechanism("poisson"), delta=DELTA).to_json()
+    for text in (guarantee, json.dumps({"guarantee": json.loads(guarantee)})):
+        (tmp_path / "stated.json").write_text(text, encoding="utf-8")
+        assert main(["verify", str(tmp_path / "stated.json")]) == 0
+        (tmp_path / "stated.md").write_text("Nobody can learn anything.", encoding="utf-8")
+        capsys.readouterr()
+        assert main(["verify", str(tmp_path / "stated.json")]) == 2
+        said = capsys.readouterr()
+        assert "Reproduced" not in said.out
+        assert "the Markdown beside it can be compared with nothing" in said.err
+        (tmp_path / "stated.md").unlink()
+
+
+def fields_of(described, path=()):
+    """Every field that the schema requires, by its path."""
+    for name in described.get("required", ()):
+        yield (*path, name)
+    for name, inner in described.get("properties", {}).items():
+        yield from fields_of(inner, (*path, name))
+
+
+@pytest.mark.parametrize("lies", [True, False], ids=["a text that lies", "no text"])
+def test_a_statement_that_lacks_a_field_is_refused(tmp_path, capsys, lies):
+    """Whichever it is, also one in another, and whatever the Markdown says."""
+    run = mechanism("poisson")
+    curve = profile(run)
+    drawn = dataclasses.replace(curve, kind=Kind.CONFIDENCE, failure_probability=1e-3)
+    as_json, as_text = privacy_report(
+        account(run, delta=DELTA), tmp_path, profile=drawn, facts=RunFacts()
+    )
+    whole = json.loads(as_json.read_text(encoding="utf-8"))
+    assert main(["verify", str(tmp_path)]) == 0
+    text = as_text.read_text(encoding="utf-8").replace("ε = 0.2", "ε = 0.0")
+    as_text.unlink()
+    if lies:
+        as_text.write_text(text, encoding="utf-8")
+    paths = list(fields_of(schema()))
+    assert ("format",) in paths
+    assert ("guarantee", "notes") in paths
+    assert ("proven_profile", "kind") in paths
+    assert len(paths) > 50
+    for path in paths:
+        value = copy.deepcopy(whole)
+        place = value
+        for key in path[:-1]:
+            place = place[key]
+        del place[path[-1]]
+        as_json.write_text(json.dumps(value), encoding="utf-8")
+        capsys.readouterr()
+        assert main(["verify", str(tmp_path)]) == 2, path
+        said = capsys.readouterr()
+        assert "Reproduced" not in said.out
+        assert path[-1] in said.err
+    for kept in (("guarantee",), ("guarantee", "profile"), ("guarantee", "sentence")):
+        as_json.write_text(json.dumps({name: whole[name] for name in kept}), encoding="utf-8")
+        assert main(["verify", str(tmp_path)]) == 2, kept
+    as_json.write_text(json.dumps(whole["guarantee"]), encoding="utf-8")
+    assert main(["verify", str(tmp_path)]) == 2
+
+
+def test_a_statement_of_an_earlier_layout_is_refused_in_a_sentence(tmp_path, capsys, stated):
+    """As it was before statements had dates."""
+    old = {**copy.deepcopy(stated), "format": 1}
+    del old["date"], old["attacks"]["curve_refused"]
+    (tmp_path / STATEMENT).write_text(json.dumps(old), encoding="utf-8")
+    outputs = ["--html", str(tmp_path / "x.html")]
+    for words in (["verify", str(tmp_path)], ["report", str(tmp_path), *outputs]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert "its format is 1 and known here is 2: read it with the version of dptrain" in said
+
+
+@pytest.mark.parametrize("date", ["20260302", "2026-02-30", "yesterday", 20260302, None])
+def test_what_is_no_date_is_refused(stated, date):
+    with pytest.raises(ValueError, match=r"its date .* is none: it has to be written YYYY-MM-DD"):
+        verify_statement({**stated, "date": date})
 
 
 def test_a_new_hash_does_not_help(stated):
@@ -273,12 +346,12 @@ def test_the_rest_is_declared(stated):
     assert "note: on a Tuesday" in verify_statement(json.loads(noted.to_json())).declared
 
 
-@pytest.mark.parametrize("number", [2, 0, "1", True, None])
+@pytest.mark.parametrize("number", [1, 3, 0, "2", True, None])
 def test_another_format_is_refused(tmp_path, capsys, stated, number):
     file = tmp_path / STATEMENT
     file.write_text(json.dumps({**stated, "format": number}), encoding="utf-8")
     assert main(["verify", str(tmp_path)]) == 2
-    assert f"its format is {number!r} and known here is 1" in capsys.readouterr().err
+    assert f"its format is {number!r} and known here is 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,22 @@ from typing import Any
 import yaml
 
 from dptrain.core import Guarantee
-from dptrain.reporting import KEY, STATEMENT, STATEMENT_TEXT, TAGS, key_facts, privacy_report
+from dptrain.reporting import (
+    KEY,
+    STATEMENT,
+    STATEMENT_TEXT,
+    TAGS,
+    RunFacts,
+    key_facts,
+    privacy_report,
+)
 
 CARD = "README.md"
 
 
-def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None:
+def publish(
+    folder: str, guarantee: Guarantee, *, about: dict[str, Any], hub_model_id: str | None = None
+) -> None:
     """Write ``privacy_report.json`` and ``.md``, and the model card.
 
     Metadata of a card that is there already (peft writes one) are kept.
@@ -23,6 +33,8 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
         folder: with the model.
         guarantee: of the run.
         about: metadata of the card, such as ``library_name``.
+        hub_model_id: the model's name on the hub, ``organization/model`` or ``model``, which the
+            statement tells.
     """
     there = pathlib.Path(folder) / CARD
     retract(folder)
@@ -30,7 +42,7 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
     tags = metadata.get("tags") or []
     metadata["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags), *TAGS]))
     if math.isfinite(guarantee.epsilon):
-        privacy_report(guarantee, folder)
+        privacy_report(guarantee, folder, facts=_facts(hub_model_id))
         metadata[KEY] = key_facts(guarantee)
         text = (
             f"{guarantee}\n\nThe whole statement, with what it rests on, is in "
@@ -46,6 +58,13 @@ def publish(folder: str, guarantee: Guarantee, *, about: dict[str, Any]) -> None
         f"Trained with differential privacy by dptrain.\n\n## Privacy\n\n{text}\n",
         encoding="utf-8",
     )
+
+
+def _facts(hub_model_id: str | None) -> RunFacts | None:
+    if not hub_model_id:
+        return None
+    organization, _, model = hub_model_id.rpartition("/")
+    return RunFacts(model=model, organization=organization or None)
 
 
 def retract(folder: str) -> None:

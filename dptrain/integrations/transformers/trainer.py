@@ -647,7 +647,7 @@ class PrivateTrainerMixin(_Base):
         config = getattr(self.model, "config", None)
         if source := getattr(config, "_name_or_path", None):
             about["base_model"] = source
-        publish(folder, self.guarantee(), about=about)
+        publish(folder, self.guarantee(), about=about, hub_model_id=self.args.hub_model_id)
 
     def create_model_card(self, *_: Any, **__: Any) -> None:
         """The card that states the guarantee; the trainer's own lists training losses."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import html
-import json
 import math
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
 from dptrain.reporting.plots import plot_attacks, plot_privacy
 from dptrain.reporting.publication.plain_words import plain_words
-from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
-from dptrain.reporting.published_profile import read_profile
-from dptrain.reporting.report import conditions
+from dptrain.reporting.publication.run_facts import rows_of_facts
+from dptrain.reporting.publication.whole_statement import read_statement
+from dptrain.reporting.report import DECLARED, conditions, curve_words, written_by
 from dptrain.reporting.weights import KEY, TAGS, key_facts
 
 _FILL_IN = "FILL IN: "
@@ -30,33 +28,6 @@ _STYLE = (
     "td,th{border:1px solid #bbb;padding:.3rem .6rem;text-align:left;vertical-align:top;"
     "overflow-wrap:anywhere}img{max-width:100%}"
 )
-
-
-class _Read(NamedTuple):
-    """What a statement's JSON holds."""
-
-    guarantee: Guarantee
-    limits: TradeOff
-    profile: Profile | None
-    facts: Mapping[str, Any] | None
-
-
-def _read(value: Mapping[str, Any]) -> _Read:
-    if not isinstance(value, Mapping) or not isinstance(value.get("guarantee"), Mapping):
-        raise ValueError("it is no privacy statement, it has no 'guarantee'")
-    guarantee = Guarantee.from_json(json.dumps(value["guarantee"]))
-    profile = None if value.get("profile") is None else read_profile(value["profile"])
-    facts = value.get("run")
-    known = {field.name for field in dataclasses.fields(RunFacts)}
-    if facts is not None and (not isinstance(facts, Mapping) or set(facts) != known):
-        raise ValueError(f"its 'run' is no set of facts: the fields are {sorted(known)}")
-    return _Read(guarantee, TradeOff.of(guarantee, profile), profile, facts)
-
-
-def _version(value: Mapping[str, Any]) -> str:
-    software = value.get("software")
-    told = software.get("dptrain") if isinstance(software, Mapping) else None
-    return str(told) if told else "(version not stated)"
 
 
 def html_page(value: Mapping[str, Any]) -> str:
@@ -69,7 +40,7 @@ def html_page(value: Mapping[str, Any]) -> str:
         ModuleNotFoundError: if matplotlib is missing.
         ValueError: if it is no statement.
     """
-    read = _read(value)
+    read = read_statement(value)
     guarantee = read.guarantee
     plots = [("What a test can reach", lambda path: plot_attacks(read.limits, path))]
     if (profile := read.profile) is not None:
@@ -77,21 +48,23 @@ def html_page(value: Mapping[str, Any]) -> str:
     body = [
         "<h1>Privacy statement</h1>",
         *(
-            f"<h2>{html.escape(question)}</h2><p>{html.escape(answer)}</p>"
-            for question, answer in plain_words(guarantee, read.limits, read.facts)
+            f"<h2>{_marked(question)}</h2><p>{_marked(answer)}</p>"
+            for question, answer in plain_words(guarantee, read.limits, read.facts, read.date)
         ),
-        f"<h2>The guarantee</h2><p>{html.escape(str(guarantee))}</p>",
-        f"<p>{html.escape(str(read.limits))}</p>",
+        f"<h2>The guarantee</h2><p>{_marked(str(guarantee))}</p>",
+        *(f"<p>{_marked(each)}</p>" for each in (str(read.limits), *curve_words(read.refused))),
         *(
             f'<img alt="{html.escape(title)}" src="data:image/png;base64,{_drawn(draw)}">'
             for title, draw in plots
         ),
         "<h2>Conditions</h2>",
-        f"<ul>{''.join(f'<li>{html.escape(each)}</li>' for each in conditions(guarantee))}</ul>",
+        f"<ul>{''.join(f'<li>{_marked(each)}</li>' for each in conditions(guarantee))}</ul>",
         f"<h2>What ran</h2>{_table(_rows(guarantee))}",
     ]
     if read.facts is not None:
-        body.append(f"<h2>What was declared</h2>{_table(rows_of_facts(read.facts))}")
+        table = _table(rows_of_facts(read.facts))
+        body.append(f"<h2>What was declared</h2><p>{DECLARED}</p>{table}")
+    body.append(f"<p>{_marked(written_by(value))}</p>")
     head = (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
@@ -112,11 +85,12 @@ def model_card(value: Mapping[str, Any]) -> str:
     Raises:
         ValueError: if it is no statement, or promises nothing.
     """
-    read = _read(value)
+    read = read_statement(value)
     _check_publishable(read.guarantee)
     metadata = {"tags": list(TAGS), KEY: key_facts(read.guarantee)}
     head = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
-    words = [f"**{q}.** {a}" for q, a in plain_words(read.guarantee, read.limits, read.facts)]
+    told = plain_words(read.guarantee, read.limits, read.facts, read.date)
+    words = [f"**{question}.** {answer}" for question, answer in told]
     text = "\n\n".join(["## Privacy", *words, str(read.guarantee)])
     return f"---\n{head}---\n\n{text}\n"
 
@@ -134,10 +108,10 @@ def registry_record(value: Mapping[str, Any]) -> str:
     Raises:
         ValueError: if it is no statement, or promises nothing.
     """
-    read = _read(value)
+    read = read_statement(value)
     guarantee = read.guarantee
     _check_publishable(guarantee)
-    words = dict(plain_words(guarantee, read.limits, read.facts))
+    words = dict(plain_words(guarantee, read.limits, read.facts, read.date))
     unknown = {
         "name": "the name of the data product",
         "data_curators": "who publishes it",
@@ -147,13 +121,17 @@ def registry_record(value: Mapping[str, Any]) -> str:
         "publication_date": "YYYY-MM-DD",
     }
     basic: dict[str, Any] = {name: _FILL_IN + what for name, what in unknown.items()}
+    named = {"name": "model", "data_curators": "organization"}
+    for field, name in named.items():
+        if read.facts is not None and read.facts[name] is not None:
+            basic[field] = str(read.facts[name])
     basic["data_curators"] = [basic["data_curators"]]
     basic["data_product_type"] = "Machine learning model"
     model: dict[str, Any] = {"model_name": "Central"}
     implementation = {
         "mechanisms": f"Matrix mechanism: Gaussian noise, {guarantee.strategy['type']}, with noise "
         f"multiplier {guarantee.noise_multiplier:.6g}, on clipped gradients of batches drawn by "
-        f"{guarantee.scheme['type']}; by dptrain {_version(value)}."
+        f"{guarantee.scheme['type']}; by dptrain {value['software']['dptrain']}."
     }
     if read.facts is not None:
         model["actors"] = str(read.facts["trusted"])
@@ -213,10 +191,13 @@ def _rows(guarantee: Guarantee) -> list[tuple[str, str]]:
     ]
 
 
+def _marked(text: str) -> str:
+    """A text as HTML: escaped, and what is between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text)).replace("`", "&#96;")
+
+
 def _table(rows: Iterable[tuple[str, str]]) -> str:
-    cells = (
-        f"<tr><th>{html.escape(name)}</th><td>{html.escape(told)}</td></tr>" for name, told in rows
-    )
+    cells = (f"<tr><th>{_marked(name)}</th><td>{_marked(told)}</td></tr>" for name, told in rows)
     return f"<table>{''.join(cells)}</table>"
 
 

@@ -13,7 +13,7 @@ _RATE = 0.01
 
 
 def plain_words(
-    guarantee: Guarantee, limits: TradeOff, facts: Mapping[str, Any] | None
+    guarantee: Guarantee, limits: TradeOff, facts: Mapping[str, Any] | None, date: str
 ) -> list[tuple[str, str]]:
     """Questions and answers, in order.
 
@@ -21,8 +21,11 @@ def plain_words(
         guarantee: what is promised.
         limits: what an attack can reach.
         facts: ``RunFacts.to_dict``, or ``None`` if nothing was said.
+        date: when the statement was written, YYYY-MM-DD.
     """
     found = [
+        *_subject(facts or {}),
+        ("When this was stated", f"On {date} (year, month and day, in UTC)."),
         ("What is promised", _promise(guarantee)),
         ("Who is protected", _capital(guarantee.unit.protected(guarantee.adjacency)) + "."),
         ("How strong that is", _strength(guarantee, limits)),
@@ -46,6 +49,15 @@ def plain_words(
     return found
 
 
+def _subject(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    model, organization = facts.get("model"), facts.get("organization")
+    if model is None and organization is None:
+        return []
+    name = "a model" if model is None else f"the model “{model}”"
+    whose = "" if organization is None else f" of “{organization}”"
+    return [("Which model it is about", f"It was stated that it is about {name}{whose}.")]
+
+
 def _promise(guarantee: Guarantee) -> str:
     if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         return "Nothing."
@@ -62,6 +74,8 @@ def _strength(guarantee: Guarantee, limits: TradeOff) -> str:
     if not math.isfinite(guarantee.epsilon) or guarantee.delta >= 1:
         return "There is no bound on what an attacker learns."
     numbers = f"In the usual numbers: ε = {guarantee.epsilon:.6g} at δ = {guarantee.delta:.6g}."
+    if len(limits.epsilon) == 1:
+        numbers = f"This follows from ε and δ alone, and may be far above the truth. {numbers}"
     rate = max(_RATE, limits.floor)
     most = float(limits.true_positive_rate(rate))
     sure = "at most" if guarantee.kind is not Kind.ESTIMATE else "by an unproven estimate"
@@ -81,9 +95,11 @@ def _up(rate: float) -> str:
 def _sure(guarantee: Guarantee) -> str:
     if guarantee.kind is Kind.ESTIMATE:
         return "This is an estimate without proof. It must not be published as a guarantee."
+    chance = (guarantee.certificate or {}).get("failure_probability")
+    known = guarantee.kind is Kind.CONFIDENCE and isinstance(chance, int | float)
     return (
         f"The numbers are {guarantee.kind.sentence}, if training was as it is described here and "
-        "under the conditions below."
+        f"under the conditions below.{f' That probability is {chance:.2g}.' if known else ''}"
     )
 
 

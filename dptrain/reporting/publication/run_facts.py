@@ -51,6 +51,8 @@ class RunFacts:
         configuration: SHA-256 of the configuration, without seeds: a short seed can be guessed
             from a hash.
         data: name and version of the data set.
+        model: name of the model, with its version.
+        organization: whose model it is.
         data_commitment: HMAC-SHA256 (hex) of the data under a secret key of 32 random bytes, by
             which an auditor who is given data and key can tell that these were they.
 
@@ -74,6 +76,8 @@ class RunFacts:
     configuration: str | None = None
     data: str | None = None
     data_commitment: str | None = None
+    model: str | None = None
+    organization: str | None = None
 
     def __post_init__(self) -> None:
         _check_text("trusted", self.trusted)
@@ -110,9 +114,11 @@ class RunFacts:
 
 _TEXTS = (
     *("clipping", "optimizer", "augmentation", "public_data", "public_weights"),
-    *("commit", "configuration", "data", "data_commitment"),
+    *("commit", "configuration", "data", "data_commitment", "model", "organization"),
 )
 _NAMES = {
+    "model": "model",
+    "organization": "organization",
     "max_grad_norm": "clipping norm R",
     "clipping": "clipping",
     "optimizer": "optimizer",

@@ -6,7 +6,7 @@ import numpy as np
 
 from dptrain.accounting import Profile
 from dptrain.core import Guarantee
-from dptrain.individual import IndividualRecord
+from dptrain.individual.record import IndividualRecord
 
 _POINTS = 81
 _LEAST_DELTA, _LARGEST_DELTA = 1e-30, 1 - 1e-9
@@ -19,9 +19,20 @@ def filter_profile(record: IndividualRecord, guarantee: Guarantee) -> Profile:
     holds for both directions.
 
     Args:
-        record: of the run; only its budget is asked, nothing of the examples.
+        record: of the run, ``private.stated_individual``; only its budget is asked, nothing of
+            the examples.
         guarantee: of the run, by its filter.
+
+    Raises:
+        ValueError: if the guarantee is not that of the record's budget.
     """
+    kept = guarantee.accountant.startswith("individual ")
+    if not kept or record.epsilon_bound(guarantee.delta) != guarantee.epsilon:
+        raise ValueError(
+            f"guarantee: its ε = {guarantee.epsilon:.6g} (accountant: {guarantee.accountant}) is "
+            "not that of the record's budget; give private.stated_individual and "
+            "private.guarantee(), and where the plan's bound is the smaller one no profile"
+        )
     least = guarantee.delta
     while least > _LEAST_DELTA and record.epsilon_bound(least) < 2 * guarantee.epsilon:
         least /= 10
@@ -34,6 +45,9 @@ def filter_profile(record: IndividualRecord, guarantee: Guarantee) -> Profile:
         add=deltas[kept],
         kind=guarantee.kind,
         accountant=guarantee.accountant,
+        adjacency=guarantee.adjacency,
+        unit=guarantee.unit,
+        mechanism_hash=guarantee.mechanism_hash,
     )
 
 
