@@ -111,7 +111,7 @@ def test_what_is_between_backticks_is_code(value):
     text = html_page({**value, "run": facts})
     assert "`" not in text
     assert "<code>dptrain verify</code> with the JSON file" in text
-    assert "<code>dptrain compose</code> states all of them" in text
+    assert "<code>dptrain compose</code> states" in text
     assert "<td>by <code>Flat(&lt;1&gt;)</code>, with a lone &#96; in it</td>" in text
     assert "<code>x</code>" in text
 
