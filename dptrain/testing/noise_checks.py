@@ -10,10 +10,32 @@ import torch
 
 from dptrain.core import Array
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.generators import fill_normal
+from dptrain.noise.generators import Normals, fill_normal
 from dptrain.strategies import Strategy
 
 SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
+
+
+class Watched:
+    """Normals that remember how the rows of Z were asked for.
+
+    Attributes:
+        asked: by step, the bits of the grid and the scale.
+    """
+
+    def __init__(self, normals: Normals) -> None:
+        self._normals = normals
+        self.name, self.seed = normals.name, normals.seed
+        self.asked: dict[int, tuple[int, float]] = {}
+
+    def fill(self, out: torch.Tensor, **place: Any) -> None:
+        """As the normals that are watched."""
+        self.asked[place["step"]] = place["bits"], place.get("scale", 1.0)
+        self._normals.fill(out, **place)
+
+    def on(self, devices: Any) -> str:
+        """As the normals that are watched."""
+        return self._normals.on(devices)
 
 
 class NoiseChecks(ABC):
@@ -80,24 +102,67 @@ class NoiseChecks(ABC):
             **options,
         )
 
-    def draw_z(self, seed: int, size: int, *, group: int = 0) -> Array:
-        """Z, shape (rows of C, size), drawn without a stream."""
+    def draws(self, **options: Any) -> list[tuple[int, float]]:
+        """For each row of Z the bits of the grid it is drawn on, and the scale."""
+        stream = self.open(like=[torch.zeros(1, device=self.device)], **options)
+        watched = stream.normals = Watched(stream.normals)
+        for _ in range(self.steps):
+            next(stream)
+        assert sorted(watched.asked) == list(range(self.steps)), "a row of Z for every step"
+        return [watched.asked[step] for step in range(self.steps)]
+
+    def fill(self, out: torch.Tensor, *, seed: int, **place: Any) -> None:
+        """A row of Z, drawn without a stream."""
+        fill_normal(out, seed=seed, **place)
+
+    def whole_z(self, seed: int, size: int, *, group: int = 0) -> Array:
+        """Z as it is drawn, whole numbers of its grid: shape (steps, size)."""
         rows = []
-        for step in range(self.bound().rows(self.steps)):
-            row = torch.empty(size, dtype=torch.float32, device=self.device)
-            fill_normal(row, seed=seed, group=group, step=step)
-            rows.append(row.double().cpu().numpy())
+        for step, (bits, scale) in enumerate(self.draws()):
+            row = torch.empty(size, dtype=torch.float64, device=self.device)
+            self.fill(row, seed=seed, group=group, step=step, bits=bits, scale=scale)
+            rows.append(row.cpu().numpy())
         return np.array(rows)
+
+    def draw_z(self, seed: int, size: int, *, group: int = 0) -> Array:
+        """Z, shape (steps, size), drawn without a stream: standard normals."""
+        units = np.array([2.0**-bits / scale for bits, scale in self.draws()])
+        return self.whole_z(seed, size, group=group) * units[:, None]
+
+    def factor(self) -> Array:
+        """L with L Lᵀ = W Wᵀ, lower-triangular: the noise is L times a row of normals a step.
+
+        W itself where C is square; otherwise one normal a step has to stand for all that a row of
+        W adds, and only L has the law.
+        """
+        inverse = self.left_inverse()
+        if inverse.shape[1] == self.steps:
+            return inverse
+        return np.asarray(np.linalg.cholesky(inverse @ inverse.T))
+
+    def rounding(self, stream: NoiseStream) -> Array:
+        """How far rounding moves the rows of Z, at most: shape (steps,), in standard deviations.
+
+        The noise is ⌊z_t + u_t⌉. Rounding it to a coarser grid than that of z_t moves z_t by half a
+        unit, and u_t is off by ``rounding_error``; where that is not known, a row of C times half a
+        unit is allowed, and half as much again.
+        """
+        units = 2.0**-stream.grid_bits / np.diag(self.factor())
+        if stream.rounding_error is None:
+            rows = np.abs(self.bound().columns(self.steps, np.arange(self.steps))).sum(axis=1)
+            return np.asarray(0.75 * rows * units)
+        finer = np.array([bits > stream.grid_bits for bits, _ in self.draws()])
+        return np.asarray(stream.rounding_error + 0.5 * units * finer)
 
     def rows(self, stream: NoiseStream, count: int) -> list[list[torch.Tensor]]:
         """The next rows, copied (a stream may reuse its memory)."""
         return [[tensor.clone() for tensor in next(stream)] for _ in range(count)]
 
     def matrix(self, stream: NoiseStream) -> Array:
-        """All rows of a stream, flattened: shape (steps, D)."""
+        """All rows of a stream, flattened, in standard deviations of Z: shape (steps, D)."""
         return np.array(
             [
-                torch.cat([tensor.flatten().double() for tensor in row]).cpu().numpy()
+                units(torch.cat([tensor.flatten() for tensor in row]), stream)
                 for row in self.rows(stream, self.steps)
             ]
         )
@@ -108,7 +173,14 @@ class NoiseChecks(ABC):
             for tensor_a, tensor_b in zip(row_a, row_b, strict=True):
                 assert torch.equal(tensor_a, tensor_b)
 
-    def assert_solves(self, noise: Array, z: Array) -> None:
-        """``noise`` is W z up to float32 rounding: some ulps (6e-8) of entries of about 5."""
-        gain = max(1.0, float(np.abs(self.left_inverse()).sum(axis=1).max()))
-        np.testing.assert_allclose(noise, self.bound().solve(z), atol=5e-6 * gain, rtol=0)
+    def assert_solves(self, noise: Array, z: Array, stream: NoiseStream) -> None:
+        """``noise`` is L z up to what rounding moved z by; and the 1e-12 of a product in float64."""
+        factor = self.factor()
+        moved = np.abs(factor) @ self.rounding(stream)
+        gain = max(1.0, float(np.abs(factor).sum(axis=1).max()))
+        assert np.all(np.abs(noise - factor @ z) <= moved[:, None] + 1e-12 * gain)
+
+
+def units(row: torch.Tensor, stream: NoiseStream) -> Array:
+    """A row of noise in standard deviations of Z, float64."""
+    return np.asarray(row.double().cpu().numpy() * 2.0**-stream.grid_bits)

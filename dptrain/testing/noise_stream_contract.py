@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -10,22 +12,24 @@ import pytest
 import torch
 
 from dptrain.core import Array
-from dptrain.testing.noise_checks import SEED
+from dptrain.testing.noise_checks import SEED, units
 from dptrain.testing.noise_options_contract import NoiseOptionsContract
 
 
 class NoiseStreamContract(NoiseOptionsContract):
     """Checks of the noise of one strategy: its algebra, its law, its restoration, its refusals.
 
-    C may have more rows than columns (a tree): the noise is then W Z for its left inverse W.
+    C may have more rows than columns (a tree): the noise then has the law of W Z for its left
+    inverse W, and one row of normals a step.
     ``NoiseOptionsContract`` adds the checks of the options.
     """
 
     def two_long_parameters(self, seed: int = SEED) -> tuple[Array, ...]:
         """All noise of two parameters of ``samples`` entries: two arrays (steps, samples)."""
         like = [torch.zeros(self.samples, device=self.device) for _ in range(2)]
-        rows = self.rows(self.open(seed, like=like), self.steps)
-        return tuple(torch.stack([row[i] for row in rows]).double().cpu().numpy() for i in (0, 1))
+        stream = self.open(seed, like=like)
+        rows = self.rows(stream, self.steps)
+        return tuple(units(torch.stack([row[i] for row in rows]), stream) for i in (0, 1))
 
     def covariance(self) -> Array:
         """W Wᵀ, shape (steps, steps)."""
@@ -49,26 +53,45 @@ class NoiseStreamContract(NoiseOptionsContract):
         """Float32 parameters of 20 entries."""
         return [torch.zeros(s, device=self.device) for s in ((3, 4), (), (7,), (0, 2))]
 
+    def test_a_row_of_z_is_drawn_for_every_step_with_the_deviation_of_its_noise(self) -> None:
+        """The noise of a step adds L_tt z_t to what is known before it."""
+        for bits, scale in self.draws():
+            assert bits >= self.open().grid_bits
+            assert scale > 0
+        scales = [scale for _, scale in self.draws()]
+        np.testing.assert_allclose(scales, np.diag(self.factor()), rtol=1e-12)
+
     def test_strategy_times_noise_is_z(self) -> None:
+        """In exact arithmetic, up to half a unit of the grid and ``rounding_error``."""
         if self.bound().rows(self.steps) != self.steps:
             return  # W has a kernel: noise does not determine Z
-        product = self.bound().apply(self.matrix(self.open(like=self.small())))
-        # Some ulps (6e-8) of the largest entries, which are about 5, over all bands.
-        scale = max(1.0, float(self.bound().column_norms(self.steps).max()))
-        np.testing.assert_allclose(product, self.draw_z(SEED, 20), atol=5e-6 * scale, rtol=0)
+        stream = self.open(like=self.small())
+        moved = [Fraction(float(each)) for each in self.rounding(stream)]
+        noise = [
+            [Fraction(int(y), 1 << stream.grid_bits) for y in torch.cat([t.flatten() for t in row])]
+            for row in self.rows(stream, self.steps)
+        ]
+        z = self.whole_z(SEED, 20)
+        strategy = self.bound().columns(self.steps, np.arange(self.steps))
+        for t, (bits, _) in enumerate(self.draws()):
+            head = Fraction(strategy[t, t])
+            coefficients = [(s, Fraction(strategy[t, s])) for s in np.flatnonzero(strategy[t])]
+            for i in range(20):
+                product = sum(c * noise[s][i] for s, c in coefficients)
+                drawn = head * Fraction(int(z[t, i]), 1 << bits)  # scale is 1/head
+                # C is given in float64, each entry within some units of its last place.
+                given = 2.0**-50 * sum(abs(float(c * noise[s][i])) for s, c in coefficients)
+                assert abs(product - drawn) <= moved[t] + Fraction(given)
 
     def test_dense_and_streaming_agree(self) -> None:
-        noise = self.matrix(self.open(like=self.small()))
-        z = self.draw_z(SEED, 20)
-        self.assert_solves(noise, z)
-        gain = max(1.0, float(np.abs(self.left_inverse()).sum(axis=1).max()))
-        np.testing.assert_allclose(noise, self.left_inverse() @ z, atol=5e-6 * gain, rtol=0)
+        stream = self.open(like=self.small())
+        self.assert_solves(self.matrix(stream), self.draw_z(SEED, 20), stream)
 
     def test_a_declared_and_a_bound_strategy_give_the_same_noise(self) -> None:
         declared = self.open(strategy=self.make_strategy())
         self.assert_equal(self.rows(declared, self.steps), self.rows(self.open(), self.steps))
 
-    def test_shapes_dtypes_devices_and_position(self) -> None:
+    def test_shapes_devices_and_position(self) -> None:
         stream = self.open()
         assert stream.step == 0
         assert stream.steps == self.steps
@@ -77,7 +100,7 @@ class NoiseStreamContract(NoiseOptionsContract):
             assert stream.step == row + 1
             for tensor, parameter in zip(noise, self.like(), strict=True):
                 assert tensor.shape == parameter.shape
-                assert tensor.dtype == parameter.dtype
+                assert tensor.dtype == torch.int64
                 assert tensor.device == parameter.device
                 assert not tensor.requires_grad
 
@@ -93,7 +116,76 @@ class NoiseStreamContract(NoiseOptionsContract):
             noise = next(scaled)
             self.assert_equal([noise], [expected])
             for tensor in noise:
-                tensor.mul_(100.0)
+                tensor.mul_(100)
+
+    # -- what leaves the machine -----------------------------------------------------------------
+
+    def sums(self, deviation: float) -> list[torch.Tensor | None]:
+        """Clipped sums of both dtypes and none, of many sizes, half units of the grid too."""
+        grid = math.ldexp(deviation, -self.open().grid_bits)
+        sums: list[torch.Tensor | None] = []
+        for index, tensor in enumerate(self.like()):
+            count = tensor.numel()
+            if index % 3 == 2:
+                sums.append(None)
+                continue
+            values = deviation * np.linspace(-16.0, 17.0, count) ** 3 / 100
+            values[::3] = grid * (np.arange(len(values[::3])) + 0.5)
+            dtype = torch.float64 if index % 2 else torch.float32
+            row = torch.from_numpy(values).to(dtype).view(tensor.shape)
+            sums.append(row.to(tensor.device))
+        return sums
+
+    @pytest.mark.parametrize("deviation", [1.0, 0.7, 3.1e-3, 123.4])
+    def test_what_is_released_is_a_whole_number_of_the_grid(self, deviation: float) -> None:
+        """h (⌊sum/h⌉ + noise), to the bit: in float64, then in the dtype of the sum."""
+        stream, noise = self.open(), self.open()
+        grid = math.ldexp(deviation, -stream.grid_bits)
+        for _ in range(3):
+            sums = self.sums(deviation)
+            before = [None if total is None else total.clone() for total in sums]
+            released = stream.release(sums, deviation)
+            assert stream.step == noise.step + 1
+            for total, found, row, like in zip(
+                before, released, next(noise), self.like(), strict=True
+            ):
+                assert found.shape == like.shape
+                assert found.device == like.device
+                if total is None:
+                    total = torch.zeros_like(found)
+                assert found.dtype == total.dtype
+                for s, v, n in zip(
+                    total.flatten().tolist(), found.flatten(), row.flatten().tolist(), strict=True
+                ):
+                    self.assert_on_grid(s, v, n, grid)
+
+    def assert_on_grid(self, total: float, found: torch.Tensor, noise: int, grid: float) -> None:
+        """One number, by whole numbers and fractions."""
+        ratio = Fraction(total) / Fraction(grid)
+        near = math.floor(ratio)
+        # A quotient in float64 may fall on the other side of a half.
+        limit = Fraction(1, 2) + abs(ratio) / 2**51
+        whole = [near + k for k in (-1, 0, 1, 2) if abs(near + k - ratio) <= limit]
+        assert all(abs(k + noise) < 2**53 for k in whole)
+        expected = torch.tensor([float(k + noise) * grid for k in whole], dtype=torch.float64)
+        assert found.cpu() in expected.to(found.dtype)
+
+    def test_a_release_without_noise_leaves_the_sums_alone_and_counts(self) -> None:
+        stream = self.open()
+        sums = self.sums(1.0)
+        before = [None if total is None else total.clone() for total in sums]
+        for total, found in zip(before, stream.release(sums, 0.0), strict=True):
+            assert torch.equal(found, torch.zeros_like(found) if total is None else total)
+        assert stream.step == 1
+
+    def test_refuses_sums_that_are_not_those_of_the_parameters(self) -> None:
+        stream = self.open()
+        for sums in (self.sums(1.0)[:-1], [*self.sums(1.0), None]):
+            with pytest.raises(ValueError):  # noqa: PT011 - a stream says it in its own words
+                stream.release(sums, 1.0)
+        for deviation in (-1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match="deviation"):
+                stream.release(self.sums(1.0), deviation)
 
     # -- law; 6 sigma a comparison: 2e-9 each, fixed seed, fewer than 1000 comparisons ------------
 
@@ -166,6 +258,8 @@ class NoiseStreamContract(NoiseOptionsContract):
         for _ in range(2):
             with pytest.raises(RuntimeError, match=str(self.steps)):
                 next(stream)
+            with pytest.raises(RuntimeError, match=str(self.steps)):
+                stream.release(self.sums(1.0), 1.0)
 
     def assert_refuses(self, state: dict[str, Any], match: str) -> None:
         """The state is refused and the stream goes on as if nothing had happened."""

@@ -137,7 +137,7 @@ def test_a_plan_tries_them():
 def test_the_nearest_stream_draws_its_noise():
     stream = noise_stream(Fading(ratio=0.5), steps=4, like=[torch.zeros(3)], seed=0)
     assert type(stream) is FadingStream
-    assert stream.buffer_bytes == 3 * 4
+    assert stream.buffer_bytes == 3 * 8
 
 
 def test_it_is_built_from_the_words_of_a_configuration():

@@ -41,7 +41,7 @@ class TestThreeBuffers(_Buffered):
 
     def test_keeps_a_row_a_buffer(self):
         stream = self.open(like=[torch.zeros(50)])
-        assert stream.buffer_bytes == 3 * 50 * 4
+        assert stream.buffer_bytes == 3 * 50 * 8
 
 
 class TestOneBuffer(_Buffered):

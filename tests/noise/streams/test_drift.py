@@ -1,5 +1,6 @@
-"""Rounding does not build up: 10^4 steps in float32 against float64, for every kind of stream."""
+"""Rounding does not build up: 10^4 steps on the grid against float64, for every kind of stream."""
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -9,21 +10,22 @@ from dptrain.noise.generators.gaussian import CHUNK, fill_normal
 from dptrain.strategies import BSR, BandMF
 from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.toeplitz.bisr import BISR
+from dptrain.testing.noise_checks import Watched, units
 from tests.helpers.stand_in_strategies import Triangle
 
 STEPS = 10_000
 
 
 def run(stream, steps):
-    return np.array([next(stream)[0].double().numpy().copy() for _ in range(steps)])
+    return np.array([units(next(stream)[0], stream).copy() for _ in range(steps)])
 
 
-@pytest.fixture(scope="module")
-def z():
-    out, row = np.empty((STEPS, 4)), torch.empty(4)
-    for step in range(STEPS):
-        fill_normal(row, seed=5, group=0, step=step)
-        out[step] = row.numpy()
+def drawn_by(stream, size):
+    """Z as a stream that was run has asked for it, in standard deviations."""
+    out, row = np.empty((stream.steps, size)), torch.empty(size, dtype=torch.float64)
+    for step, (bits, scale) in stream.normals.asked.items():
+        fill_normal(row, seed=5, group=0, step=step, bits=bits, scale=scale)
+        out[step] = row.numpy() * (2.0**-bits / scale)
     return out
 
 
@@ -40,15 +42,34 @@ def z():
     ],
     ids=repr,
 )
-def test_float32_noise_of_ten_thousand_steps(strategy, z):
-    like = [torch.zeros(4)]
+def test_noise_of_ten_thousand_steps(strategy):
     bound = strategy.bind(STEPS)
-    noise = run(noise_stream(bound, steps=STEPS, like=like, seed=5), STEPS)
-    exact = bound.solve(z)
-    error = np.abs(noise - exact)
-    # A row's own rounding, about 6 ulps of 5, times what C^-1 makes of it (sums of |g| up to 50).
-    assert error.max() < 50 * 2e-6
-    assert error[-1000:].max() < 5 * error[:1000].max() + 1e-6
+    stream = noise_stream(bound, steps=STEPS, like=[torch.zeros(4)], seed=5)
+    stream.normals = Watched(stream.normals)
+    noise = run(stream, STEPS)
+    error = np.abs(noise - bound.solve(drawn_by(stream, 4)))
+    # How far rounding moves a number of Z, times what C^-1 makes of it (sums of |g| up to 50), and
+    # what the solution in float64 is off by.
+    assert error.max() < 50 * (0.5 * 2.0**-stream.grid_bits + stream.rounding_error) + 1e-11
+    assert error[-1000:].max() < 5 * error[:1000].max() + 1e-11
+
+
+def test_a_blt_stays_within_its_rounding_error_at_every_step():
+    """u_t by 120 bits from the noise itself, for decays that outlast the run."""
+    theta, omega = (0.99999, 0.5), (0.01, 0.4)
+    strategy = BLT(buffers=2, theta=theta, omega=omega)
+    stream = noise_stream(strategy, steps=STEPS, like=[torch.zeros(2)], seed=5)
+    stream.normals = Watched(stream.normals)
+    noise = run(stream, STEPS)
+    z = drawn_by(stream, 2)
+    with mpmath.workprec(120):
+        for column in range(2):
+            sums, apart = [mpmath.mpf(0)] * 2, 0
+            for y, drawn in zip(noise[:, column], z[:, column], strict=True):
+                past = -sum(o * s for o, s in zip(omega, sums, strict=True))
+                apart = max(apart, abs(mpmath.mpf(y) - mpmath.mpf(drawn) - past))
+                sums = [t * s + y for t, s in zip(theta, sums, strict=True)]
+            assert 0 < apart <= stream.rounding_error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,10 +83,11 @@ def test_buffers_of_a_slow_decay(dtype):
         total = theta * total + y
         largest = np.maximum(largest, np.abs(total))
     (sums,) = stream.state_dict()["buffers"][0]
-    error = sums[0].double().numpy() - total
-    if dtype is torch.float32:
-        assert np.abs(error).max() < 1e-4 * largest.max()
+    if dtype is torch.float32:  # in units of the grid, in float64; a step rounds twice
+        error = sums[0].numpy() * 2.0**-stream.grid_bits - total
+        assert np.abs(error).max() < 2 / (1 - theta) * 2.0**-52 * largest.max()
     else:
+        error = sums[0].double().numpy() - total
         # A step adds an independent error, at most 2^-8 of the largest sum in standard deviation;
         # they decay by θ², so about 1/(2 (1-θ)) of them count.
         deviation = 2.0**-8 * np.sqrt(np.mean(largest**2) / (1 - theta**2))

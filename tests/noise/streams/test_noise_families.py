@@ -23,7 +23,7 @@ class _Convolved(NoiseStreamContract):
         stream = self.open()
         assert isinstance(stream, ConvolutionStream)
         bands = np.flatnonzero(self.bound().inverse_column(self.steps)).max()
-        assert stream.buffer_bytes == 4 * bands * sum(t.numel() for t in self.like())
+        assert stream.buffer_bytes == 8 * bands * sum(t.numel() for t in self.like())
 
 
 class TestBISRNoise(_Convolved):

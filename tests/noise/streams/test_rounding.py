@@ -18,9 +18,9 @@ def rounded(values, *, seed=1, step=0, index=0, start=0, size=None, group=0):
 
 
 def normals(size, step=0):
-    out = torch.empty(size)
-    fill_normal(out, seed=9, group=0, step=step)
-    return out
+    out = torch.empty(size, dtype=torch.float64)
+    fill_normal(out, seed=9, group=0, step=step, bits=44)
+    return (out * 2.0**-44).float()
 
 
 def neighbors(values):

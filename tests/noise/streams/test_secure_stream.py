@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-
-from dptrain.noise.generators.secure import SecureNormals
+from dptrain.noise.generators import SecureNormals
 from dptrain.strategies import BSR
 from dptrain.testing import NoiseStreamContract
 
@@ -23,9 +20,5 @@ class TestSecureNoise(NoiseStreamContract):
     def open(self, *arguments, **options):
         return super().open(*arguments, secure=True, **options)
 
-    def draw_z(self, seed, size, *, group=0):
-        row, rows = torch.empty(size), []
-        for step in range(self.bound().rows(self.steps)):
-            SecureNormals(seed).fill(row, group=group, step=step)
-            rows.append(row.double().numpy().copy())
-        return np.array(rows)
+    def fill(self, out, *, seed, **place):
+        SecureNormals(seed).fill(out, **place)

@@ -22,9 +22,9 @@ class FadingStream(FlatStream):
     def _allocate(self, row: torch.Tensor) -> list[torch.Tensor]:
         return [row.new_zeros(1, len(row), dtype=self._kept)]
 
-    def _correlate(self, block: Block, row: torch.Tensor, buffers: list[torch.Tensor]) -> None:
-        (kept,) = buffers[0]
-        self._draw(block, row, self.step)
-        z = row.clone()
-        row.sub_(kept.float(), alpha=self._ratio)
-        self._store(block, z, kept)
+    def _correlate(self, block: Block, noise: torch.Tensor, buffers: list[torch.Tensor]) -> None:
+        (kept,) = buffers
+        self._draw(block, noise, self.step)
+        z = noise.clone()
+        self._settle(noise, kept, [-self._ratio])
+        self._store(block, z, kept[0])
