@@ -68,7 +68,7 @@ def rounded_normals(words: npt.NDArray[np.int64], out: Array, *, bits: int, scal
     Args:
         words: shape (``WORDS``·pairs,), all first words, then all second ones, and so on; uniform.
         out: float64, shape (2·pairs,) or one less; the first of all pairs, then the second ones.
-        bits: of the grid; at most ``FINEST``, and less where ``scale`` is 2 or more.
+        bits: of the grid; at most ``FINEST`` for a ``scale`` of 1, one less for twice the scale.
         scale: factor of the standard deviation, positive.
     """
     pairs = len(words) // WORDS

@@ -23,9 +23,9 @@ def finest_bits(deviation: float) -> int:
     """The largest b for which normals can be drawn and noise be held in units of 2^-b.
 
     Args:
-        deviation: of the noise, in standard deviations of Z.
+        deviation: of the noise, in standard deviations of Z; positive.
     """
-    return FINEST - math.ceil(math.log2(max(deviation, 1.0)))
+    return FINEST - math.ceil(math.log2(deviation))
 
 
 def stored_bits(deviation: float) -> int:
