@@ -174,7 +174,7 @@ class NoiseChecks(ABC):
                 assert torch.equal(tensor_a, tensor_b)
 
     def assert_solves(self, noise: Array, z: Array, stream: NoiseStream) -> None:
-        """``noise`` is L z up to what rounding moved z by; and the 1e-12 of a product in float64."""
+        """``noise`` is L z up to how far rounding moved z, and the 1e-12 of products in float64."""
         factor = self.factor()
         moved = np.abs(factor) @ self.rounding(stream)
         gain = max(1.0, float(np.abs(factor).sum(axis=1).max()))
