@@ -444,6 +444,11 @@ class FlatStream(NoiseStream):
             **self._describe(),
         }
         saved = {"steps": first["steps"], "strategy": first["strategy"], **first["layout"]}
+        if "grid_bits" not in saved:
+            raise ValueError(
+                "the noise state was saved by an earlier version of dptrain, which added noise off "
+                "the grid of this one: finish the run with that version, or start it anew"
+            )
         for name, value in here.items():
             if saved.get(name) != value:
                 raise ValueError(
