@@ -59,6 +59,10 @@ _COMMON = (
 _IDEAL = (
     "The analysis takes the noise to be exactly Gaussian and all random numbers to be independent."
 )
+_ROUNDED = (
+    "Its numbers are pseudorandom normals, rounded to a public grid on which the noisy sums are "
+    "released; what that adds to ε and δ stands in the notes."
+)
 _BATCHES = (
     "Batches were drawn by PCG64-DXSM, a pseudorandom generator that is good for statistics and "
     "not cryptographic (a scheme from elsewhere may bring its own)."
@@ -132,21 +136,14 @@ def _randomness(generator: str | None) -> str:
         )
     if SecureNormals.name in generator:
         return (
-            f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator, each normal "
-            "the sum of several draws, which defends against predicting the noise and against "
-            "inverting its floating-point sampling. The numbers are approximately Gaussian all the "
-            "same, and the rounding when noise is stored, correlated and added to the gradients is "
-            f"not covered. {_BATCHES}"
+            f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator on every "
+            f"device. {_ROUNDED} {_BATCHES}"
         )
     what = "a cryptographic generator"
     if PHILOX in generator:
-        plain = "one that is good for statistics and not cryptographic"
+        plain = "one that is good for statistics and not cryptographic (secure=True has one)"
         what = plain if AES not in generator else f"{what} on the CPU, {plain} on CUDA"
-    return (
-        f"{_IDEAL} The noise was drawn by {generator}: {what}, each normal a single draw in "
-        "floating-point numbers, which is open to attacks on its last bits; secure=True defends "
-        f"against more. {_BATCHES}"
-    )
+    return f"{_IDEAL} The noise was drawn by {generator}: {what}. {_ROUNDED} {_BATCHES}"
 
 
 def statement(

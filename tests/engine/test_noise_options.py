@@ -9,7 +9,7 @@ import torch
 from dptrain import BLT, BSR, BallsInBins, BandMF, Guarantee, Kind, MatrixMechanism, NoiseOptions
 from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import SEED_NOTE
-from dptrain.noise.generators.secure import SecureNormals
+from dptrain.noise.generators import SecureNormals
 from dptrain.reporting.report import conditions
 from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.trees.tree import Tree, TreeRestart
@@ -43,10 +43,12 @@ def test_secure_noise_is_what_the_secure_generator_draws(monkeypatch):
     )  # fmt: skip
     for step in range(3):
         train(private, batches=1)
-        expected = torch.empty(sum(p.numel() for p in model.parameters()))
-        SecureNormals(12).fill(expected, group=0, step=step)  # 11 is the sampler's
+        expected = torch.empty(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+        bits = private.optimizer.noise.grid_bits
+        SecureNormals(12).fill(expected, group=0, step=step, bits=bits)  # 11 is the sampler's
         # R = 1e-9: the clipped sum of 24 gradients is at most 2.4e-8 beside the noise.
-        torch.testing.assert_close(released(private, 24.0), expected, rtol=1e-6, atol=1e-6)
+        expected = (expected * 2.0**-bits).float()
+        torch.testing.assert_close(released(private, 24.0), expected, rtol=3e-7, atol=2.5e-8)
 
 
 def test_secure_and_fast_runs_share_everything_but_the_noise(monkeypatch):
@@ -150,7 +152,7 @@ def test_the_guarantee_names_the_generator():
     common = {"scheme": everything_every_step(24, 2), "target_delta": 1e-3}
     fast = make(small_net(), images(), **common).guarantee()
     safe = make(small_net(), images(), **common, **SECURE).guarantee()
-    assert fast.noise_generator == "AES-256-CTR by chunk, one draw"
+    assert fast.noise_generator == "AES-256-CTR by chunk, rounded normals with dither"
     assert safe.noise_generator == SecureNormals.name
     assert f"drawn by {SecureNormals.name}" in str(safe)
     assert safe.kind is fast.kind
@@ -196,7 +198,7 @@ def test_a_checkpoint_of_a_bfloat16_run_states_an_estimate():
     (written,) = (Guarantee.from_json(text) for text in state["guarantees"])
     assert written == private.guarantee()
     assert written.kind is Kind.ESTIMATE
-    assert written.noise_generator == "AES-256-CTR by chunk, one draw"
+    assert written.noise_generator == "AES-256-CTR by chunk, rounded normals with dither"
     other = make(small_net(), images(), **options)
     other.load_state_dict(state)
     train(other, batches=1)

@@ -67,16 +67,21 @@ def gradients(theta, x, y):
     return np.concatenate([(error[:, :, None] * x[:, None]).reshape(len(x), -1), error], axis=1)
 
 
-def algorithm(theta, batches, noise, data, *, lr, betas, eps, eps_scale, bound, sigma, mean_size):
-    """The equations in the class's docstring, one line each; yields θ and ĝ after every step."""
+def algorithm(
+    theta, batches, noise, data, *, lr, betas, eps, eps_scale, bound, pad, grid, mean_size
+):
+    """The equations in the class's docstring, one line each; yields θ and ĝ after every step.
+
+    The sum is rounded to the grid, of which the noise are whole numbers, and R is less by the pad.
+    """
     x, y = (t.numpy() for t in data.tensors)
     m = v = np.zeros_like(theta)
     for t, (rows, n) in enumerate(zip(batches, noise, strict=True), start=1):
         s = 1 / (np.sqrt(v) + eps_scale)
         total = np.zeros_like(theta)
         for g in gradients(theta, x[rows], y[rows]):
-            total += s * g * min(1, bound / (np.linalg.norm(s * g) + STABILITY))
-        g_hat = (total + sigma * bound * n) / mean_size / s
+            total += s * g * min(1, bound * (1 - pad) / (np.linalg.norm(s * g) + STABILITY))
+        g_hat = grid * (np.rint(total / grid) + n) / mean_size / s
         m = betas[0] * m + (1 - betas[0]) * g_hat
         v = betas[1] * v + (1 - betas[1]) * g_hat**2
         corrected = np.sqrt(v / (1 - betas[1] ** t)) + eps
@@ -126,7 +131,8 @@ def test_a_run_is_the_algorithm(mode, micro, reduction):
         noise,
         data,
         bound=bound,
-        sigma=sigma,
+        pad=np.sqrt(len(start)) * sigma * 2.0**-stream.grid_bits,
+        grid=bound * sigma * 2.0**-stream.grid_bits,
         mean_size=4 if reduction == "mean" else 1,
         **settings,
     )

@@ -12,8 +12,8 @@ import pytest
 
 from dptrain.accounting.base.accountant import Profile
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
+from dptrain.noise.generators import SecureNormals
 from dptrain.noise.generators.normals import FastNormals
-from dptrain.noise.generators.secure import SecureNormals
 from dptrain.reporting.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import BandMF, Dense, DenseWorkload
@@ -133,28 +133,28 @@ def test_an_estimate_says_why_it_is_one():
             [
                 "Philox on CUDA",
                 "a cryptographic generator on the CPU",
-                "single draw",
-                "last bits",
+                "not cryptographic (secure=True has one) on CUDA",
+                "rounded to a public grid",
                 "PCG64-DXSM",
             ],
-            ["sum of several"],
+            ["single draw"],
         ),
         (
             FastNormals(0).on({"cpu"}),
-            ["a cryptographic generator, each normal a single draw", "last bits", "PCG64-DXSM"],
-            ["sum of several", "Philox", "CUDA"],
+            ["a cryptographic generator. Its numbers", "rounded to a public grid", "PCG64-DXSM"],
+            ["single draw", "Philox", "CUDA", "secure=True"],
         ),
         (
             FastNormals(0).on({"cuda"}),
-            ["not cryptographic, each normal a single draw", "Philox by chunk on CUDA"],
-            ["sum of several", "AES", "CPU"],
+            ["not cryptographic (secure=True", "Philox by chunk on CUDA", "stands in the notes"],
+            ["single draw", "AES", "CPU"],
         ),
         (
             SecureNormals.name,
             [
                 SecureNormals.name,
-                "a cryptographic generator",
-                "Gaussian all the same",
+                "a cryptographic generator on every device",
+                "rounded to a public grid",
                 "PCG64-DXSM",
             ],
             ["secure=True"],

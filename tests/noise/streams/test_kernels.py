@@ -1,4 +1,4 @@
-"""The loops over a block: the same bits compiled and by numpy, and what they compute by fractions."""
+"""The loops over a block: the same bits compiled and by numpy, and their results by fractions."""
 
 from fractions import Fraction
 
@@ -98,8 +98,51 @@ def test_a_sum_of_past_rows_is_within_the_error_that_is_counted(dtype, count):
         assert abs(Fraction(noise[i]) - exact) <= half + half_of_finer + summing
 
 
-def test_the_tensors_of_a_device_give_the_same_numbers_up_to_a_unit():
-    """By torch's operations, as for a GPU; here bfloat16 rows, whose products are exact or near."""
+class Elsewhere(torch.Tensor):
+    """A tensor of the CPU that says it is on a GPU, so that torch's operations are taken."""
+
+    device = torch.device("cuda", 0)
+
+
+def elsewhere(values):
+    return torch.from_numpy(values).as_subclass(Elsewhere)
+
+
+def here(tensor):
+    return tensor.as_subclass(torch.Tensor).numpy()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+def test_torch_operations_add_past_rows_up_to_the_last_bit(dtype):
+    """A product and a sum may be rounded as one: a unit of the grid where a half is near."""
+    length, finer = 5001, 2.0**17 if dtype == np.int32 else 1.0
+    rows = rows_of(dtype, 5, length)
+    weights = np.random.default_rng(2).normal(size=5).tolist()
+    noise, expected = elsewhere(whole(length)), torch.from_numpy(whole(length))
+    kernels.add_past(noise, elsewhere(rows), weights, finer)
+    kernels.add_past(expected, torch.from_numpy(rows), weights, finer)
+    apart = np.abs(here(noise) - expected.numpy())
+    assert apart.max() <= 1
+    assert np.mean(apart) < 0.02
+
+
+def test_torch_operations_decay_and_put_on_the_grid():
+    length, grid = 5001, 0.7 * 2.0**-27
+    row, noise = rows_of(np.float64, 1, length)[0], whole(length)
+    expected = torch.from_numpy(row.copy())
+    kernels.decay(expected, 0.977, torch.from_numpy(noise))
+    found = elsewhere(row.copy())
+    kernels.decay(found, 0.977, elsewhere(noise))
+    np.testing.assert_allclose(here(found), expected.numpy(), rtol=4 * UNIT, atol=2.0**-6)
+    sums = np.random.default_rng(4).normal(size=length)
+    for dtype in (np.float32, np.float64):
+        total, other = elsewhere(sums.astype(dtype)), torch.from_numpy(sums.astype(dtype))
+        kernels.put_on_grid(total, elsewhere(noise), grid)
+        kernels.put_on_grid(other, torch.from_numpy(noise), grid)
+        assert np.array_equal(here(total), other.numpy())
+
+
+def test_bfloat16_rows_add_up():
     rows = torch.from_numpy(rows_of(np.float64, 3, 500)).to(torch.bfloat16)
     weights = [0.5, -0.25, 0.125]  # exact products
     noise, expected = torch.from_numpy(whole(500)), torch.from_numpy(whole(500))
