@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dptrain.noise.generators.keystream import derive_key, key_stream
-from dptrain.noise.generators.threads import for_each
+from dptrain.noise.generators import derive_key, for_each, key_stream
 from dptrain.strategies import BLT, Strategy
 from dptrain.strategies.toeplitz import BandedToeplitz, Toeplitz
 

@@ -1,6 +1,7 @@
 """Where the normals come from: seeded, on every device, or cryptographic."""
 
 from dptrain.noise.generators.gaussian import chunk_length, fill_normal
+from dptrain.noise.generators.keystream import derive_key, key_stream
 from dptrain.noise.generators.normals import (
     AES,
     PHILOX,
@@ -8,6 +9,7 @@ from dptrain.noise.generators.normals import (
     SecureNormals,
     open_normals,
 )
+from dptrain.noise.generators.threads import for_each
 
 __all__ = [
     "AES",
@@ -15,6 +17,9 @@ __all__ = [
     "Normals",
     "SecureNormals",
     "chunk_length",
+    "derive_key",
     "fill_normal",
+    "for_each",
+    "key_stream",
     "open_normals",
 ]

@@ -9,7 +9,7 @@ from dptrain.noise.generators import rounded
 from dptrain.noise.generators.gaussian import CHUNK, fill_normal, philox_words
 from dptrain.noise.generators.keystream import derive_key, key_stream
 
-BITS = 44
+BITS = 43
 SIZE = 1 << 19
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dptrain.noise.generators import rounded
+from dptrain.noise.generators.compiled import can_compile, compiled
 from dptrain.noise.generators.rounded import (
     DITHER,
     FINEST,
@@ -46,9 +47,9 @@ def by_definition(words):
     found = []
     with mpmath.workdps(60):
         for w, x, y, z in words.reshape(WORDS, -1).T.tolist():
-            low = (y % (1 << SPARE)) << SPARE | z % (1 << SPARE)
-            # 63 bits of w and 52 lower ones; the last bit of w tells from which end.
-            half = mpmath.ldexp((w % (1 << 64)) >> 1, -64) + mpmath.ldexp(4 * low + 1, -118)
+            low = ((y % (1 << SPARE)) << SPARE | z % (1 << SPARE)) << 9 | (x >> 2) % (1 << 9)
+            # 63 bits of w and 61 lower ones; the last bit of w tells from which end.
+            half = mpmath.ldexp((w % (1 << 64)) >> 1, -64) + mpmath.ldexp(2 * low + 1, -126)
             u = 1 - half if w & 1 else half
             angle = mpmath.pi / 4 * mpmath.ldexp(2 * (x >> 11) + 1, -53)
             cosine, sine = mpmath.cos(angle), mpmath.sin(angle)
@@ -66,20 +67,22 @@ def plain(words, size, bits=FINEST, scale=1.0):
     return out
 
 
-needs_numba = pytest.mark.skipif(not rounded.can_compile(), reason="numba is not installed")
+needs_numba = pytest.mark.skipif(not can_compile(), reason="numba is not installed")
 
 
 @needs_numba
 @pytest.mark.parametrize("pairs", [1, 2, 1023, 1024, 1025, 1 << 15])
 @pytest.mark.parametrize("missing", [0, 1])
-@pytest.mark.parametrize(("bits", "scale"), [(FINEST, 1.0), (30, 0.37), (41, 5.2)])
+@pytest.mark.parametrize(("bits", "scale"), [(FINEST, 1.0), (30, 0.37), (40, 5.2)])
 def test_compiled_loops_give_the_bits_of_numpy(pairs, missing, bits, scale):
     words = random_words(pairs, seed=pairs)
     extremes = extreme_words().reshape(WORDS, -1)[:, : pairs // 2]
     words.reshape(WORDS, -1)[:, : extremes.shape[1]] = extremes
     expected = plain(words, 2 * pairs - missing, bits, scale)
     out = np.full(2 * pairs - missing, np.nan)
-    rounded._compiled()(words, out, pairs, scale * 2.0**bits, rounded._shift(bits, scale))
+    compiled(rounded._loops, rounded._SIGNATURES)(
+        words, out, pairs, scale * 2.0**bits, rounded._shift(bits, scale)
+    )
     assert np.array_equal(out, expected)
     assert np.array_equal(out, np.rint(out))
     chosen = np.full_like(out, np.nan)
@@ -140,16 +143,16 @@ def test_torch_draws_the_numbers_of_numpy_up_to_a_unit(size):
     words = random_words(-(-size // 2), seed=size)
     out = torch.full((size,), torch.nan, dtype=torch.float64)
     rounded_normals_of_tensors(torch.from_numpy(words), out, bits=FINEST, scale=0.8)
-    # Each is within 2^-46 of the exact number, and then rounded to 2^-44.
+    # Each is within 2^-46 of the exact number, and then rounded to 2^-43.
     assert np.abs(out.numpy() - plain(words, size, FINEST, 0.8)).max() <= 1
 
 
 def test_the_extreme_words_reach_far_into_the_tail_and_stay_finite():
     out = plain(extreme_words(), 2 * (len(extreme_words()) // WORDS)) * 2.0**-FINEST
     assert np.all(np.isfinite(out))
-    # u at its smallest, 2^-118: √(2·118 ln 2).
-    furthest = math.sqrt(2 * 118 * math.log(2))
-    assert furthest > 12
+    # u at its smallest, 2^-126: √(2·126 ln 2).
+    furthest = math.sqrt(2 * 126 * math.log(2))
+    assert furthest > 13
     assert out.max() == pytest.approx(furthest, abs=2.0**-DITHER)
     words = np.array([0, 0, 0, 0], dtype=np.int64)
     assert plain(words, 2)[0] * 2.0**-FINEST == pytest.approx(furthest, rel=2.0**-46)
@@ -159,7 +162,7 @@ def test_the_extreme_words_reach_far_into_the_tail_and_stay_finite():
     assert abs(plain(words, 2)[0]) * 2.0**-FINEST < 2.0**-57
 
 
-@pytest.mark.parametrize("bits", [20, 27, 38, 43, FINEST])
+@pytest.mark.parametrize("bits", [20, 27, 38, 42, FINEST])
 @pytest.mark.parametrize("scale", [2.0**-9, 0.4, 0.5, 0.999, 1.0, 1.5, 1.999999])
 def test_dither_and_spare_bits_do_not_overlap(bits, scale):
     shift = rounded._shift(bits, scale)
@@ -168,9 +171,9 @@ def test_dither_and_spare_bits_do_not_overlap(bits, scale):
     assert 2.0 ** -(DITHER + 1) <= width / (scale * 2.0**bits) <= 2.0**-DITHER
 
 
-@pytest.mark.parametrize(("bits", "scale"), [(FINEST + 1, 1.0), (FINEST, 2.0), (6, 1.0), (40, 33)])
+@pytest.mark.parametrize(("bits", "scale"), [(FINEST + 1, 1.0), (FINEST, 2.0), (5, 1.0), (40, 33)])
 def test_a_grid_on_which_they_would_is_refused(bits, scale):
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=f"bits={bits}"):
         rounded._shift(bits, scale)
 
 

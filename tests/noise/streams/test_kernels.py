@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.generators.rounded import can_compile
+from dptrain.noise.generators.compiled import can_compile, compiled
 from dptrain.noise.streams import kernels
 from dptrain.noise.streams.grid import UNIT
 
 needs_numba = pytest.mark.skipif(not can_compile(), reason="numba is not installed")
-LENGTHS = [0, 1, 2047, 2048, 2049, 5001, 1 << 15]  # pieces of 2048 entries
+LENGTHS = [0, 1, 8191, 8192, 8193, 20001, 1 << 15]  # pieces of 8192 entries
 
 
 def rows_of(dtype, rows, length, seed=0):
@@ -34,7 +34,7 @@ def test_past_rows_add_up_to_the_same_bits(dtype, count, length):
     weights = np.random.default_rng(2).normal(size=count)
     finer = 2.0**17 if dtype == np.int32 else 1.0
     loops, plain = whole(length), whole(length)
-    kernels._compiled(kernels._add_past_in_loops, kernels._PAST)(loops, rows, weights, finer)
+    compiled(kernels._add_past_in_loops, kernels._PAST)(loops, rows, weights, finer)
     kernels._add_past(plain, rows, weights, finer)
     assert np.array_equal(loops, plain)
     assert np.array_equal(loops, np.rint(loops))
@@ -50,7 +50,7 @@ def test_past_rows_add_up_to_the_same_bits(dtype, count, length):
 def test_sums_decay_to_the_same_bits(length):
     loops, plain = (rows_of(np.float64, 1, length)[0] for _ in range(2))
     noise = whole(length)
-    kernels._compiled(kernels._decay_in_loops, kernels._DECAY)(loops, 0.977, noise)
+    compiled(kernels._decay_in_loops, kernels._DECAY)(loops, 0.977, noise)
     kernels._decay(plain, 0.977, noise)
     chosen = torch.from_numpy(rows_of(np.float64, 1, length)[0])
     kernels.decay(chosen, 0.977, torch.from_numpy(noise))
@@ -68,7 +68,7 @@ def test_sums_go_on_the_grid_to_the_same_bits(grid, dtype, length):
     sums = (np.random.default_rng(4).normal(size=length) * 30).astype(dtype)
     noise = whole(length, bits=40)
     loops = sums.copy()
-    kernels._compiled(kernels._put_on_grid_in_loops, kernels._GRID)(loops, noise, 1 / grid, grid)
+    compiled(kernels._put_on_grid_in_loops, kernels._GRID)(loops, noise, 1 / grid, grid)
     chosen = torch.from_numpy(sums.copy())
     kernels.put_on_grid(chosen, torch.from_numpy(noise), grid)
     assert np.array_equal(chosen.numpy(), loops)

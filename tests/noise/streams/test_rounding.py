@@ -19,8 +19,8 @@ def rounded(values, *, seed=1, step=0, index=0, start=0, size=None, group=0):
 
 def normals(size, step=0):
     out = torch.empty(size, dtype=torch.float64)
-    fill_normal(out, seed=9, group=0, step=step, bits=44)
-    return (out * 2.0**-44).float()
+    fill_normal(out, seed=9, group=0, step=step, bits=43)
+    return (out * 2.0**-43).float()
 
 
 def neighbors(values):
