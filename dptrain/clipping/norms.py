@@ -12,6 +12,7 @@ from torch import nn
 
 from dptrain.clipping.bookkeeping import BookkeepingClipper, taps_of
 from dptrain.clipping.bookkeeping.uses.uses import Use
+from dptrain.core import checks
 
 
 def per_example_norms(
@@ -62,7 +63,7 @@ def per_example_norms(
     with _gradients_kept(module), taps.reporting_to(book):
         reduced = loss() if callable(loss) and not isinstance(loss, torch.Tensor) else loss
         if not isinstance(reduced, torch.Tensor) or reduced.dim():
-            raise TypeError(f"loss={reduced!r}: expected a tensor with one number")
+            raise TypeError(f"{checks.named('loss', reduced)}: expected a tensor with one number")
         reduced.backward()
         if book.batch is None:
             raise RuntimeError(

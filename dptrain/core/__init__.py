@@ -14,7 +14,7 @@ from dptrain.core.randomness import (
     seeded_globals,
     split_seed,
 )
-from dptrain.core.text import aligned, did_you_mean, duration, in_words, size
+from dptrain.core.text import aligned, did_you_mean, duration, in_words, named_error, size
 
 __all__ = [
     "Adjacency",
@@ -31,6 +31,7 @@ __all__ = [
     "duration",
     "global_state",
     "in_words",
+    "named_error",
     "parsed",
     "remember_globals",
     "restore_global_state",

@@ -27,9 +27,27 @@ _LONGEST = 200  # characters of a value in a message
 
 
 def shown(value: Any) -> str:
-    """The value for a message: one line, not too long."""
+    """The value for a message: one line, not too long.
+
+    Of arrays, tensors, tables and what holds some only the type and the size: they may be data.
+    """
+    if _has_arrays(value):
+        return _outline(value)
     text = " ".join(repr(value).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _has_arrays(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_has_arrays(each) for each in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(_has_arrays(each) for each in value)
+    return hasattr(value, "__array__") and not isinstance(_scalar(value), int | float)
+
+
+def _outline(value: Any) -> str:
+    size = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else f"length {len(value)}"
+    return f"<{type(value).__name__} of {size}>"
 
 
 def named(name: str, value: Any, owner: str = "") -> str:

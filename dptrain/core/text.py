@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import pathlib
+import traceback
 from collections.abc import Iterable
+
+_INSTALLED = {"site-packages", "dist-packages"}
 
 
 def did_you_mean(word: str, known: Iterable[str], *, prefix: str = "") -> str:
@@ -25,6 +29,20 @@ def in_words(error: BaseException) -> str:
         return str(error)
     what = error.strerror[:1].lower() + error.strerror[1:]
     return what if error.filename is None else f"{error.filename}: {what}"
+
+
+def named_error(error: BaseException) -> str:
+    """An error of the user's code without its text, which may hold their data.
+
+    Its type, and where in the user's files it was raised, outside the installed packages if it
+    passed through any: ``"ValueError in forward (net.py, line 12)"``.
+    """
+    kind, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return kind
+    own = [frame for frame in frames if not _INSTALLED & set(pathlib.Path(frame.filename).parts)]
+    last = (own or frames)[-1]
+    return f"{kind} in {last.name} ({pathlib.Path(last.filename).name}, line {last.lineno})"
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dptrain.clipping.base import summing_dtype
-from dptrain.core import checks, digest
+from dptrain.core import checks, digest, named_error
 from dptrain.distributed.pieces import Pieces, collect_pieces, reduce_pieces
 from dptrain.distributed.transport import buckets, device_for, everywhere, reported, travel
 
@@ -136,10 +136,10 @@ class Ranks:
             yield
         except Exception as error:
             if self.world_size > 1 and not getattr(error, "everywhere", False):
-                logger.error("rank %d: %s; telling the others", self.rank, error)
+                logger.error("rank %d: %s; telling the others", self.rank, named_error(error))
                 with contextlib.suppress(Exception):  # the error that counts is this rank's
                     self._meet(_FAILED)
-                    self._all(f"{type(error).__name__}: {error}")
+                    self._all(named_error(error))
             raise
 
     def agree(

@@ -304,7 +304,7 @@ def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
     """
     if noise.secure and seed is not None:
         raise ValueError(
-            f"secure=True with seed={seed}: the seed is the key of the noise, and one that can be "
+            "secure=True with a seed: it is the key of the noise, and one that can be "
             "written down can be guessed or found; leave seed out, which draws 128 bits from the "
             "operating system (a checkpoint keeps them), or use NoiseOptions(secure=False)"
         )
@@ -389,7 +389,7 @@ def _dataset_of(data: Any) -> Any:
         )
     if not isinstance(data, Dataset) and not hasattr(type(data), "__getitem__"):
         raise TypeError(
-            f"{checks.named('data', data)} must be a map-style data set with a length, or a "
+            f"data= is a {type(data).__name__}: must be a map-style data set with a length, or a "
             "DataLoader over one"
         )
     return data

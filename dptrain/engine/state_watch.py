@@ -416,9 +416,7 @@ def _checksums(parts: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def _told(before: _Entry | None, after: _Entry | None) -> str:
-    """From what to what, of numbers; tensors are not printed."""
+    """How it changed; not from what to what, which may be an example's."""
     if before is None or after is None:
         return " (it appeared)" if before is None else " (it was taken away)"
-    if isinstance(before.value, int | float) and isinstance(after.value, int | float):
-        return f" from {before.value} to {after.value}"
     return ""

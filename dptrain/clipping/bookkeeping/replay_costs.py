@@ -66,19 +66,21 @@ class ReplayCosts:
             rule.timed = False
             kinds.setdefault(rule.kind, []).append(rule)
         lines = [
-            f"{kind} ({_names(rules)}) {1e3 * sum(seconds[r] for r in rules):.3g} ms"
+            f"{kind} ({_names(rules)}) {_share(sum(seconds[r] for r in rules), step)}"
             for kind, rules in kinds.items()
         ]
-        total = sum(seconds.values())
         _log.warning(
-            "layers without a rule were run again for the gradients of each example: %s. In the "
-            "first batch that took %.3g ms, %.2g %% of the %.3g ms of its forward pass, backward "
-            "pass and clipping. dptrain.register_layer() takes a rule for a type of layer",
+            "layers without a rule were run again for the gradients of each example: %s of the "
+            "time of the first batch's forward pass, backward pass and clipping. "
+            "dptrain.register_layer() takes a rule for a type of layer",
             "; ".join(lines),
-            1e3 * total,
-            100 * total / step,
-            1e3 * step,
         )
+
+
+def _share(seconds: float, step: float) -> str:
+    """A part of a step in tens of percent; how long it took follows from how much was drawn."""
+    tens = round(10 * seconds / step)
+    return f"about {10 * tens} %" if tens else "less than 5 %"
 
 
 def _names(rules: list[Replays]) -> str:

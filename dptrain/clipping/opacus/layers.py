@@ -119,10 +119,10 @@ class OpacusLayers(GradSampleHooks):
             self._one_id_each.add(module)
             return
         raise RuntimeError(
-            f"an embedding looks up the {rows} consecutive ids {int(ids[0])} ... {int(ids[-1])} in "
-            f"a batch of {rows} rows: these may be positions that all examples share or one id an "
-            "example; give positions the shape of the batch, ids[None].expand(rows, -1), and ids "
-            "of the examples' own the shape (rows, 1)"
+            f"an embedding looks up {rows} consecutive ids in a batch of {rows} rows: these may be "
+            "positions that all examples share or one id an example; give positions the shape of "
+            "the batch, ids[None].expand(rows, -1), and ids of the examples' own the shape "
+            "(rows, 1)"
         )
 
     def rearrange_grad_samples(

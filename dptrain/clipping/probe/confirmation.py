@@ -31,12 +31,10 @@ class Disagreement:
 
     Attributes:
         name: of the parameter in the module.
-        off: by so much of autograd's gradient's length.
         unseen: whether bookkeeping knows of no use of it.
     """
 
     name: str
-    off: float
     unseen: bool
 
 
@@ -150,17 +148,17 @@ class Confirmation:
             off = self._beyond(wanted, found, noise)
         if not off:
             return None
-        name, (_, relative, unseen) = max(off.items(), key=lambda item: item[1][0])
-        return Disagreement(name, relative, unseen)
+        name, (_, unseen) = max(off.items(), key=lambda item: item[1][0])
+        return Disagreement(name, unseen)
 
     def _beyond(
         self,
         wanted: Mapping[str, torch.Tensor | None],
         found: Sums,
         noise: Mapping[str, float],
-    ) -> dict[str, tuple[float, float, bool]]:
-        """By parameter: off by so many limits, by so much of its length, and whether unseen."""
-        off: dict[str, tuple[float, float, bool]] = {}
+    ) -> dict[str, tuple[float, bool]]:
+        """By parameter: off by so many limits, and whether unseen."""
+        off: dict[str, tuple[float, bool]] = {}
         whole = sum(_length(a) ** 2 for a in wanted.values()) ** 0.5
         for n in wanted:
             p = self._trained[n]
@@ -168,7 +166,7 @@ class Confirmation:
             limit = self._limit(p, noise[n], max(length, found.lengths.get(p, 0.0)), whole)
             # What is not a number is compared nowhere: the run itself leaves such examples out.
             if difference > limit:
-                off[n] = (difference / limit, difference / max(length, 1e-30), p not in found.sums)
+                off[n] = (difference / limit, p not in found.sums)
         return off
 
     def moved_others(

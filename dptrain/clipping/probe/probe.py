@@ -42,6 +42,7 @@ from dptrain.clipping.probe.weighing import take_back, weigh
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 from dptrain.core import (
     global_state,
+    named_error,
     remember_globals,
     restore_global_state,
     same_global_state,
@@ -389,7 +390,7 @@ class RowProbe:
             try:
                 run = self._run(whole, start)
             except Exception as error:  # which the call itself is left to raise
-                return _FAILED.format(error=first_error or error)
+                return _FAILED.format(error=named_error(first_error or error))
             self._check_rows(run.seen, whole.rows)
             known = self._vary(whole, run, batch.views, start)
             if (why := self._unconfirmed(whole, start)) is not None:
@@ -486,7 +487,7 @@ class RowProbe:
         return None if off is None else self._say(off)
 
     def _say(self, off: Disagreement) -> str:
-        found = f"are off by {off.off:.2g} of their length" if not off.unseen else "are missing"
+        found = "are missing" if off.unseen else "differ by more than rounding"
         return self._say_of(off.name, _UNCONFIRMED, found=found)
 
     def _say_of(self, parameter: str, text: str, **more: str) -> str:

@@ -141,11 +141,10 @@ class LossSignature:
         if self._alike >= wanted:
             raise RuntimeError(
                 "the loss divides by what the whole batch holds: the examples' shares of it differ "
-                f"(from {float(shares.amin()):.3g} to {float(shares.amax()):.3g}) and add up to 1, "
-                "as where a cross entropy with reduction='mean' has ignored targets or class "
-                "weights. One example then changes the gradients of all others before they are "
-                "clipped: take the loss from dptrain.losses, which reduces each example by itself "
-                "(or set Gradients(probe='off'), which the guarantee then says)"
+                "and add up to 1, as where a cross entropy with reduction='mean' has ignored "
+                "targets or class weights. One example then changes the gradients of all others "
+                "before they are clipped: take the loss from dptrain.losses, which reduces each "
+                "example by itself (or set Gradients(probe='off'), which the guarantee then says)"
             )
 
     def _compare(self, rows: int, share: float, reduction: str, alike: float) -> None:

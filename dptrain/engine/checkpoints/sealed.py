@@ -59,8 +59,9 @@ def shares_of(state: object) -> list[Mapping[str, Any]]:
     for each in given:
         if not isinstance(each, Mapping):
             raise TypeError(
-                f"state={each!r:.80}: expected what private.state_dict() returned, for instance "
-                "torch.load(path, weights_only=True), or a list of the shares of all ranks"
+                f"state is a {type(each).__name__}: expected what private.state_dict() returned, "
+                "for instance torch.load(path, weights_only=True), or a list of the shares of all "
+                "ranks"
             )
     places = [tuple(each.get("share", (0, 1))) for each in given]
     worlds = {world for _, world in places}

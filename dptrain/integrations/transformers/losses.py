@@ -111,10 +111,14 @@ class LossCheck:
     Args:
         loss: as ``compute_loss_func``, of the outputs and the labels.
         reduction: ``"mean"`` or ``"sum"`` over the rows.
+        called: what the user knows the loss as.
     """
 
-    def __init__(self, loss: Callable[..., torch.Tensor], reduction: str) -> None:
-        self._loss, self._reduction, self._left = loss, reduction, _TIMES
+    def __init__(
+        self, loss: Callable[..., torch.Tensor], reduction: str, called: str = "compute_loss_func"
+    ) -> None:
+        self._loss, self._reduction, self._called = loss, reduction, called
+        self._left = _TIMES
 
     @torch.no_grad()
     def look_at(self, outputs: Any, labels: Any, rows: int) -> None:
@@ -142,11 +146,10 @@ class LossCheck:
         close = torch.isclose(together, expected, rtol=64 * found, atol=64 * found)
         if not close and bool(torch.isfinite(alone).all()):
             raise RuntimeError(
-                f"compute_loss_func gives {few} examples together {float(together):.6g}, and the "
-                f"{self._reduction} of what it gives each alone is {float(expected):.6g}: it ties "
-                "the examples of a batch together, as a mean over all tokens does, so no clipping "
-                "bounds what one example does; reduce each example by itself first, for instance "
-                "by dptrain.losses.reduce_examples"
+                f"{self._called} does not give {few} examples together the {self._reduction} of "
+                "what it gives each alone: it ties the examples of a batch together, as a mean "
+                "over all tokens does, so no clipping bounds what one example does; reduce each "
+                "example by itself first, for instance by dptrain.losses.reduce_examples"
             )
 
     def _of(self, outputs: Any, labels: Any, some: slice, total: int) -> torch.Tensor:

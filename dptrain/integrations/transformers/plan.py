@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dptrain.configuration import build_scheme, build_strategy, steps_of_epoch
+from dptrain.core import named_error
 from dptrain.integrations.transformers.arguments import PrivacyArguments
 from dptrain.sampling import AttributionGraph, Scheme
 from dptrain.strategies import Strategy
@@ -137,8 +138,8 @@ def graph_of(dataset: Any, column: str) -> AttributionGraph:
         for user in users:
             if not isinstance(user, str | bytes | int) or isinstance(user, bool):
                 raise ValueError(
-                    f"user_column={column!r}: row {number} has the user {user!r}; a user is a text "
-                    "or a whole number"
+                    f"user_column={column!r}: row {number} has a {type(user).__name__} for a user; "
+                    "a user is a text or a whole number"
                 )
             if isinstance(user, str | bytes) and not user.strip():
                 raise ValueError(
@@ -167,5 +168,5 @@ def _values(dataset: Any, column: str) -> Iterable[Any]:
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(
             f"user_column={column!r}: the rows of {type(dataset).__name__} have no such field "
-            f"({type(error).__name__}: {error})"
+            f"({named_error(error)})"
         ) from error

@@ -57,7 +57,7 @@ class CollateCheck:
         if moved > 1:
             raise RuntimeError(
                 f"collate_fn={_named(self.collate_fn)} mixes the examples of a batch: with one of "
-                f"{len(few)} exchanged for another, the rows of {moved} changed, as in mixup, "
+                f"{len(few)} exchanged for another, the rows of others changed too, as in mixup, "
                 "cutmix or where the batch's own mean or counts go into every row. An example then "
                 "changes the gradients of others before they are clipped, and no example's "
                 "contribution can be bounded: leave it out, or mix views of one example. "

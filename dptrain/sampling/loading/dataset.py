@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from tqdm import tqdm
 
-from dptrain.core import seeded_globals
+from dptrain.core import named_error, seeded_globals
 from dptrain.sampling.scheme import Scheme
 
 ROWS = 64  # rows that are looked at where the data set has no fingerprint of its own
@@ -110,9 +110,9 @@ def fingerprint(dataset: Any) -> str:
         except Exception as error:  # whatever a data set raises that only workers can read
             raise ValueError(
                 f"row {row} of {type(dataset).__name__} cannot be read in the main process "
-                f"({type(error).__name__}: {error}), where the data are recognized for a "
-                "checkpoint; make it readable there, or give the data set an attribute "
-                "fingerprint, a text that names its contents"
+                f"({named_error(error)}), where the data are recognized for a checkpoint; make it "
+                "readable there, or give the data set an attribute fingerprint, a text that names "
+                "its contents"
             ) from error
         sha.update(first if first == second else b"unstable")
     return sha.hexdigest()

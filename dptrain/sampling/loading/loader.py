@@ -324,8 +324,9 @@ class PrivateLoader:
             raise RuntimeError("complete_step() is for an engine, whose loader has driven=True")
         micro = self.current
         if micro is None or not micro.last or not self._reported:
-            need = "complete_step() follows report_microbatch() on the last microbatch of a step"
-            raise RuntimeError(f"{need}; the current one is {micro}")
+            raise RuntimeError(
+                "complete_step() follows report_microbatch() on the last microbatch of a step"
+            )
         if micro.step != self.position:
             raise RuntimeError(f"step {micro.step} is completed already")
         self._plan.complete()

@@ -15,7 +15,7 @@ class MicroBatch:
     """Part ``part`` of ``parts`` of the batch of logical step ``step``.
 
     The batch travels with this record, also through worker processes, so rows, weights and "last
-    of its step" cannot fall out of step with the data.
+    of its step" cannot fall out of step with the data. Its text does not show what was drawn.
 
     Attributes:
         step: logical step, from 0.
@@ -31,9 +31,9 @@ class MicroBatch:
     step: int
     part: int
     parts: int
-    indices: Indices
-    weights: npt.NDArray[np.float32]
-    sizes: Indices | None = None
+    indices: Indices = dataclasses.field(repr=False)
+    weights: npt.NDArray[np.float32] = dataclasses.field(repr=False)
+    sizes: Indices | None = dataclasses.field(default=None, repr=False)
 
     @property
     def last(self) -> bool:

@@ -117,7 +117,9 @@ def check_state(
         ValueError: saying what differs, and what to do.
     """
     if not isinstance(state, Mapping):
-        raise TypeError(f"state={state!r:.80}: expected what a loader's state_dict() returned")
+        raise TypeError(
+            f"state is a {type(state).__name__}: expected what a loader's state_dict() returned"
+        )
     if missing := sorted(FIELDS - set(state)):
         raise ValueError(f"the state lacks {missing}; it is no state of a PrivateLoader")
     if state["dataset_size"] != dataset_size:

@@ -31,7 +31,7 @@ def edges_from_csr(offsets: npt.ArrayLike, members: npt.ArrayLike) -> Edges:
                 f"{name} of type {row.dtype} and shape {row.shape}: give one row of integers"
             )
     if len(starts) < 2:
-        raise ValueError(f"offsets={starts.tolist()}: there is no example in the graph")
+        raise ValueError("offsets has fewer than two entries: there is no example in the graph")
     starts = starts.astype(np.int64)
     sizes = np.diff(starts)
     if starts[0] != 0 or starts[-1] != len(users) or (sizes < 0).any():
@@ -43,8 +43,8 @@ def edges_from_csr(offsets: npt.ArrayLike, members: npt.ArrayLike) -> Edges:
     low, high = int(users.min()), int(users.max())
     if low < 0 or high > len(users):
         raise ValueError(
-            f"members hold user number {low if low < 0 else high}: number the users 0, 1, … "
-            f"without gaps ({len(users)} members are given)"
+            f"members hold a user number that is {'negative' if low < 0 else 'too large'}: number "
+            f"the users 0, 1, … without gaps ({len(users)} members are given)"
         )
     used = count_users(users, high + 1)
     if not used.all():

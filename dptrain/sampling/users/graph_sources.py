@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from tqdm.auto import tqdm
 
+from dptrain.core import named_error
 from dptrain.sampling.users.graph_edges import MOST_USERS, Edges, Offsets, Users, assembled
 
 # Examples read at a time.
@@ -48,7 +49,7 @@ def _check_id(part: Any, user: Any) -> None:
     """
     if part is None:
         raise ValueError(
-            f"a user id is {user!r}, with None for an unknown: leave unknown users out, or give "
+            "a user id is None, or has None for a part of it: leave unknown users out, or give "
             "each a name"
         )
     if isinstance(part, str | bytes):
@@ -62,12 +63,12 @@ def _check_id(part: Any, user: Any) -> None:
             _check_id(getattr(part, field.name), user)
     if isinstance(part, torch.Tensor) or type(part).__hash__ is object.__hash__:
         raise ValueError(
-            f"user id {user!r}: a {type(part).__name__} is equal to no other object, so that two "
+            f"a user id of type {type(part).__name__} is equal to no other object, so that two "
             "examples could never share it; use text or integers"
         )
     if part != part:
         raise ValueError(
-            f"user id {user!r} is not a number, or a part of it is not: leave unknown users out"
+            "a user id is not a number, or a part of it is not: leave unknown users out"
         )
 
 
@@ -100,7 +101,8 @@ def _row(example: int, row: Any) -> Sequence[Any]:
     """The users of one example as a sequence."""
     if isinstance(row, str | bytes):
         raise ValueError(
-            f"example {example} has {row!r} for a list of users; put a single user into a list"
+            f"example {example} has a {type(row).__name__} for a list of users; put a single user "
+            "into a list"
         )
     if hasattr(row, "tolist"):  # the elements of arrays and tensors, as Python values
         row = row.tolist()
@@ -111,14 +113,16 @@ def _row(example: int, row: Any) -> Sequence[Any]:
         # goes on in a new process has to find the graph that it began with.
         if {type(user) for user in row} not in (set(), {str}, {bytes}, {int}):
             raise ValueError(
-                f"example {example} has the set {row!r} of users, which has no order of its own: "
-                "give a list"
+                f"example {example} has a {type(row).__name__} of users, which has no order of its "
+                "own: give a list"
             )
         return sorted(row)
     try:
         return tuple(row)
     except TypeError:
-        raise ValueError(f"example {example} has {row!r} for a list of users") from None
+        raise ValueError(
+            f"example {example} has a {type(row).__name__} for a list of users"
+        ) from None
 
 
 def _numbers_of_chunk(
@@ -143,8 +147,8 @@ def _numbered(numbers: _Numbers, users: Sequence[Any], where: Callable[[int], st
                 numbers[user]
             except TypeError as error:
                 raise ValueError(
-                    f"{where(position)}: user ids must be hashable ({error}); use text, integers "
-                    "or tuples"
+                    f"{where(position)}: user ids must be hashable, and one is a "
+                    f"{type(user).__name__}; use text, integers or tuples"
                 ) from error
             except ValueError as error:
                 raise ValueError(f"{where(position)}: {error}") from error
@@ -231,8 +235,9 @@ def edges_from_dataset(dataset: Any, column: str) -> Edges:
         lists = dataset[column]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ValueError(
-            f"column={column!r}: a {type(dataset).__name__} gives no such column ({error}); pass "
-            "a datasets.Dataset (one split), a mapping of columns, or use from_lists"
+            f"column={column!r}: a {type(dataset).__name__} gives no such column "
+            f"({named_error(error)}); pass a datasets.Dataset (one split), a mapping of columns, "
+            "or use from_lists"
         ) from error
     return edges_from_lists(lists)
 

@@ -462,8 +462,7 @@ def test_what_it_costs_is_said_once(caplog):
         assert "RMSNorm ('0', '1', '2' and 2 more)" in said[0]
         assert "LayerScale ('5')" in said[0]
         assert "dptrain.register_layer()" in said[0]
-        took, share, whole = map(
-            float, re.search(r"took (\S+) ms, (\S+) % of the (\S+) ms", said[0]).groups()
-        )
-        assert 0 < took < whole
-        assert share == pytest.approx(100 * took / whole, rel=0.1)
+        shares = re.findall(r"\) (?:about (\d+)|less than 5) %", said[0])
+        assert len(shares) == 2
+        assert sum(int(share or 0) for share in shares) <= 110  # of roundings to tens
+        assert not re.search(r"\d m?s\b", said[0])

@@ -10,6 +10,7 @@ import torch
 from dptrain.clipping.bookkeeping.cache import chunk_size
 from dptrain.clipping.bookkeeping.operations.operation import Operation
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.core import named_error
 
 
 def replayed(op: Operation) -> Any:
@@ -57,7 +58,8 @@ def replayed(op: Operation) -> Any:
         try:
             found = _over_rows(one, [gradient, *saved], rows, factor, chunk_size(gradient, numbers))
         except RuntimeError as error:
-            raise op.session.refusal(op.func, f"cannot be run for one example: {error}") from error
+            why = f"cannot be run for one example ({named_error(error)})"
+            raise op.session.refusal(op.func, why) from error
         return {k: Materialized(g) for k, g in zip(op.places, found, strict=True)}
 
     return op.session.observed(op, output, [op.leaves[k] for k in by_rows], uses)

@@ -31,7 +31,7 @@ from dptrain.clipping.bookkeeping.rules.rules import (
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 from dptrain.clipping.probe import eagerly, untouched
-from dptrain.core import global_state, restore_global_state, same_global_state
+from dptrain.core import global_state, named_error, restore_global_state, same_global_state
 
 _MEMORY = {"cpu": 2**26}  # bytes that the rows of one replay may take
 _DEVICE_MEMORY = 2**28
@@ -558,20 +558,18 @@ class _Rerun:
                 )
         half = self.call.autocast[2] or any(g.dtype in HALF for g in self.gradients)
         limit = _TOLERANCE_HALF if half else _TOLERANCE[summing_dtype(self.gradients[0])]
-        off = self._off(outputs, start, stop)
-        if off > limit:
+        if self._off(outputs, start, stop) > limit:
             raise _Differs(
                 f"{self.rule._called(self.layer)} gave other outputs when it was run again on one "
-                f"example at a time (off by {off:.2g} of their length): it mixes the examples, "
-                "keeps a state that the call changed, draws random numbers from a generator of its "
-                "own, or takes for the examples' what all share and has as many entries; "
-                f"{_REMEDY}"
+                "example at a time: it mixes the examples, keeps a state that the call changed, "
+                "draws random numbers from a generator of its own, or takes for the examples' what "
+                f"all share and has as many entries; {_REMEDY}"
             )
 
     def _failure(self, error: Exception) -> RuntimeError:
         return RuntimeError(
             f"{self.rule._called(self.layer)} cannot be run on one example alone, as its gradients "
-            f"need ({type(error).__name__}: {error}); {_REMEDY}"
+            f"need ({named_error(error)}); {_REMEDY}"
         )
 
 

@@ -88,9 +88,9 @@ class SharedRows:
         elif found is None:
             if rows >= _FEW and bool((ids.diff() == 1).all()):
                 raise UnclearRows(
-                    f"an embedding looks up ids {ids[:3].tolist()} ... of shape ({rows},) in a "
-                    f"batch of {rows} rows, which may be positions that all examples share or one "
-                    f"id an example: {_REMEDY}"
+                    f"an embedding looks up consecutive ids of shape ({rows},) in a batch of "
+                    f"{rows} rows, which may be positions that all examples share or one id an "
+                    f"example: {_REMEDY}"
                 )
             found = True if rows >= _FEW else None
         if None not in (found, self._one_an_example) and found != self._one_an_example:

@@ -204,7 +204,7 @@ class GraphPartition(JsonValue, family="graph partition"):
         try:
             slot = np.asarray(slots)
         except ValueError as error:
-            raise ValueError(f"{owner}: slots must be one row of integers: {error}") from error
+            raise ValueError(f"{owner}: slots must be one row of integers") from error
         if slot.dtype.kind not in "iu" or slot.shape != (graph.examples,):
             raise ValueError(
                 f"{owner}: slots of type {slot.dtype} and shape {slot.shape}: give an integer for "
