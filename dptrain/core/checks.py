@@ -62,6 +62,23 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def invariant(holds: object, what: str) -> None:
+    """Stop where a proof or a record would be about something else, under ``python -O`` too.
+
+    Args:
+        holds: what no argument of a user's should be able to break.
+        what: that is wrong otherwise, as a sentence without its end.
+
+    Raises:
+        RuntimeError: unless it holds.
+    """
+    if not holds:
+        raise RuntimeError(
+            f"{what}: this is a fault of dptrain's, and goes no further, as a guarantee might be "
+            "false; please report it with the program that led here"
+        )
+
+
 def integer(
     name: str,
     value: Any,

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-logger = logging.getLogger(__name__)
+from dptrain.core import checks
 
+logger = logging.getLogger(__name__)
 
 PERIOD = 2039  # a short row of sums takes up to four times as long, depending on where it lies
 _SMALL = 1 << 18  # bytes of a tensor that is put together with others: calls cost more than copies
@@ -144,7 +145,7 @@ class StepLedger:
                     "count its privacy loss on top"
                 )
             return
-        assert step == len(self.digests), "steps are recorded in order"
+        checks.invariant(step == len(self.digests), "the ledger records steps in order")
         self._append({"step": step, "digest": digest})
         self.digests.append(digest)
 

@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from dptrain.accounting.per_example import IndividualPLD, NormGrid
-from dptrain.core import Array
+from dptrain.core import Array, checks
 from dptrain.individual import gaussian_renyi
 from dptrain.individual.gaussian_dominance import GaussianDominance
 from dptrain.individual.record import Mask, Staged
@@ -293,7 +293,7 @@ class SampledPLDRecord(PLDRecord):
         return fits
 
     def _charge(self, which: Which, buckets: Buckets) -> None:
-        assert which == EVERYBODY
+        checks.invariant(which == EVERYBODY, "a full step charges every example")
         charged = np.flatnonzero(buckets)
         self._counts.reshape(-1)[self._places[charged] + buckets[charged]] += 1
         self._credit[charged] -= self._credit[charged] > 0

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Indices = npt.NDArray[np.int64]
 """Positions of examples in the data set."""
@@ -78,7 +78,7 @@ class IndividualRecord(ABC):
         Returns:
             Factors in [0, 1] on the clipped gradients, shape (m,).
         """
-        assert step == self.steps, "steps are admitted in order"
+        checks.invariant(step == self.steps, "steps are admitted in order")
         if part == 0:
             self._staged.clear()
         shares = self._shares(indices, ratios)
@@ -87,8 +87,10 @@ class IndividualRecord(ABC):
 
     def commit(self, step: int, parts: int) -> None:
         """Book the step, which has just been released in so many microbatches."""
-        assert step == self.steps, "steps are committed in order"
-        assert sorted(self._staged) == list(range(parts)), "a microbatch was not admitted"
+        checks.invariant(step == self.steps, "steps are booked in order")
+        checks.invariant(
+            sorted(self._staged) == list(range(parts)), "a part of the step was not admitted"
+        )
         staged = [self._staged[part] for part in range(parts)]
         self._staged.clear()
         merged = Staged(

@@ -152,7 +152,8 @@ class MomentumSGD(Workload):
         solution, info = dtbtrs(
             bands, right, uplo="L", trans="T" if transpose else "N", diag="U", overwrite_b=True
         )
-        assert info == 0, info  # a unit diagonal is never singular
+        # A unit diagonal is never singular.
+        checks.invariant(info == 0, "the matrix of the momentum is singular")
         return np.ascontiguousarray(solution[1 - int(transpose) :: 2]).reshape(x.shape)
 
 

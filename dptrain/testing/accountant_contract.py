@@ -11,6 +11,7 @@ import pytest
 from dptrain.accounting import Accountant
 from dptrain.core import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
+from dptrain.testing.requiring import require
 
 
 class AccountantContract(ABC):
@@ -51,99 +52,99 @@ class AccountantContract(ABC):
         return cls._shown
 
     def test_covers_its_mechanism(self) -> None:
-        assert self.accountant().refusal(self.mechanism()) is None
-        assert self.accountant().name
-        assert isinstance(self.accountant().kind, Kind)
+        require(self.accountant().refusal(self.mechanism()) is None)
+        require(self.accountant().name)
+        require(isinstance(self.accountant().kind, Kind))
 
     def test_is_about_one_of_the_adjacencies_that_it_knows(self) -> None:
         accountant = self.accountant()
-        assert accountant.adjacency in accountant.adjacencies
+        require(accountant.adjacency in accountant.adjacencies)
         # What its options are has to survive when it is made for another relation.
-        assert accountant.under(accountant.adjacency) == accountant
+        require(accountant.under(accountant.adjacency) == accountant)
 
     def test_guarantee_is_complete(self, shown: Guarantee) -> None:
         mechanism = self.mechanism()
-        assert 0.0 < shown.epsilon < np.inf
-        assert shown.delta == self.delta
-        assert shown.noise_multiplier == mechanism.noise_multiplier
-        assert shown.scheme == mechanism.scheme.published()
-        assert shown.strategy == mechanism.strategy.to_dict()
-        assert shown.strategy_hash == mechanism.strategy.coefficient_hash
-        assert shown.mechanism_hash == mechanism.hash
-        assert shown.steps_planned == mechanism.steps
-        assert shown.steps_executed is None
-        assert shown.accountant in self.accountant().name  # "best of …" may name one of them
-        assert shown.kind is not Kind.ESTIMATE
+        require(0.0 < shown.epsilon < np.inf)
+        require(shown.delta == self.delta)
+        require(shown.noise_multiplier == mechanism.noise_multiplier)
+        require(shown.scheme == mechanism.scheme.published())
+        require(shown.strategy == mechanism.strategy.to_dict())
+        require(shown.strategy_hash == mechanism.strategy.coefficient_hash)
+        require(shown.mechanism_hash == mechanism.hash)
+        require(shown.steps_planned == mechanism.steps)
+        require(shown.steps_executed is None)
+        require(shown.accountant in self.accountant().name)  # "best of …" may name one of them
+        require(shown.kind is not Kind.ESTIMATE)
 
     def test_guarantee_survives_json(self, shown: Guarantee) -> None:
-        assert Guarantee.from_json(shown.to_json()) == shown
+        require(Guarantee.from_json(shown.to_json()) == shown)
 
     def test_what_it_stated_it_states_again(self, shown: Guarantee) -> None:
         again = self.accountant().restate(self.mechanism(), shown)
-        assert again.epsilon <= shown.epsilon * (1.0 + 1e-9)
+        require(again.epsilon <= shown.epsilon * (1.0 + 1e-9))
         for field in ("delta", "kind", "accountant", "unit", "adjacency", "mechanism_hash"):
-            assert getattr(again, field) == getattr(shown, field), field
+            require(getattr(again, field) == getattr(shown, field), field)
 
     def test_profile_falls_and_stays_in_range(self, shown: Guarantee) -> None:
         grid = np.concatenate(([0.0], shown.epsilon * np.linspace(0.05, 1.5, 12)))
         found = self.accountant().profile(self.mechanism(), grid)
         np.testing.assert_array_equal(found.epsilon, grid)
         for direction in (found.remove, found.add):
-            assert direction.shape == grid.shape
-            assert (direction >= 0.0).all()
-            assert (direction <= 1.0).all()
-            assert (np.diff(direction) <= 1e-9 * direction[:-1]).all()
+            require(direction.shape == grid.shape)
+            require((direction >= 0.0).all())
+            require((direction <= 1.0).all())
+            require((np.diff(direction) <= 1e-9 * direction[:-1]).all())
         np.testing.assert_array_equal(found.delta, np.maximum(found.remove, found.add))
-        assert found.kind is self.accountant().kind_of(self.mechanism())
-        assert found.accountant == self.accountant().name
+        require(found.kind is self.accountant().kind_of(self.mechanism()))
+        require(found.accountant == self.accountant().name)
 
     def test_epsilon_and_delta_are_inverse(self, shown: Guarantee) -> None:
         # The ε stated at δ must suffice by the profile, and a little less must not.
         if self.simulated:
             top = self.accountant().profile(self.mechanism(), [1.5 * shown.epsilon]).delta[0]
-            assert top <= self.delta
+            require(top <= self.delta)
             return
         grid = np.array([shown.epsilon * (1.0 - self.tolerance), shown.epsilon])
         found = self.accountant().profile(self.mechanism(), grid).delta
-        assert found[1] <= self.delta * (1.0 + self.tolerance)
-        assert found[0] >= self.delta * (1.0 - self.tolerance)
+        require(found[1] <= self.delta * (1.0 + self.tolerance))
+        require(found[0] >= self.delta * (1.0 - self.tolerance))
 
     def test_more_noise_is_more_private(self, shown: Guarantee) -> None:
         quieter = self.mechanism().with_noise(1.3 * self.mechanism().noise_multiplier)
-        assert self.accountant().guarantee(quieter, delta=self.delta).epsilon < shown.epsilon
+        require(self.accountant().guarantee(quieter, delta=self.delta).epsilon < shown.epsilon)
         grid = shown.epsilon * np.array([0.3, 1.0])
         before = self.accountant().profile(self.mechanism(), grid)
         after = self.accountant().profile(quieter, grid)
-        assert (after.remove < before.remove).all()
-        assert (after.add <= before.add).all()
+        require((after.remove < before.remove).all())
+        require((after.add <= before.add).all())
 
     def test_smaller_delta_costs_epsilon(self, shown: Guarantee) -> None:
         deep = self.accountant().guarantee(self.mechanism(), delta=self.deepest_delta)
-        assert shown.epsilon < deep.epsilon < np.inf
+        require(shown.epsilon < deep.epsilon < np.inf)
 
     def test_calibration_meets_its_target_tightly(self, shown: Guarantee) -> None:
         target = 0.8 * shown.epsilon
         found = self.accountant().calibrate(self.mechanism(), epsilon=target, delta=self.delta)
-        assert found.delta == self.delta
-        assert found.epsilon <= target
-        assert found.noise_multiplier > self.mechanism().noise_multiplier
+        require(found.delta == self.delta)
+        require(found.epsilon <= target)
+        require(found.noise_multiplier > self.mechanism().noise_multiplier)
         if self.simulated:
-            assert found.kind is Kind.VERIFIED
+            require(found.kind is Kind.VERIFIED)
             certified = self.mechanism().with_noise(found.noise_multiplier)
-            assert self.accountant().restate(certified, found) == found
+            require(self.accountant().restate(certified, found) == found)
             return
         again = self.accountant().guarantee(
             self.mechanism().with_noise(found.noise_multiplier), delta=self.delta
         )
-        assert again.epsilon <= target * (1.0 + 1e-12)
+        require(again.epsilon <= target * (1.0 + 1e-12))
         louder = self.mechanism().with_noise(found.noise_multiplier * (1.0 - 5e-4))
-        assert self.accountant().guarantee(louder, delta=self.delta).epsilon > target
+        require(self.accountant().guarantee(louder, delta=self.delta).epsilon > target)
 
     def test_no_noise_is_no_privacy(self) -> None:
         silent = self.mechanism().with_noise(0.0)
         shown = self.accountant().guarantee(silent, delta=self.delta)
-        assert shown.epsilon == np.inf
-        assert Guarantee.from_json(shown.to_json()) == shown
+        require(shown.epsilon == np.inf)
+        require(Guarantee.from_json(shown.to_json()) == shown)
         found = self.accountant().profile(silent, [0.0, 1.0])
         np.testing.assert_array_equal(found.delta, [1.0, 1.0])
 
@@ -152,7 +153,7 @@ class AccountantContract(ABC):
         if mechanism is None:
             return
         reason = self.accountant().refusal(mechanism)
-        assert reason
+        require(reason)
         for attempt in (
             lambda: self.accountant().guarantee(mechanism, delta=self.delta),
             lambda: self.accountant().profile(mechanism, [1.0]),

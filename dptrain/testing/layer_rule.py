@@ -14,6 +14,7 @@ from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of
 from dptrain.clipping.bookkeeping.uses import Use
 from dptrain.testing.layer_uses import reported_uses, tensors_of
 from dptrain.testing.norms_of_releases import check_norms_of_releases
+from dptrain.testing.requiring import require
 
 # The norms of a use may be rounded up, by this much of what they are made of.
 _UP = 1e-6
@@ -118,8 +119,9 @@ def _loop(
         one = [v[i : i + 1] if isinstance(v, torch.Tensor) and v.dim() else v for v in values]
         parts = tensors_of(layer(*one))
         for part, output in zip(parts, outputs, strict=True):
-            assert torch.allclose(part[0], output[i], rtol=1e-9, atol=1e-9), (
-                f"the layer mixes the rows of a batch: row {i} has another output alone"
+            require(
+                torch.allclose(part[0], output[i], rtol=1e-9, atol=1e-9),
+                f"the layer mixes the rows of a batch: row {i} has another output alone",
             )
         loss = sum((part * d[i : i + 1]).sum() for part, d in zip(parts, directions, strict=True))
         assert isinstance(loss, torch.Tensor)
@@ -145,8 +147,9 @@ def _by_rule(
     try:
         outputs, uses = reported_uses(layer, rule, values, directions)
         for output, right in zip(outputs, own, strict=True):
-            assert torch.allclose(output, right, rtol=1e-9, atol=1e-9), (
-                "the rule's forward() has another output than the layer"
+            require(
+                torch.allclose(output, right, rtol=1e-9, atol=1e-9),
+                "the rule's forward() has another output than the layer",
             )
     except RuntimeError as error:
         raise AssertionError(f"the rule fails: {error}") from error
@@ -155,14 +158,17 @@ def _by_rule(
         for leaf in leaves:
             leaf.grad = None
     for k, (gradient, right) in enumerate(zip(found, expected, strict=True)):
-        assert gradient is not None, f"no gradient reaches input {k}"
-        assert torch.allclose(gradient, right, rtol=1e-8, atol=1e-8, equal_nan=True), (
-            f"the gradient of input {k} is another than the layer's"
+        if gradient is None:
+            raise AssertionError(f"no gradient reaches input {k}")
+        require(
+            torch.allclose(gradient, right, rtol=1e-8, atol=1e-8, equal_nan=True),
+            f"the gradient of input {k} is another than the layer's",
         )
     for name, p in owned(layer, rule).items():
         reached, p.grad = p.grad, None
-        assert reached is None, (
-            f"autograd reaches {name!r} past the rule: forward() must read it from the layer"
+        require(
+            reached is None,
+            f"autograd reaches {name!r} past the rule: forward() must read it from the layer",
         )
     return uses
 
@@ -187,10 +193,10 @@ def _compare(
     rows = len(scale)
     for name, right in wanted.items():
         uses = found[name]
-        assert uses, f"the rule gives no use of {name!r}"
+        require(uses, f"the rule gives no use of {name!r}")
         for use in uses:
             has, needs = (use.rows, *use.shape), tuple(right.shape)
-            assert has == needs, f"{name!r}: gradients of shape {has}, expected {needs}"
+            require(has == needs, f"{name!r}: gradients of shape {has}, expected {needs}")
         for start, stop in ((0, rows), (1, rows - 1)):
             total = _sum(use.per_example(start, stop) for use in uses)
             _same(name, "gradient", total, right[start:stop], scale[start:stop], tolerance)
@@ -198,7 +204,7 @@ def _compare(
         factors = torch.linspace(0, 1, rows, dtype=torch.float64, device=right.device).square()
         weighted = _sum(use.weighted_sum(factors) for use in uses).view(right.shape[1:])
         off = (weighted - torch.einsum("i,i...->...", factors, right)).norm()
-        assert off <= tolerance * scale.sum(), f"{name!r}: the weighted sum is off by {off:.3g}"
+        require(off <= tolerance * scale.sum(), f"{name!r}: the weighted sum is off by {off:.3g}")
         index = torch.arange(rows - 1, 0, -2, device=right.device)
         few = _sum(use.select(index).per_example(0, len(index)) for use in uses)
         _same(name, "gradient of a selected row", few, right[index], scale[index], tolerance)
@@ -227,11 +233,11 @@ def _check_norms(
     tolerance: float,
 ) -> None:
     exact = right.flatten(1).norm(dim=1)
-    assert norms.shape == exact.shape, f"{name!r}: norms of shape {tuple(norms.shape)}"
+    require(norms.shape == exact.shape, f"{name!r}: norms of shape {tuple(norms.shape)}")
     good = (norms >= exact - tolerance * scale) & (norms <= exact + max(_UP, tolerance) * scale)
     bad = (~good).nonzero()[:, 0].tolist()
-    assert not bad, (
-        f"{name!r}: norms {norms[bad].tolist()} of rows {bad}, not {exact[bad].tolist()}"
+    require(
+        not bad, f"{name!r}: norms {norms[bad].tolist()} of rows {bad}, not {exact[bad].tolist()}"
     )
 
 
@@ -245,7 +251,9 @@ def _same(
 ) -> None:
     off = (found.reshape(right.shape) - right).flatten(1).norm(dim=1) / scale
     bad = (~(off <= tolerance)).nonzero()[:, 0].tolist()
-    assert not bad, f"{name!r}: the {what} is off by {off[bad].tolist()} of its length, rows {bad}"
+    require(
+        not bad, f"{name!r}: the {what} is off by {off[bad].tolist()} of its length, rows {bad}"
+    )
 
 
 def _sum(parts: Iterator[torch.Tensor]) -> torch.Tensor:

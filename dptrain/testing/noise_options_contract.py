@@ -13,6 +13,7 @@ from dptrain.noise.generators import chunk_length
 from dptrain.testing.noise_checks import SEED, NoiseChecks, units
 
 _ROUNDING = 2.0**-7  # rounding at random to bfloat16 is off by less than this, relatively
+from dptrain.testing.requiring import require
 
 
 class NoiseOptionsContract(NoiseChecks):
@@ -56,29 +57,29 @@ class NoiseOptionsContract(NoiseChecks):
         stream = self.open(like=like, dtype=torch.bfloat16)
         full = self.open(like=like)
         # Exact buffers hold 32 bits a number, or 64 where what is rounded off would last.
-        assert full.buffer_bytes in (2 * stream.buffer_bytes, 4 * stream.buffer_bytes)
-        assert full.notes == ()
-        assert bool(stream.notes) == bool(stream.buffer_bytes)
-        assert all("bfloat16" in note for note in stream.notes)
+        require(full.buffer_bytes in (2 * stream.buffer_bytes, 4 * stream.buffer_bytes))
+        require(full.notes == ())
+        require(bool(stream.notes) == bool(stream.buffer_bytes))
+        require(all("bfloat16" in note for note in stream.notes))
         noise, z = self.matrix(stream), self.draw_z(SEED, 500)
         bound = self.rounding_bound(noise, z)
         if bound is not None:
             error = np.abs(self.bound().apply(noise) - z)
             scale = max(1.0, float(self.bound().column_norms(self.steps).max()))
-            assert np.all(error <= bound + self.rounding(stream)[:, None] + 1e-12 * scale)
+            require(np.all(error <= bound + self.rounding(stream)[:, None] + 1e-12 * scale))
         if stream.buffer_bytes:
-            assert not np.array_equal(noise, self.matrix(full))
+            require(not np.array_equal(noise, self.matrix(full)))
 
     def test_bfloat16_buffers_shift_no_mean(self) -> None:
         like = [torch.zeros(20_000, device=self.device)]
         rounded = self.matrix(self.open(like=like, dtype=torch.bfloat16))
         error = rounded - self.matrix(self.open(like=like))
         deviation = error.std(axis=1) / np.sqrt(error.shape[1])
-        assert np.all(np.abs(error.mean(axis=1)) <= 6 * deviation + 1e-9)
+        require(np.all(np.abs(error.mean(axis=1)) <= 6 * deviation + 1e-9))
         # Were it shrinking what it stores, the error would follow the noise.
         product = error * rounded
         deviation = product.std(axis=1) / np.sqrt(error.shape[1])
-        assert np.all(np.abs(product.mean(axis=1)) <= 6 * deviation + 1e-9)
+        require(np.all(np.abs(product.mean(axis=1)) <= 6 * deviation + 1e-9))
 
     def test_bfloat16_buffers_restore_bit_for_bit(self) -> None:
         stream = self.open(dtype=torch.bfloat16)
@@ -107,14 +108,14 @@ class NoiseOptionsContract(NoiseChecks):
             return
         like = [torch.zeros(40, device=self.device), torch.zeros(3, 2, device=self.device)]
         stream = self.open(like=like, regenerate=True)
-        assert stream.buffer_bytes == 0
-        assert stream.notes == ()
+        require(stream.buffer_bytes == 0)
+        require(stream.notes == ())
         noise = self.matrix(stream)
         self.assert_solves(noise, self.draw_z(SEED, 46), stream)
         kept = self.open(like=like)
-        assert kept.grid_bits <= stream.grid_bits
+        require(kept.grid_bits <= stream.grid_bits)
         apart = np.abs(self.factor()) @ (self.rounding(stream) + self.rounding(kept))
-        assert np.all(np.abs(noise - self.matrix(kept)) <= apart[:, None] + 2.0**-50 * abs(noise))
+        require(np.all(np.abs(noise - self.matrix(kept)) <= apart[:, None] + 2.0**-50 * abs(noise)))
 
     def test_regenerated_noise_restores_bit_for_bit(self) -> None:
         if not self.regenerates:
@@ -146,8 +147,8 @@ class NoiseOptionsContract(NoiseChecks):
             for index, tensor in enumerate(expected):
                 pieces = [part[index] for part in parts]
                 for piece in pieces:
-                    assert piece.dtype == tensor.dtype
-                    assert piece.shape in (tensor.shape, (piece.numel(),))
+                    require(piece.dtype == tensor.dtype)
+                    require(piece.shape in (tensor.shape, (piece.numel(),)))
                 found = torch.cat([piece.flatten() for piece in pieces if tensor.numel()] or pieces)
                 self.assert_same(found, tensor, whole, dtype)
 
@@ -156,17 +157,17 @@ class NoiseOptionsContract(NoiseChecks):
     ) -> None:
         """Equal numbers; where buffers are bfloat16, within a unit of these."""
         if dtype is torch.float32:
-            assert torch.equal(a.flatten(), b.flatten())
+            require(torch.equal(a.flatten(), b.flatten()))
         else:
             apart = np.abs(units(a.flatten(), stream) - units(b.flatten(), stream))
-            assert np.all(apart <= 0.05)
+            require(np.all(apart <= 0.05))
 
     def assert_shards_add_up(self, world: int, steps: int, **options: object) -> None:
         """The shards' entries together are the whole stream, and its state is divided."""
         whole = self.open(**options)  # type: ignore[arg-type]
         shards = [self.open(**options).shard(rank, world) for rank in range(world)]  # type: ignore[arg-type]
-        assert sum(shard.buffer_bytes for shard in shards) == whole.buffer_bytes
-        assert all(shard.notes == whole.notes for shard in shards)  # on ranks without entries, too
+        require(sum(shard.buffer_bytes for shard in shards) == whole.buffer_bytes)
+        require(all(shard.notes == whole.notes for shard in shards))
         self.assert_put_together(shards, whole, steps, options.get("dtype", torch.float32))  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("world", [1, 2, 3, 30])  # the last one is more than there are entries
@@ -185,7 +186,7 @@ class NoiseOptionsContract(NoiseChecks):
         whole = self.open(like=like)
         for rank in range(3):
             share = self.open(like=like).shard(rank, 3).buffer_bytes
-            assert share <= whole.buffer_bytes * (1 / 3 + 1e-3)
+            require(share <= whole.buffer_bytes * (1 / 3 + 1e-3))
 
     def test_a_shard_is_opened_without_the_others(self) -> None:
         opened = [self.open(shard=(rank, 3)) for rank in range(3)]
@@ -210,7 +211,7 @@ class NoiseOptionsContract(NoiseChecks):
                 whole = self.open(SEED + 2, **more)
                 for stream in (*resumed, whole):
                     stream.load_state_dict(*states)
-                    assert stream.step == 4
+                    require(stream.step == 4)
                 dtype = options.get("dtype", torch.float32)
                 self.assert_put_together(resumed, whole, 3, dtype)
                 never_stopped = self.open(**more)
@@ -238,13 +239,13 @@ class NoiseOptionsContract(NoiseChecks):
         state = shard.state_dict()
         resumed = self.open(SEED + 1).shard(1, 2)
         resumed.load_state_dict(state)
-        assert resumed.step == 4
+        require(resumed.step == 4)
         rest = self.steps - 4
         self.assert_equal(self.rows(resumed, rest), self.rows(shard, rest))
         for other in (self.open().shard(0, 2), self.open().shard(1, 3), self.open()):
             with pytest.raises(ValueError, match="all shards"):
                 other.load_state_dict(state)
-            assert other.step == 0
+            require(other.step == 0)
 
     @pytest.mark.parametrize(
         ("rank", "world", "name"),

@@ -14,6 +14,7 @@ import torch
 from dptrain.core import Array
 from dptrain.testing.noise_checks import SEED, units
 from dptrain.testing.noise_options_contract import NoiseOptionsContract
+from dptrain.testing.requiring import require
 
 
 class NoiseStreamContract(NoiseOptionsContract):
@@ -56,8 +57,8 @@ class NoiseStreamContract(NoiseOptionsContract):
     def test_a_row_of_z_is_drawn_for_every_step_with_the_deviation_of_its_noise(self) -> None:
         """The noise of a step adds L_tt z_t to what is known before it."""
         for bits, scale in self.draws():
-            assert bits >= self.open().grid_bits
-            assert scale > 0
+            require(bits >= self.open().grid_bits)
+            require(scale > 0)
         scales = [scale for _, scale in self.draws()]
         np.testing.assert_allclose(scales, np.diag(self.factor()), rtol=1e-12)
 
@@ -81,7 +82,7 @@ class NoiseStreamContract(NoiseOptionsContract):
                 drawn = head * Fraction(int(z[t, i]), 1 << bits)  # scale is 1/head
                 # C is given in float64, each entry within some units of its last place.
                 given = 2.0**-50 * sum(abs(float(c * noise[s][i])) for s, c in coefficients)
-                assert abs(product - drawn) <= moved[t] + Fraction(given)
+                require(abs(product - drawn) <= moved[t] + Fraction(given))
 
     def test_dense_and_streaming_agree(self) -> None:
         stream = self.open(like=self.small())
@@ -93,16 +94,16 @@ class NoiseStreamContract(NoiseOptionsContract):
 
     def test_shapes_devices_and_position(self) -> None:
         stream = self.open()
-        assert stream.step == 0
-        assert stream.steps == self.steps
+        require(stream.step == 0)
+        require(stream.steps == self.steps)
         for row in range(3):
             noise = next(stream)
-            assert stream.step == row + 1
+            require(stream.step == row + 1)
             for tensor, parameter in zip(noise, self.like(), strict=True):
-                assert tensor.shape == parameter.shape
-                assert tensor.dtype == torch.int64
-                assert tensor.device == parameter.device
-                assert not tensor.requires_grad
+                require(tensor.shape == parameter.shape)
+                require(tensor.dtype == torch.int64)
+                require(tensor.device == parameter.device)
+                require(not tensor.requires_grad)
 
     def test_parameters_that_require_gradients(self) -> None:
         like = [torch.nn.Parameter(tensor) for tensor in self.like()]
@@ -145,15 +146,15 @@ class NoiseStreamContract(NoiseOptionsContract):
             sums = self.sums(deviation)
             before = [None if total is None else total.clone() for total in sums]
             released = stream.release(sums, deviation)
-            assert stream.step == noise.step + 1
+            require(stream.step == noise.step + 1)
             for total, found, row, like in zip(
                 before, released, next(noise), self.like(), strict=True
             ):
-                assert found.shape == like.shape
-                assert found.device == like.device
+                require(found.shape == like.shape)
+                require(found.device == like.device)
                 if total is None:
                     total = torch.zeros_like(found)
-                assert found.dtype == total.dtype
+                require(found.dtype == total.dtype)
                 for s, v, n in zip(
                     total.flatten().tolist(), found.flatten(), row.flatten().tolist(), strict=True
                 ):
@@ -166,17 +167,17 @@ class NoiseStreamContract(NoiseOptionsContract):
         # A quotient in float64 may fall on the other side of a half.
         limit = Fraction(1, 2) + abs(ratio) / 2**51
         whole = [near + k for k in (-1, 0, 1, 2) if abs(near + k - ratio) <= limit]
-        assert all(abs(k + noise) < 2**53 for k in whole)
+        require(all(abs(k + noise) < 2**53 for k in whole))
         expected = torch.tensor([float(k + noise) * grid for k in whole], dtype=torch.float64)
-        assert found.cpu() in expected.to(found.dtype)
+        require(found.cpu() in expected.to(found.dtype))
 
     def test_a_release_without_noise_leaves_the_sums_alone_and_counts(self) -> None:
         stream = self.open()
         sums = self.sums(1.0)
         before = [None if total is None else total.clone() for total in sums]
         for total, found in zip(before, stream.release(sums, 0.0), strict=True):
-            assert torch.equal(found, torch.zeros_like(found) if total is None else total)
-        assert stream.step == 1
+            require(torch.equal(found, torch.zeros_like(found) if total is None else total))
+        require(stream.step == 1)
 
     def test_refuses_sums_that_are_not_those_of_the_parameters(self) -> None:
         stream = self.open()
@@ -195,13 +196,13 @@ class NoiseStreamContract(NoiseOptionsContract):
         sigma = self.covariance()
         variance = np.outer(np.diag(sigma), np.diag(sigma)) + np.square(expected)
         deviation = np.abs(x @ y.T / size - expected) / np.sqrt(variance / size)
-        assert deviation.max() < 6
+        require(deviation.max() < 6)
 
     def test_covariance_over_steps(self) -> None:
         for noise in self.two_long_parameters():
             self.assert_covariance(noise, noise, self.covariance())
             means = noise.mean(axis=1) / np.sqrt(np.diag(self.covariance()) / self.samples)
-            assert np.abs(means).max() < 6
+            require(np.abs(means).max() < 6)
 
     def test_parameters_are_independent(self) -> None:
         first, second = self.two_long_parameters()
@@ -227,12 +228,12 @@ class NoiseStreamContract(NoiseOptionsContract):
         torch.manual_seed(1)
         before = torch.get_rng_state()
         self.assert_equal(first, self.rows(self.open(), self.steps))
-        assert torch.equal(before, torch.get_rng_state())
+        require(torch.equal(before, torch.get_rng_state()))
 
     def test_no_row_repeats(self) -> None:
         like = [torch.zeros(50, device=self.device)]
         rows = torch.stack([row[0] for row in self.rows(self.open(like=like), self.steps)])
-        assert len(torch.unique(rows, dim=0)) == self.steps
+        require(len(torch.unique(rows, dim=0)) == self.steps)
 
     @pytest.mark.parametrize("position", [0, 1, 2, 3, 8, -1, None])
     def test_restores_bit_for_bit(self, position: int | None) -> None:
@@ -247,7 +248,7 @@ class NoiseStreamContract(NoiseOptionsContract):
         resumed = self.open(seed=SEED + 1)
         self.rows(resumed, 5)
         resumed.load_state_dict(torch.load(file, weights_only=True))
-        assert resumed.step == position
+        require(resumed.step == position)
         self.assert_equal(self.rows(resumed, self.steps - position), rest)
 
     # -- refusals --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dptrain.clipping.bookkeeping import norms_of_sum
 from dptrain.clipping.bookkeeping.rules import owned, register_imported, rule_of, without_rule
 from dptrain.clipping.bookkeeping.uses import Use, chunked_norms, rounding_errors
 from dptrain.testing.layer_uses import reported_uses, tensors_of
+from dptrain.testing.requiring import require
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -157,10 +158,12 @@ def _compare(
     magnitude = float(sum((m[0] * s).double().norm() for m, _ in parts))
     rho = row_norms_error(numbers, torch.float32) + (ROUNDING + 8) * u
     lost = 4 * math.sqrt(torch.finfo(torch.float32).tiny * numbers)  # squares of tiny numbers
-    assert length <= (1 + rho) * norm + error + lost, (
-        f"{where}: {length:.9g} is released while {norm:.9g} is taken for its norm"
+    require(
+        length <= (1 + rho) * norm + error + lost,
+        f"{where}: {length:.9g} is released while {norm:.9g} is taken for its norm",
     )
     up = math.sqrt((ROUNDING + 1) * u * terms * len(parts)) * magnitude
-    assert norm <= (1 + rho) * (length + error + up) + 1e-9, (
-        f"{where}: {norm:.9g} is taken for the norm of a release of {length:.9g}"
+    require(
+        norm <= (1 + rho) * (length + error + up) + 1e-9,
+        f"{where}: {norm:.9g} is taken for the norm of a release of {length:.9g}",
     )

@@ -17,6 +17,7 @@ import torch
 
 from dptrain.core import Array, Unit
 from dptrain.sampling import BatchStream, ExchangeableScheme, Scheme
+from dptrain.testing.requiring import require
 
 # A comparison of frequencies fails by chance with probability at most 2·exp(-21) < 2e-9, that of
 # 6 standard deviations, by Bernstein's inequality (no normal approximation). A scheme with n steps
@@ -63,14 +64,14 @@ class SchemeContract(ABC):
     def test_json_round_trip(self) -> None:
         scheme = self.scheme()
         again = Scheme.from_dict(json.loads(json.dumps(scheme.to_dict(), allow_nan=False)))
-        assert type(again) is type(scheme)
-        assert again == scheme
-        assert hash(again) == hash(scheme)
-        assert again.to_dict() == scheme.to_dict()
+        require(type(again) is type(scheme))
+        require(again == scheme)
+        require(hash(again) == hash(scheme))
+        require(again.to_dict() == scheme.to_dict())
 
     def test_differs_from_another(self) -> None:
-        assert self.scheme() != self.large_scheme()
-        assert self.scheme().to_dict() != self.large_scheme().to_dict()
+        require(self.scheme() != self.large_scheme())
+        require(self.scheme().to_dict() != self.large_scheme().to_dict())
 
     def test_unknown_field_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no field"):
@@ -82,8 +83,8 @@ class SchemeContract(ABC):
             prefix = scheme.prefix(steps)
             if prefix is None:
                 continue
-            assert steps <= prefix.steps <= scheme.steps
-            assert prefix.expected_batch_size == scheme.expected_batch_size
+            require(steps <= prefix.steps <= scheme.steps)
+            require(prefix.expected_batch_size == scheme.expected_batch_size)
             for seed in range(self.seed, self.seed + 5):
                 # Of one seed, so that the laws are equal too.
                 pairs = zip(prefix.stream(seed), scheme.stream(seed), strict=False)
@@ -106,22 +107,22 @@ class SchemeContract(ABC):
         scheme = self.scheme()
         values = (scheme.steps, scheme.min_sep, scheme.max_participations, scheme.max_per_batch)
         for value in (*values, scheme.population):
-            assert type(value) is int
-            assert value >= 1
-        assert 0 < scheme.rate <= 1
+            require(type(value) is int)
+            require(value >= 1)
+        require(0 < scheme.rate <= 1)
         counted = scheme.dataset_size if scheme.group_size is None else scheme.population
-        assert scheme.expected_batch_size == pytest.approx(scheme.rate * counted)
+        require(scheme.expected_batch_size == pytest.approx(scheme.rate * counted))
         fit = -(-scheme.steps // scheme.min_sep)  # more cannot be min_sep apart
-        assert scheme.max_participations <= fit
+        require(scheme.max_participations <= fit)
         if scheme.unit == Unit():  # one example
-            assert scheme.max_per_batch == 1
-            assert scheme.population == scheme.dataset_size
+            require(scheme.max_per_batch == 1)
+            require(scheme.population == scheme.dataset_size)
 
     @pytest.mark.parametrize("value", [0, -1, True, "7", math.nan, None])
     def test_bad_number_is_refused(self, value: object) -> None:
         scheme = self.scheme()
         numbers = [key for key, v in scheme.to_dict().items() if type(v) in (int, float)]
-        assert numbers
+        require(numbers)
         if value is None:  # an optional number may be left out
             fields = dataclasses.fields(scheme)  # type: ignore[arg-type]
             optional = {field.name for field in fields if field.default is None}
@@ -134,31 +135,31 @@ class SchemeContract(ABC):
         scheme = self.scheme()
         drawn = 0
         for batch in scheme.stream(self.seed):
-            assert batch.dtype == np.int64
-            assert batch.ndim == 1
-            assert (np.diff(batch) > 0).all()  # ascending and no example twice
-            assert ((batch >= 0) & (batch < scheme.dataset_size)).all()
-            assert len(batch) <= (scheme.physical_batch_size or scheme.dataset_size)
+            require(batch.dtype == np.int64)
+            require(batch.ndim == 1)
+            require((np.diff(batch) > 0).all())  # ascending and no example twice
+            require(((batch >= 0) & (batch < scheme.dataset_size)).all())
+            require(len(batch) <= (scheme.physical_batch_size or scheme.dataset_size))
             rows, sizes = scheme.grouped(batch)
             np.testing.assert_array_equal(np.sort(rows), batch)
-            assert (sizes is None) is (scheme.group_size is None)
+            require((sizes is None) is (scheme.group_size is None))
             if sizes is not None and scheme.group_size is not None:
-                assert sizes.sum() == len(batch)
-                assert ((sizes >= 1) & (sizes <= scheme.group_size)).all()
+                require(sizes.sum() == len(batch))
+                require(((sizes >= 1) & (sizes <= scheme.group_size)).all())
             drawn += len(batch)
-        assert drawn > 0
+        require(drawn > 0)
 
     def test_ends_after_the_planned_steps(self) -> None:
         scheme = self.scheme()
         stream = scheme.stream(self.seed)
-        assert stream.steps == scheme.steps
+        require(stream.steps == scheme.steps)
         for step in range(scheme.steps):
-            assert stream.step == step
+            require(stream.step == step)
             next(stream)
         for _ in range(2):
             with pytest.raises(StopIteration):
                 next(stream)
-        assert stream.step == scheme.steps
+        require(stream.step == scheme.steps)
 
     def test_same_seed_same_batches(self) -> None:
         scheme = self.scheme()
@@ -172,7 +173,7 @@ class SchemeContract(ABC):
         seeds = (0, 1, 2**64, 2**127)  # 64 bits are not enough: 2**64 must not act like 0
         drawn = [participation(scheme.stream(seed), scheme.dataset_size) for seed in seeds]
         for one, other in itertools.combinations(drawn, 2):
-            assert (one != other).any()
+            require((one != other).any())
 
     @pytest.mark.parametrize("seed", [-1, 1.5, True, None])
     def test_bad_seed_is_refused(self, seed: object) -> None:
@@ -192,9 +193,9 @@ class SchemeContract(ABC):
             restored = scheme.stream(self.seed + 1)  # everything has to come from the state
             next(restored)
             restored.load_state_dict(torch.load(file, weights_only=True))
-            assert restored.step == position
+            require(restored.step == position)
             rest = list(restored)
-            assert len(rest) == scheme.steps - position
+            require(len(rest) == scheme.steps - position)
             for batch, expected in zip(rest, whole[position:], strict=True):
                 np.testing.assert_array_equal(batch, expected)
 
@@ -207,20 +208,20 @@ class SchemeContract(ABC):
         untouched = copy.deepcopy(state)
         taker = scheme.stream(self.seed)
         taker.load_state_dict(state)
-        assert len(list(stream)) == len(list(taker)) == scheme.steps - 1
-        assert state.keys() == untouched.keys()
+        require(len(list(stream)) == len(list(taker)) == scheme.steps - 1)
+        require(state.keys() == untouched.keys())
         for key, value in untouched.items():
             if isinstance(value, torch.Tensor):
-                assert torch.equal(state[key], value)
+                require(torch.equal(state[key], value))
             else:
-                assert state[key] == value
+                require(state[key] == value)
 
     def test_copy_runs_ahead_alone(self) -> None:
         scheme = self.scheme()
         stream = scheme.stream(self.seed)
         next(stream)
         ahead = list(copy.deepcopy(stream))
-        assert stream.step == 1
+        require(stream.step == 1)
         for batch, expected in zip(stream, ahead, strict=True):
             np.testing.assert_array_equal(batch, expected)
 
@@ -261,14 +262,14 @@ class ExchangeableSchemeContract(SchemeContract):
         taken = participation(scheme.stream(self.seed), scheme.dataset_size)
         sampled = scheme.sample_participation(np.random.default_rng(self.seed), self.examples)
         for vectors in (taken, sampled):
-            assert vectors.sum(axis=1).max() <= scheme.max_participations
+            require(vectors.sum(axis=1).max() <= scheme.max_participations)
             for gap in range(1, min(scheme.min_sep, scheme.steps)):
-                assert not (vectors[:, gap:] & vectors[:, :-gap]).any()
+                require(not (vectors[:, gap:] & vectors[:, :-gap]).any())
             if scheme.period is not None:
-                assert scheme.steps % scheme.period == 0
+                require(scheme.steps % scheme.period == 0)
                 for gap in range(1, scheme.steps):
                     if gap % scheme.period:
-                        assert not (vectors[:, gap:] & vectors[:, :-gap]).any()
+                        require(not (vectors[:, gap:] & vectors[:, :-gap]).any())
 
     def test_frequencies_match_the_sampled_law(self) -> None:
         """Inclusion per step and joint inclusion per pair of steps: stream against sampler."""
@@ -276,14 +277,14 @@ class ExchangeableSchemeContract(SchemeContract):
         size = scheme.dataset_size
         stream = joint_counts(participation(scheme.stream(self.seed), size))
         vectors = scheme.sample_participation(np.random.default_rng(self.seed + 1), size)
-        assert vectors.shape == (size, scheme.steps)
-        assert vectors.dtype == np.bool_
+        require(vectors.shape == (size, scheme.steps))
+        require(vectors.dtype == np.bool_)
         sampled = joint_counts(vectors)
         # Given the total K of both counts, each is hypergeometric: mean K/2, variance below
         # K/4·(1 - K/2N), and Bernstein's inequality holds for draws without replacement.
         total = stream + sampled
         tolerance = bernstein_tolerance(total / 4 * (1 - total / (2 * size)))
-        assert (np.abs(stream - total / 2) <= tolerance).all()
+        require((np.abs(stream - total / 2) <= tolerance).all())
 
     def test_frequencies_match_the_closed_form(self) -> None:
         expected = self.joint_probabilities()
@@ -294,11 +295,11 @@ class ExchangeableSchemeContract(SchemeContract):
         tolerance = bernstein_tolerance(size * expected * (1 - expected))
         vectors = scheme.sample_participation(np.random.default_rng(self.seed + 2), size)
         for taken in (participation(scheme.stream(self.seed + 3), size), vectors):
-            assert (np.abs(joint_counts(taken) - size * expected) <= tolerance).all()
+            require((np.abs(joint_counts(taken) - size * expected) <= tolerance).all())
 
     def test_expected_batch_size(self) -> None:
         scheme = self.stationary_scheme()
         p0 = scheme.rate
         *_, last = scheme.stream(self.seed)
         tolerance = bernstein_tolerance(scheme.dataset_size * p0 * (1 - p0))
-        assert abs(len(last) - scheme.expected_batch_size) <= tolerance
+        require(abs(len(last) - scheme.expected_batch_size) <= tolerance)

@@ -17,6 +17,7 @@ import pytest
 
 from dptrain.core import Array
 from dptrain.strategies import Strategy, strategy_types
+from dptrain.testing.requiring import require
 
 _PRINT_HASHES = """
 import importlib, json, sys
@@ -78,15 +79,15 @@ class StrategyContract(ABC):
 
     def test_is_registered(self) -> None:
         kind = type(self.make_strategy())
-        assert strategy_types().get(kind.__name__) is kind, "decorate it with @register_strategy"
+        require(strategy_types().get(kind.__name__) is kind, "decorate it with @register_strategy")
 
     def test_json_round_trip(self) -> None:
         for strategy in (self.make_strategy(), self.bound()):
             again = Strategy.from_dict(json.loads(json.dumps(strategy.to_dict())))
-            assert again == strategy
-            assert type(again) is type(strategy)
-            assert hash(again) == hash(strategy)
-            assert again.coefficient_hash == strategy.coefficient_hash
+            require(again == strategy)
+            require(type(again) is type(strategy))
+            require(hash(again) == hash(strategy))
+            require(again.coefficient_hash == strategy.coefficient_hash)
 
     def test_read_back_value_is_the_same_matrix(self) -> None:
         again = Strategy.from_dict(json.loads(json.dumps(self.bound().to_dict()))).bind(self.steps)
@@ -95,9 +96,9 @@ class StrategyContract(ABC):
         )
 
     def test_equal_declarations_bind_to_equal_values(self) -> None:
-        assert self.make_strategy() == self.make_strategy()
+        require(self.make_strategy() == self.make_strategy())
         one, other = (self.make_strategy().bind(self.steps) for _ in range(2))
-        assert one == other
+        require(one == other)
 
     def test_hash_is_the_same_in_another_process(self) -> None:
         strategy = self.bound()
@@ -107,7 +108,7 @@ class StrategyContract(ABC):
         process.stdin.write(json.dumps([type(strategy).__module__, strategy.to_dict()]) + "\n")
         process.stdin.flush()
         printed = process.stdout.readline()
-        assert printed.strip() == strategy.coefficient_hash
+        require(printed.strip() == strategy.coefficient_hash)
 
     def test_is_immutable(self) -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -115,7 +116,7 @@ class StrategyContract(ABC):
 
     def test_binding_again_returns_itself(self) -> None:
         bound = self.bound()
-        assert bound.bind(self.steps) is bound
+        require(bound.bind(self.steps) is bound)
 
     @pytest.mark.parametrize("steps", [0, -3, 2.0, True])
     def test_refuses_to_bind_to_what_is_no_number_of_steps(self, steps: int) -> None:
@@ -129,7 +130,7 @@ class StrategyContract(ABC):
             prefix = self.bound().prefix(steps)
             if prefix is None:
                 continue
-            assert prefix.bind(steps) == prefix
+            require(prefix.bind(steps) == prefix)
             block = prefix.columns(steps, np.arange(steps))
             np.testing.assert_allclose(block, self.dense()[:steps, :steps], rtol=1e-12, atol=1e-15)
 
@@ -140,17 +141,17 @@ class StrategyContract(ABC):
 
     def test_is_lower_triangular_non_negative_and_invertible(self) -> None:
         dense = self.dense()
-        assert dense.shape == (self.bound().rows(self.steps), self.steps)
-        assert dense.dtype == np.float64
-        assert np.all(np.isfinite(dense))
-        assert np.all(self.bound().magnitude().columns(self.steps, range(self.steps)) >= 0)
+        require(dense.shape == (self.bound().rows(self.steps), self.steps))
+        require(dense.dtype == np.float64)
+        require(np.all(np.isfinite(dense)))
+        require(np.all(self.bound().magnitude().columns(self.steps, range(self.steps)) >= 0))
         # A row enters no later than those below it, and every column starts a new row: the release
         # of step t needs the gradients up to t only.
         first = [int(np.flatnonzero(column)[0]) for column in dense.T]
-        assert np.all(np.diff(first) > 0)
+        require(np.all(np.diff(first) > 0))
         if self.square:
-            assert np.all(np.triu(dense, 1) == 0)
-            assert np.all(np.diag(dense) > 0)
+            require(np.all(np.triu(dense, 1) == 0))
+            require(np.all(np.diag(dense) > 0))
 
     def test_magnitude_is_the_absolute_value(self) -> None:
         magnitude = self.bound().magnitude().columns(self.steps, range(self.steps))
@@ -161,12 +162,12 @@ class StrategyContract(ABC):
         bands = self.bound().bands
         lag = np.abs(np.subtract.outer(np.arange(self.steps), np.arange(self.steps)))
         gram = dense.T @ dense
-        assert np.all(np.abs(gram[lag >= bands]) <= 1e-13 * gram.max())
-        assert np.any(np.abs(gram[lag == bands - 1]) > 0)
+        require(np.all(np.abs(gram[lag >= bands]) <= 1e-13 * gram.max()))
+        require(np.any(np.abs(gram[lag == bands - 1]) > 0))
         if self.square:
             below = np.subtract.outer(np.arange(self.steps), np.arange(self.steps))
-            assert np.all(dense[below >= bands] == 0)
-            assert np.any(dense[below == bands - 1] != 0)
+            require(np.all(dense[below >= bands] == 0))
+            require(np.any(dense[below == bands - 1] != 0))
 
     def left_inverse(self) -> Array:
         """W, shape (steps, rows)."""
@@ -174,7 +175,7 @@ class StrategyContract(ABC):
 
     def test_solve_is_a_left_inverse(self) -> None:
         w = self.left_inverse()
-        assert w.shape == (self.steps, self.bound().rows(self.steps))
+        require(w.shape == (self.steps, self.bound().rows(self.steps)))
         np.testing.assert_allclose(w @ self.dense(), np.eye(self.steps), atol=1e-10)
         if self.square:
             inverse = np.linalg.inv(self.dense())
@@ -186,7 +187,7 @@ class StrategyContract(ABC):
         for shape in ((rows,), (rows, 1), (rows, 5)):
             z = rng.normal(size=shape)
             noise = self.bound().solve(z)
-            assert noise.shape == (self.steps, *shape[1:])
+            require(noise.shape == (self.steps, *shape[1:]))
             np.testing.assert_allclose(noise, self.left_inverse() @ z, rtol=1e-9, atol=1e-10)
 
     def test_some_columns_are_columns_of_the_matrix(self) -> None:
@@ -204,12 +205,12 @@ class StrategyContract(ABC):
         for shape in ((self.steps,), (self.steps, 1), (self.steps, 5)):
             x = rng.normal(size=shape)
             product = self.bound().apply(x)
-            assert product.shape == (len(self.dense()), *shape[1:])
+            require(product.shape == (len(self.dense()), *shape[1:]))
             np.testing.assert_allclose(product, self.dense() @ x, rtol=1e-12, atol=1e-12)
 
     def test_column_norms_also_at_the_end(self) -> None:
         norms = self.bound().column_norms(self.steps)
-        assert norms.shape == (self.steps,)
+        require(norms.shape == (self.steps,))
         np.testing.assert_allclose(norms, np.linalg.norm(self.dense(), axis=0), rtol=1e-12)
 
     def test_errors_are_row_norms(self) -> None:
@@ -217,8 +218,8 @@ class StrategyContract(ABC):
         rows = np.linalg.norm(sums @ self.left_inverse(), axis=1)
         bound = self.bound()
         np.testing.assert_allclose(bound.errors(self.steps), rows, rtol=1e-9)
-        assert bound.rmse(self.steps) == pytest.approx(np.sqrt(np.mean(rows**2)), rel=1e-9)
-        assert bound.max_error(self.steps) == pytest.approx(rows.max(), rel=1e-9)
+        require(bound.rmse(self.steps) == pytest.approx(np.sqrt(np.mean(rows**2)), rel=1e-9))
+        require(bound.max_error(self.steps) == pytest.approx(rows.max(), rel=1e-9))
 
     # -- sensitivity -----------------------------------------------------------------------------
 
@@ -243,9 +244,9 @@ class StrategyContract(ABC):
             steps=self.steps, max_participations=max_participations, min_sep=min_sep
         )
         if exact or self.expect_exact(max_participations, min_sep):
-            assert claimed == pytest.approx(worst, rel=1e-12)
+            require(claimed == pytest.approx(worst, rel=1e-12))
         else:
-            assert claimed >= worst * (1 - 1e-12)
+            require(claimed >= worst * (1 - 1e-12))
 
     @pytest.mark.parametrize("value", [0, -1, 1.5])
     @pytest.mark.parametrize("name", ["max_participations", "min_sep"])

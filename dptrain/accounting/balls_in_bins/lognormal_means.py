@@ -32,7 +32,7 @@ from scipy.special import ndtr
 
 from dptrain.accounting.losses.composition import LossDistribution
 from dptrain.accounting.losses.subsampled_gaussian import interval_masses
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 
 class Pairs:
@@ -232,7 +232,7 @@ def mixed(first: LogMean, second: LogMean, weight: float, refine: int = 1) -> Lo
         refine: the new spacing is the old one over this integer.
     """
     h = first.spacing
-    assert second.spacing == h
+    checks.invariant(second.spacing == h, "two laws on grids of different spacings were mixed")
     low = min(first.lowest, second.lowest)
     high = max(first.lowest + first.mass.size, second.lowest + second.mass.size)
     a, b = np.zeros(high - low), np.zeros(high - low)
@@ -315,7 +315,10 @@ def mean_of_lognormals(groups: Sequence[tuple[float, int]], *, like: int | None 
     The law grows with every r in convex order (e^{rZ - r²/2} is a martingale in r²), so the least
     ones may be rounded up.
     """
-    assert all(ratio <= LARGEST_RATIO for ratio, _ in groups)
+    checks.invariant(
+        all(ratio <= LARGEST_RATIO for ratio, _ in groups),
+        "a ratio lies beyond the largest that the law covers",
+    )
     groups = [(max(ratio, SMALLEST_RATIO), count) for ratio, count in groups]
     total = sum(count for _, count in groups)
     ratio = math.sqrt(sum(count * ratio**2 for ratio, count in groups) / total)

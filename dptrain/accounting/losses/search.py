@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from dptrain.core import checks
+
 
 def least_true(
     holds: Callable[[float], bool], *, low: float, high: float, tolerance: float
@@ -14,7 +16,7 @@ def least_true(
     The answer is a point at which ``holds`` was seen to be true (or ``high``, which the caller
     knows to be), at most ``tolerance`` above the least one: rounding is upwards.
     """
-    assert low <= high, (low, high)
+    checks.invariant(low <= high, "the lower end of a search lies above its upper end")
     if holds(low):
         return low
     while high - low > tolerance:

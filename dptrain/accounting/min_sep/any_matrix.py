@@ -15,7 +15,7 @@ from dptrain.accounting.min_sep.monte_carlo import min_sep_refusal
 from dptrain.accounting.min_sep.recursion import LogRecursion
 from dptrain.accounting.simulation.monte_carlo import MonteCarloAccountant
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Direction, Simulation
-from dptrain.core import Array
+from dptrain.core import Array, checks
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep
 from dptrain.strategies import Strategy
@@ -211,7 +211,9 @@ class AnyMatrixMonteCarlo(MonteCarloAccountant):
         """The pair (P, Q) of the mechanism, without its σ."""
         scheme = mechanism.scheme
         assert isinstance(scheme, MinSep)
-        assert scheme.max_batch_size is None
+        checks.invariant(
+            scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
+        )
         return AnyMatrixLosses(
             strategy=mechanism.strategy,
             probability=scheme.probability,

@@ -12,7 +12,7 @@ from scipy.signal import lfilter, oaconvolve
 
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.renyi.curve import log_delta_gaussian_loss
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 # ψ's log-odds relative to those of the true law: where the loss is large few have taken part.
 _LEAST_ODDS, _MOST_ODDS, _CHOICES = -3.0, 0.1, 63
@@ -68,12 +68,12 @@ def availability(law: MinSepLaw, probability: float) -> Array:
 def linear_loss(law: MinSepLaw, sigma: float, probability: float) -> LinearLoss:
     """The bound for ψ with this probability in (0, 1]; p = 1 leaves no choice but 1."""
     p, own = law.probability, probability
-    assert 0.0 < own <= 1.0, own
+    checks.invariant(0.0 < own <= 1.0, "the probability of a linear loss lies in (0, 1]")
     free = availability(law, own)
     taking = own * free
     divergence = own * math.log(own / p)
     if own < 1.0:
-        assert p < 1.0
+        checks.invariant(p < 1.0, "the probability left of a waiting example is below 1")
         divergence += (1.0 - own) * (math.log1p(-own) - math.log1p(-p))
     nu = float(taking @ law.squared_norms) / (2.0 * sigma**2) + float(free.sum()) * divergence
     direction = _through(law, taking) / sigma

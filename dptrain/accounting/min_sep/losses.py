@@ -88,8 +88,13 @@ def _run(
     σ; with ``several`` the result for one does not depend, bit for bit, on the others.
     """
     rows, halo, n = law.block_rows, law.bands - 1, law.steps
-    assert several or len(sigmas) == 1
-    assert (signal is not None) == ("remove" in directions)
+    checks.invariant(
+        several or len(sigmas) == 1, "several noise multipliers came to a simulation of one"
+    )
+    checks.invariant(
+        (signal is not None) == ("remove" in directions),
+        "a signal goes with the direction of removal, and with no other",
+    )
     inverse = [1.0 / sigma for sigma in sigmas]
     matrix = torch.from_numpy(_toeplitz_block(law) * (1.0 if several else inverse[0]))
     # Row s+j of the block that starts at s is at position j; the rows after it are the halo.

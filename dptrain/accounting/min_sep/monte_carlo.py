@@ -52,7 +52,9 @@ def min_sep_law(mechanism: MatrixMechanism) -> MinSepLaw:
     """
     scheme, strategy = mechanism.scheme, mechanism.strategy
     assert isinstance(strategy, BandedToeplitz)
-    assert scheme.max_batch_size is None
+    checks.invariant(
+        scheme.max_batch_size is None, "this simulation is for draws that are not truncated"
+    )
     probability, warm_start = 1.0, True
     if isinstance(scheme, MinSep):
         probability, warm_start = scheme.probability, scheme.warm_start

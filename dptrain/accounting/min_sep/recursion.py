@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 # exp() of anything below this neither overflows nor underflows in float64, with room to spare.
 SAFE_EXPONENT = 300.0
@@ -117,7 +117,9 @@ class LinearRecursion(Recursion):
             total /= 1.0 + (self.min_sep - 1) * self.probability
         log_scale = self._log_scale + self._consumed * self._log_gauge
         result: Array = (torch.log(total) + log_scale).numpy()
-        assert np.isfinite(result).all(), "linear recursion left the range of float64"
+        checks.invariant(
+            np.isfinite(result).all(), "the linear recursion left the range of float64"
+        )
         return result
 
 

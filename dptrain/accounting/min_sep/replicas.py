@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Indices = npt.NDArray[np.int64]
 
@@ -61,8 +61,11 @@ class Replicas:
     """
 
     def __init__(self, law: MinSepLaw, sigma: float, order: int) -> None:
-        assert order >= 2, order
-        assert order <= largest_order(law, sigma), (sigma, order)
+        checks.invariant(order >= 2, "the moment is of order 2 or higher")
+        checks.invariant(
+            order <= largest_order(law, sigma),
+            "the moment is of an order above the largest that the draws can be tilted by",
+        )
         self._law, self._sigma, self._order = law, sigma, order
         ages = np.array(
             list(itertools.combinations_with_replacement(range(law.min_sep), order)), dtype=np.int64

@@ -230,6 +230,7 @@ class MMCC(DeterministicAccountant):
     def curve(self, mechanism: MatrixMechanism) -> MMCCCurve:
         """What of the mechanism σ cannot change."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, CyclicPoisson) or tosses_coins(scheme)
+        if not (isinstance(scheme, CyclicPoisson) or tosses_coins(scheme)):
+            raise ValueError(f"{self.name}: {self.refusal(mechanism)}")
         parts = rows_of(mechanism.strategy, steps=scheme.steps, cycle=scheme.min_sep)
         return MMCCCurve(scheme.probability, tuple(parts))

@@ -102,9 +102,8 @@ class PoissonPLD(DeterministicAccountant):
             ValueError: if the mechanism is refused: of cut batches, say, it is no bound.
         """
         scheme = mechanism.scheme
-        if (reason := self.refusal(mechanism)) is not None:
+        if (reason := self.refusal(mechanism)) is not None or not tosses_coins(scheme):
             raise ValueError(f"{self.name}: {reason}")
-        assert tosses_coins(scheme)
         found = poisson_curve(
             self.adjacency,
             probability=scheme.probability,

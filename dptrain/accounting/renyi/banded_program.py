@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,8 +119,8 @@ def banded_log_sums(a: Array, bandwidth: int, largest: int) -> Array:
     The caller checks ``fits_doubles``: sums are taken in plain doubles, all terms positive.
     """
     bins, width = a.shape[0], bandwidth - 1
-    assert bandwidth >= 2
-    assert bins >= 2 * bandwidth - 1
+    checks.invariant(bandwidth >= 2, "the program is for two bands or more")
+    checks.invariant(bins >= 2 * bandwidth - 1, "the program needs 2 · bands - 1 bins")
     plan = _plan(bandwidth, largest)
     light = _lightest(bandwidth, bins, largest)
     result = np.zeros(largest + 1)
@@ -157,7 +157,7 @@ def _one_cut(
     first = int(held.sum())
     states = slice(plan.state_end[first - 1] if first else 0, plan.state_end[first])
     row = np.flatnonzero((plan.counts[states] == held[::-1]).all(axis=1))
-    assert row.size == 1
+    checks.invariant(row.size == 1, "a state of the program was found twice, or not at all")
     state = states.start + int(row[0])
     table[plan.group[state], held[0]] = math.exp(log_weight)
     values = np.zeros(0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.accounting.simulation.simulation import DIRECTIONS
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 BITS = 60
 # Sums of one chunk in units of 2^-60: for each direction those of the largest σ, ascending.
@@ -85,7 +85,7 @@ class Verdicts:
 
     def rows(self) -> list[dict[str, Any]]:
         """The verdicts, see ``certify_noise``."""
-        assert self.decided
+        checks.invariant(self.decided, "verdicts were asked for before all were decided")
         for index in range(self._lowest, len(self._rows)):
             self._record(index, (True, True))
             self._rows[index]["accepted"] = True

@@ -215,7 +215,10 @@ def largest_threshold(delta: float, samples: int, failure: float) -> float:
     if failure_probability(0.0, delta, samples) == failure:
         return 0.0
     share = float(brentq(excess, 0.0, 1.0 - 1e-12, xtol=1e-12)) * (1.0 - 1e-9)
-    assert failure_probability(share * delta, delta, samples) <= failure
+    checks.invariant(
+        failure_probability(share * delta, delta, samples) <= failure,
+        "the bound fails more often than it may",
+    )
     return share * delta
 
 

@@ -12,7 +12,7 @@ from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
 from dptrain.accounting.simulation.chunk_sums import BITS, exact_sums
 from dptrain.accounting.simulation.declaration import ESTIMATE
 from dptrain.accounting.simulation.simulation import DIRECTIONS, Simulation, loss_chunks
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Gather = Callable[[list[list[int]]], list[list[list[int]]]]
 
@@ -80,7 +80,7 @@ def estimate_noise(
             above = below * 1.3
             break
         above = trial[-1]
-        assert label < 200, "the privacy loss does not grow as the noise vanishes"
+        checks.invariant(label < 200, "the privacy loss does not grow as the noise vanishes")
     # Fine: interpolate log δ over log σ in the bracket, a little wider for the coarse errors.
     sigmas = [float(s) for s in np.geomspace(below / 1.1, min(above * 1.1, ceiling), 4)]
     values = np.maximum.accumulate(deltas(sigmas, 12.0, label)[::-1])

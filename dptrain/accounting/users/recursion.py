@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.accounting.users.law import UserLaw
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 Codes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ def log_ratio(
     compiled(_linear)(
         exponents, factors, codes, mass, start, law.min_sep, sampling, rescale_every, result
     )
-    assert np.isfinite(result).all(), "linear recursion left the range of float64"
+    checks.invariant(np.isfinite(result).all(), "the linear recursion left the range of float64")
     return result
 
 

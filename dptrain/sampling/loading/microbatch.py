@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.core import checks
 from dptrain.sampling.scheme import Indices
 
 
@@ -78,7 +79,7 @@ def split(
         rank, world_size: this process's share of the batch.
     """
     total = len(indices) if physical_batch_size is None else physical_batch_size
-    assert len(indices) <= total
+    checks.invariant(len(indices) <= total, "the batch has more rows than it is padded to")
     most = -(-total // world_size)  # rows of the largest share
     share = np.array_split(indices, world_size)[rank]
     parts = microbatches or parts_for(total, max_physical_batch_size, world_size)

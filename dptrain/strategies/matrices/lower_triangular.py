@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 from scipy.linalg.lapack import dtbtrs
 
-from dptrain.core import Array
+from dptrain.core import Array, checks
 from dptrain.strategies.binding import participations
 from dptrain.strategies.matrices.banded_error import BandedError, inverse_workload
 from dptrain.strategies.matrices.gram_sensitivity import best_sum, gram_bound
@@ -96,7 +96,8 @@ class LowerTriangular(Strategy, ABC):
         if self._matrix is not None:
             return np.asarray(solve_triangular(self._matrix, z, lower=True, check_finite=False))
         solution, info = dtbtrs(diagonals, z.reshape(len(z), -1), uplo="L")
-        assert info == 0, info  # the diagonal of a strategy is positive
+        # The diagonal of a strategy is positive.
+        checks.invariant(info == 0, "the strategy's matrix is singular")
         return np.ascontiguousarray(solution).reshape(z.shape)
 
     def column_norms(self, steps: int) -> Array:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from dptrain.accounting.min_sep.law import MinSepLaw
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 ORDERS = (2, 3)
 EXACT = 2  # the order whose sum is the moment itself; that of the other is a bound
@@ -56,7 +56,9 @@ def log_moment(law: MinSepLaw, sigma: float, order: int) -> float:
     for α = 3. T is bounded by the largest f at every distance
     (docs/theory/min-sep.md#thm-periodic-moments; ``test_periodic_moments_by_all_tuples_of_bins``).
     """
-    assert covers(law, order), (law, order)
+    checks.invariant(
+        covers(law, order), "the moment is of a law or an order that the closed form does not cover"
+    )
     b, bands = law.min_sep, law.bands
     near = ring_overlaps(law) / sigma**2 * (1.0 + 2.0 * _UNIT)
     top = float(near.max())

@@ -12,7 +12,7 @@ from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments import periodic, settled
 from dptrain.accounting.min_sep.moments.kernel import StepWeights, available
 from dptrain.accounting.min_sep.moments.states import States, state_count, waiting_count
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 # Memory of one order, in bytes, and work, in values (roughly 3e8 a second compiled, 3e7 plain).
 MOST_BYTES = 2 << 30
@@ -134,7 +134,7 @@ def log_moment(
         compiled: whether to use numba; by default if it can be imported.
         progress: whether to show a bar after two seconds.
     """
-    assert order >= 2, order
+    checks.invariant(order >= 2, "the moment is of order 2 or higher")
     if compiled is None and _periodic(law, order):
         return periodic.log_moment(law, sigma, order)
     if compiled is None and settles(law, order):

@@ -10,7 +10,7 @@ import numpy as np
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.moments.kernel import available
 from dptrain.accounting.min_sep.moments.states import state_count
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 ORDERS = (2, 3, 4)  # whose states ``settled_kernel`` can number
 # A run of fewer periods is for the most part its two ends, at which the bound gives something away.
@@ -92,7 +92,10 @@ def settle(law: MinSepLaw, sigma: float, order: int) -> Settled:
     """
     from dptrain.accounting.min_sep.moments import settled_kernel as kernel
 
-    assert covers(law, order), (law, order)
+    checks.invariant(
+        covers(law, order),
+        "the moment is of a law or an order that the settled program does not cover",
+    )
     b, n = law.min_sep, law.steps
     gram, chances = full_gram(law, sigma), chances_of(law, order)
     stay = chances[:, 0].copy()

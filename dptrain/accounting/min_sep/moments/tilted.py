@@ -12,7 +12,7 @@ from dptrain.accounting.min_sep import engine_compiled as compiled
 from dptrain.accounting.min_sep.law import MinSepLaw
 from dptrain.accounting.min_sep.losses import LEAST_COMPILED_STEPS
 from dptrain.accounting.min_sep.moments.settled import chances_of
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 ORDERS = (2, 3, 4)  # whose states ``engine_kernel`` can number
 LEVEL_BYTES = 1 << 30
@@ -64,7 +64,9 @@ class TiltedPatterns:
     """
 
     def __init__(self, law: MinSepLaw, sigma: float, order: int) -> None:
-        assert order in ORDERS, order
+        checks.invariant(
+            order in ORDERS, "the moment is of an order that the program does not cover"
+        )
         self.law, self.sigma, self.order = law, sigma, order
         self._waits = _sorted_waits(law.min_sep, order)
         n = law.steps

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 from dptrain.accounting.simulation.confidence import largest_threshold
 from dptrain.accounting.simulation.simulation import chunks
 from dptrain.accounting.simulation.weighted.terms import WeightedTerms
-from dptrain.core import Array
+from dptrain.core import Array, checks
 
 _IN_PARTS = "{l_bar}{bar}| {n:.1f}/{total} [{elapsed}<{remaining}{postfix}]"
 # Looks at the samples drawn so far: the first where next to nothing has been seen, each later one
@@ -64,7 +64,9 @@ class Rule(NamedTuple):
         found = [math.ceil(_FIRST_LOOK * self._scale(ceiling)) + 1]
         while found[-1] * _NEXT_LOOK < last:
             found.append(math.ceil(found[-1] * _NEXT_LOOK))
-        assert len(found) < _MOST_LOOKS, found
+        checks.invariant(
+            len(found) < _MOST_LOOKS, "more looks are planned than the confidence is divided among"
+        )
         return [*found, last]
 
     def is_look(self, ceiling: float, samples: int) -> bool:
