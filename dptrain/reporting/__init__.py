@@ -16,7 +16,7 @@ from dptrain.reporting.plots import (
 from dptrain.reporting.plots_audit import plot_audit, plot_canaries
 from dptrain.reporting.plots_composed import plot_composed
 from dptrain.reporting.plots_plan import plot_plan
-from dptrain.reporting.private_file import MARK, WARNING, in_place
+from dptrain.reporting.private_file import MARK, OWNER_ONLY, WARNING, in_place, owner_only
 from dptrain.reporting.publication.pages import html_page, model_card, registry_record
 from dptrain.reporting.publication.run_facts import RunFacts
 from dptrain.reporting.publication.whole_statement import read_statement, schema
@@ -42,6 +42,7 @@ from dptrain.reporting.weights import (
 __all__ = [
     "KEY",
     "MARK",
+    "OWNER_ONLY",
     "STATEMENT",
     "STATEMENT_TEXT",
     "TAGS",
@@ -60,6 +61,7 @@ __all__ = [
     "in_place",
     "key_facts",
     "model_card",
+    "owner_only",
     "plot_active",
     "plot_attacks",
     "plot_audit",

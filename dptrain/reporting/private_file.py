@@ -17,6 +17,7 @@ WARNING = (
 )
 """The first line of such a file."""
 OWNER_ONLY = 0o600
+"""The mode of a file that its owner reads and writes, and nobody else."""
 
 
 def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pathlib.Path:
@@ -48,6 +49,16 @@ def free_path(path: str | pathlib.Path, default: str, *, overwrite: bool) -> pat
 def has_line_break(name: str) -> bool:
     """Whether a name would take more than one line of a file."""
     return "\n" in name or "\r" in name
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Whatever file or folder this process makes meanwhile is for its owner only."""
+    before = os.umask(0o777 & ~0o700)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextlib.contextmanager

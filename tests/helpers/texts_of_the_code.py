@@ -19,15 +19,15 @@ _TEXT = {"join", "replace", "rstrip", "removeprefix", "ceil"}
 _PUBLIC = """
 DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called() _checkpointed()
 _closed _digest _family _join() _largest_loss_scale _log_checkpoints _name _name() _named()
-_names() _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down() _short()
-_shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accumulate_grad_batches
-argument artifacts asked assignment attribute attribute_of() batch_idx batch_size beside booked
-budget budgets burn_in by called checksum() ckpt_path column_names condition config cycle
-dataset_size delta digest() done doubt due edges epoch epochs epsilon errors every examples
-examples_before examples_distinct executed expected_batch_size failed few field fingerprint fixed
-folder free frozen fsdp global_step group group_size groups groups_for() guarantee head hidden_size
-hint how ignored index inner input_size kept_by kind kinds known layer layers line math
-max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
+_names() _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down()
+_short() _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger
+accumulate_grad_batches argument artifacts asked assignment attribute attribute_of() batch_idx
+batch_size beside booked budget budgets burn_in by called checksum() ckpt_path column_names
+condition config cycle dataset_size delta digest() done doubt due edges epoch epochs epsilon errors
+every examples examples_before examples_distinct executed expected_batch_size failed few field
+fingerprint fixed folder free frozen fsdp global_step group group_size groups groups_for()
+guarantee head hidden_size hint how ignored index inner input_size kept_by kind kinds known layer
+layers line math max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
 max_physical_batch_size max_steps mechanism mechanism_hash method microbatches min_sep
 mixed_precision mode monitor more multiplier n_examples n_gpu name named named() named_error()
 names near no_length noise noise_multiplier nominal_size note num_channels num_features num_groups
@@ -80,6 +80,7 @@ individual/pld.py: floor
 individual/record.py: get() missing state wrong
 individual/sampled_record.py: _factor
 integrations/accelerate/preparing.py: found
+integrations/evaluation.py: getattr() value
 integrations/lightning/__init__.py: error
 integrations/lightning/epochs.py: count
 integrations/lightning/refusals.py: value

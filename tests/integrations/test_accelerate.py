@@ -69,6 +69,9 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path):
         loop(accelerator, prepared, scheduler, steps=5)
         if saves:
             accelerator.save_state(tmp_path)
+            # They hold the seeds of the noise, and random states.
+            kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+            assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
             torch.manual_seed(99)
             private = run(dropout=0.3, seed=None)
             accelerator = accelerate.Accelerator(cpu=True)

@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Subset, TensorDataset
 
 from dptrain import (
     BandMF,
@@ -28,6 +28,7 @@ from tests.helpers.engine import flat, images, make, small_net, train
 
 pl = pytest.importorskip("lightning.pytorch")
 callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+plugins = pytest.importorskip("lightning.pytorch.plugins.io")
 
 from dptrain.integrations.lightning import CHECKPOINT_KEY, PrivateCallback  # noqa: E402
 
@@ -79,6 +80,12 @@ class Classifier(pl.LightningModule):
 
 def loader(batch_size=4):
     return DataLoader(images(N), batch_size=batch_size, shuffle=True)
+
+
+def held_out():
+    """Of other people than ``loader``."""
+    x, y = images(N).tensors
+    return DataLoader(TensorDataset(x + 1, y), batch_size=4)
 
 
 def private_callback(**options):
@@ -211,7 +218,7 @@ def test_the_data_of_a_datamodule_that_is_set_up_late():
             return DataLoader(self.images, batch_size=4, shuffle=True)
 
         def val_dataloader(self):
-            return DataLoader(self.images, batch_size=8)
+            return held_out()
 
     module, fit = Classifier(), trainer(private_callback(), max_epochs=3)
     fit.fit(module, datamodule=Data())
@@ -224,7 +231,7 @@ def test_the_module_is_the_users_afterwards():
     before = own_attributes(module)
     fit = trainer(private)
     assert fit.validate(module, loader(), verbose=False)  # with the callback, and no fit yet
-    fit.fit(module, loader(), loader())
+    fit.fit(module, loader(), held_out())
     end = flat(module)
     assert own_attributes(module) == before
     assert type(module) is Classifier
@@ -240,7 +247,7 @@ def test_the_module_is_the_users_afterwards():
 def test_validation_between_microbatches_changes_nothing():
     module = Classifier()
     fit = trainer(private_callback(loading=Loading(microbatches=3)), val_check_interval=2)
-    fit.fit(module, loader(), loader())
+    fit.fit(module, loader(), held_out())
     assert torch.equal(flat(module), plain(microbatches=3))
 
 
@@ -363,7 +370,7 @@ def test_a_checkpoint_between_microbatches_is_refused(tmp_path):
     options = {"enable_checkpointing": True, "val_check_interval": 4}
     fit = trainer(private_callback(loading=parts), saves, **options)
     with pytest.raises(ValueError, match=r"val_check_interval=4.*multiple of microbatches=3"):
-        fit.fit(Classifier(), loader(), loader())
+        fit.fit(Classifier(), loader(), held_out())
 
 
 def refused(error, told, module=None, data=None, callback=None, more=(), **options):
@@ -514,6 +521,115 @@ def test_decisions_by_training_metrics_are_refused(more, tmp_path):
     assert fit.global_step <= 1
 
 
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(images(N))
+
+
+class OfSeveral(Classifier):
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        super().validation_step(batch, batch_idx)
+
+
+PARTS_OF_TRAINING = {
+    "the same loader": lambda train: train,
+    "the same rows": lambda train: DataLoader(images(N), batch_size=4),
+    "some of the rows": lambda train: DataLoader(Subset(train.dataset, [3, 1]), batch_size=4),
+    "a list of some": lambda train: DataLoader([images(N)[k] for k in (5, 2)], batch_size=1),
+    "some among others": lambda train: DataLoader(
+        ConcatDataset([held_out().dataset, Subset(images(N), [7])]), batch_size=4
+    ),
+    "one of two": lambda train: [held_out(), DataLoader(images(N), batch_size=4)],
+    "rows without numbers": lambda train: DataLoader(Streamed(), batch_size=4),
+}
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+@pytest.mark.parametrize("name", PARTS_OF_TRAINING)
+def test_validation_on_training_rows_is_refused(name, sanity):
+    train_loader, module = loader(), OfSeveral()
+    before = flat(module)
+    fit = trainer(private_callback(), num_sanity_val_steps=sanity)
+    with pytest.raises(ValueError, match="of the training data"):
+        fit.fit(module, train_loader, PARTS_OF_TRAINING[name](train_loader))
+    assert fit.global_step == 0
+    assert torch.equal(flat(module), before)
+
+
+def test_validation_data_may_be_declared_public():
+    private = private_callback(public_evaluation=True)
+    trainer(private).fit(Classifier(), loader(), DataLoader(Streamed(), batch_size=4))
+    same = loader()
+    with pytest.raises(ValueError, match="have rows of the training data"):
+        trainer(private_callback(public_evaluation=True)).fit(Classifier(), same, same)
+
+
+class LogsLate(Classifier):
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def on_train_epoch_end(self):
+        self.log("train_loss", torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("module", [Classifier, LogsLate])
+@pytest.mark.parametrize("filename", ["{epoch}-{train_loss:.2f}", "run {train_loss}", None])
+def test_no_file_is_named_by_a_training_loss(tmp_path, filename, module, weights_only):
+    saves = callbacks.ModelCheckpoint(
+        tmp_path, filename=filename, save_weights_only=weights_only, save_last=filename is None
+    )
+    if filename is None:
+        saves.CHECKPOINT_NAME_LAST = "last {train_loss}"
+    fit = trainer(private_callback(), saves, enable_checkpointing=True)
+    with pytest.raises(ValueError, match="puts 'train_loss' into the names of its files"):
+        fit.fit(module(), loader())
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_may_be_named_by_a_validation_metric(tmp_path):
+    saves = callbacks.ModelCheckpoint(tmp_path, filename="{step}-{val_loss:.2f}")
+    trainer(private_callback(), saves, enable_checkpointing=True).fit(
+        Classifier(), loader(), held_out()
+    )
+    assert [path.name for path in tmp_path.glob("step=*-val_loss=*.ckpt")]
+
+
+class Plain(plugins.TorchCheckpointIO):
+    """Writes files as most plugins do, with the rights that new files have."""
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None):
+        pathlib.Path(path).parent.mkdir(exist_ok=True)
+        torch.save(checkpoint, path)
+
+
+@pytest.mark.parametrize("plugin", [None, Plain, lambda: plugins.AsyncCheckpointIO(Plain())])
+def test_checkpoints_with_a_private_run_are_for_their_owner(tmp_path, plugin):
+    """They hold the seeds of the noise; released weights are for everybody."""
+    fit = trainer(
+        private_callback(),
+        callbacks.ModelCheckpoint(tmp_path / "private", every_n_train_steps=2, save_top_k=-1),
+        callbacks.ModelCheckpoint(tmp_path / "weights", save_weights_only=True),
+        enable_checkpointing=True,
+        plugins=None if plugin is None else [plugin()],
+    )
+    before = os.umask(0o022)
+    try:
+        fit.fit(Classifier(), loader())
+        if plugin is not None:
+            pathlib.Path(tmp_path, "private", "by hand.ckpt").touch(0o644)
+        if plugin in (None, Plain):  # asynchronous ones end with the fit
+            fit.save_checkpoint(tmp_path / "private" / "by hand.ckpt")
+    finally:
+        os.umask(before)
+    private = [p for p in (tmp_path / "private").glob("*.ckpt") if p.stat().st_size]
+    assert len(private) > 1
+    assert {path.stat().st_mode & 0o777 for path in private} == {0o600}
+    if plugin is Plain:
+        weights = list((tmp_path / "weights").glob("*.ckpt"))
+        assert {path.stat().st_mode & 0o777 for path in weights} == {0o644}
+
+
 def test_a_plateau_of_a_training_metric_is_refused_and_of_another_noted():
     class Plateau(Classifier):
         def __init__(self, monitor):
@@ -529,14 +645,14 @@ def test_a_plateau_of_a_training_metric_is_refused_and_of_another_noted():
     with pytest.raises(ValueError, match="ReduceLROnPlateau follows 'train_loss'"):
         trainer(private_callback()).fit(Plateau("train_loss"), loader())
     private = private_callback()
-    trainer(private, max_epochs=2).fit(Plateau("val_loss"), loader(), loader())
+    trainer(private, max_epochs=2).fit(Plateau("val_loss"), loader(), held_out())
     assert any("ReduceLROnPlateau" in note for note in private.guarantee(1e-3).notes)
 
 
 def test_stopping_by_a_validation_metric_ends_the_plan_early(caplog):
     stops = callbacks.EarlyStopping("val_loss", min_delta=100.0, patience=1)
     private = private_callback()
-    trainer(private, stops, max_epochs=6).fit(Classifier(), loader(), loader())
+    trainer(private, stops, max_epochs=6).fit(Classifier(), loader(), held_out())
     assert 0 < private.private.steps_executed < STEPS
     assert "planned steps; the guarantee stays that of the plan" in caplog.text
     full = private_callback()
@@ -654,7 +770,7 @@ TWO = """
     from dptrain import BandMF, PrivacyEngine
     from dptrain.integrations.lightning import PrivateCallback
     from tests.helpers.engine import flat, images, make, separated, small_net, train
-    from tests.integrations.test_lightning import Classifier
+    from tests.integrations.test_lightning import Classifier, held_out
 
     private = PrivateCallback(
         max_grad_norm=1.0, noise_multiplier=1.0, seed=5, target_delta=1e-3, **separated(24, 8)
@@ -665,7 +781,7 @@ TWO = """
         default_root_dir=sys.argv[1],
     )
     module = Classifier(manual=sys.argv[2] == "manual")
-    trainer.fit(module, DataLoader(images(), batch_size=4), DataLoader(images(), batch_size=4))
+    trainer.fit(module, DataLoader(images(), batch_size=4), held_out())
     assert private.private.steps_executed == trainer.global_step == 8
     assert torch.distributed.get_world_size() == 2
     loop = make(small_net(), images(), "bookkeeping", **separated(24, 8))  # of both, too

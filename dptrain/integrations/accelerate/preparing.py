@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from dptrain.core import checks
 from dptrain.engine import PrivateTraining
+from dptrain.reporting import OWNER_ONLY, owner_only
 from dptrain.sampling import PrivateLoader
 
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
@@ -44,9 +46,24 @@ def prepare(
         private.register_scheduler(scheduler)
     optimizer = accelerator.prepare_optimizer(private.optimizer)
     accelerator.register_for_checkpointing(private)
+    accelerator.save_state = _for_the_owner(accelerator.save_state)
     for name in _CLIPS:
         setattr(accelerator, name, _refusing(getattr(accelerator, name), name, private))
     return private.module, optimizer, private.loader
+
+
+def _for_the_owner(save_state: Callable[..., Any]) -> Callable[..., Any]:
+    """``save_state``, with files that nobody else can read: they hold seeds and random states."""
+
+    def save(*args: Any, **more: Any) -> Any:
+        with owner_only():
+            folder = save_state(*args, **more)
+        for path in pathlib.Path(folder).rglob("*") if folder else ():  # also of an earlier run
+            if path.is_file():
+                path.chmod(OWNER_ONLY)
+        return folder
+
+    return save
 
 
 def _check(accelerator: Any, private: PrivateTraining) -> None:

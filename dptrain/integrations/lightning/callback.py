@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loops.optimization.automatic import ClosureResult
+from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from dptrain.core import Guarantee, checks
@@ -21,9 +25,11 @@ from dptrain.engine import (
     PrivateTraining,
 )
 from dptrain.individual import IndividualFilter
+from dptrain.integrations.evaluation import TrainingRows
 from dptrain.integrations.lightning.batches import BatchSource, CountedBatches
 from dptrain.integrations.lightning.epochs import FitPlan, fit_plan
 from dptrain.integrations.lightning.refusals import (
+    check_evaluation,
     check_lightning_module,
     check_monitors,
     check_trainer,
@@ -31,6 +37,7 @@ from dptrain.integrations.lightning.refusals import (
     only_optimizer,
 )
 from dptrain.mechanism import MatrixMechanism
+from dptrain.reporting import OWNER_ONLY, owner_only
 from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 
@@ -82,6 +89,9 @@ class PrivateCallback(Callback):
         loading: as there. ``steps_per_epoch`` is by default that of the loader where its batches
             are made Poisson ones, and the plan divided by ``max_epochs`` otherwise.
         engine: accountant and ledger.
+        public_evaluation: says that the validation data, which no noise protects, hold nothing of
+            the people who are protected. Without it, validation on rows of the training data is
+            refused, and so are data that cannot be compared with them.
 
     Raises:
         TypeError: if ``engine`` is no engine. What else is wrong is said by ``trainer.fit``.
@@ -109,6 +119,7 @@ class PrivateCallback(Callback):
         noise: NoiseOptions = NoiseOptions(),
         loading: Loading = Loading(),
         engine: PrivacyEngine | None = None,
+        public_evaluation: bool = False,
     ) -> None:
         owner = type(self).__name__
         for name, value, kind in (
@@ -120,6 +131,8 @@ class PrivateCallback(Callback):
                 checks.instance(name, value, kind, owner=owner)
         checks.instance("loading", loading, Loading, example="Loading(microbatches=4)", owner=owner)
         self._engine = PrivacyEngine() if engine is None else engine
+        self._public = checks.flag("public_evaluation", public_evaluation, owner=owner)
+        self._training: TrainingRows | None = None
         self._scheme, self._mechanism, self._loading = scheme, mechanism, loading
         self._options: dict[str, Any] = {
             "max_grad_norm": max_grad_norm,
@@ -289,6 +302,32 @@ class PrivateCallback(Callback):
         """Refuse checkpoints between the parts of a step, before the first one."""
         assert self._plan is not None
         check_whole_steps(trainer, self._plan.parts)
+        self._check_evaluation(trainer)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint):
+                # A metric may be logged at the end of an epoch, just before the file is written.
+                self._before(callback, "_save_checkpoint", lambda: check_monitors(trainer))
+
+    def _before(self, owner: Any, name: str, first: Callable[[], object]) -> None:
+        """Have a method of Lightning's do something first, until the fit is over."""
+        method = getattr(owner, name)
+
+        def both(*args: Any, **more: Any) -> Any:
+            first()
+            return method(*args, **more)
+
+        setattr(owner, name, both)
+        self._after.callback(vars(owner).pop, name, None)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse to validate on the examples that are trained on."""
+        if self._fitting:
+            self._check_evaluation(trainer)
+
+    def _check_evaluation(self, trainer: pl.Trainer) -> None:
+        if self._training is None:
+            self._training = TrainingRows(self._data.dataset)
+        check_evaluation(trainer.val_dataloaders, self._training, public=self._public)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -359,6 +398,7 @@ class PrivateCallback(Callback):
                 "ask callback.private.optimizer.at_step_boundary before"
             )
         state = checkpoint[CHECKPOINT_KEY] = self._private.state_dict()
+        _keep_from_others(trainer.strategy.checkpoint_io)
         if self._fitting and checkpoint.get("optimizer_states"):
             # Lightning took this process's, which may be of a slice, and loads it in all of them.
             checkpoint["optimizer_states"] = [state["optimizer"]]
@@ -380,6 +420,26 @@ class PrivateCallback(Callback):
         if self._fitting:
             self._fitting = False
             self._after.close()
+
+
+def _keep_from_others(plugin: Any) -> None:
+    """Have files with a private run be readable by their owner only, whatever writes them."""
+    while isinstance(inner := getattr(plugin, "checkpoint_io", None), CheckpointIO):
+        plugin = inner
+    if "save_checkpoint" in vars(plugin):
+        return
+    save = plugin.save_checkpoint
+
+    def for_the_owner(checkpoint: dict[str, Any], path: Any, *args: Any, **more: Any) -> None:
+        if CHECKPOINT_KEY not in checkpoint:
+            save(checkpoint, path, *args, **more)
+            return
+        with owner_only():
+            save(checkpoint, path, *args, **more)
+        if os.path.isfile(path):
+            pathlib.Path(path).chmod(OWNER_ONLY)
+
+    plugin.save_checkpoint = for_the_owner
 
 
 class _WholeLoss(ClosureResult):

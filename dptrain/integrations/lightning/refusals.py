@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils._pytree import tree_leaves
+
+from dptrain.integrations.evaluation import TrainingRows, is_same
 
 _STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_SAY_SO = "say so by PrivateCallback(public_evaluation=True)"
 _PRECISIONS = ("32-true", "bf16-mixed")
 
 # Callbacks that change how often or with what the fit steps, or look at the training data besides.
@@ -223,12 +228,57 @@ def check_monitors(trainer: pl.Trainer) -> None:
     logged = {
         name for m in metrics for name in (m.name, f"{m.name}_step", f"{m.name}_epoch") if name
     }
+    for callback in trainer.checkpoint_callbacks:
+        for name in _in_file_names(callback):
+            if name in logged:
+                raise ValueError(
+                    f"{type(callback).__name__} puts {name!r} into the names of its files, which "
+                    "is logged in the training loop: it is computed from the private data without "
+                    "noise, and a file is given away with its name. Name files by {epoch} and "
+                    "{step}, or by a metric of validation data that are public"
+                )
     for who, monitor in _monitors(trainer):
         if monitor in logged:
             raise ValueError(
                 f"{who} follows {monitor!r}, which is logged in the training loop: it is computed "
                 "from the private data without noise, and what is decided by it is covered by no "
                 "guarantee. Monitor a metric of validation data that are public, or monitor=None"
+            )
+
+
+def _in_file_names(callback: Any) -> list[str]:
+    """The metrics that a checkpoint callback's templates of file names have."""
+    templates = (getattr(callback, "filename", None), getattr(callback, "CHECKPOINT_NAME_LAST", ""))
+    return [name for each in templates for name in re.findall(r"\{([^:}]*)", each or "")]
+
+
+def check_evaluation(loaders: Any, training: TrainingRows, *, public: bool) -> None:
+    """Refuse to validate on the examples that are trained on.
+
+    Args:
+        loaders: the trainer's, one or several in lists or by name; ``None`` without validation.
+        training: the examples.
+        public: whether the user says that the data are other people's.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    for loader in tree_leaves(loaders):
+        data = getattr(loader, "dataset", loader)
+        own = is_same(data, training.dataset)
+        found = own or (False if public else training.hold(data))
+        if found:
+            raise ValueError(
+                "the validation data have rows of the training data: their metrics are without "
+                "noise, and what follows from them (logs, names of files, the best model, an early "
+                "stop) is not covered by the guarantee; validate on other people's data"
+                + ("" if own else f", or, if they happen to have the same rows, {_SAY_SO}")
+            )
+        if found is None:
+            raise ValueError(
+                "the validation data have no length or no rows by number, so whether they have "
+                "rows of the training data cannot be seen; give a data set that has, or, if it "
+                f"holds other people's data, {_SAY_SO}"
             )
 
 

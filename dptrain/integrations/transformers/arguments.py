@@ -42,6 +42,9 @@ class PrivacyArguments:
         noise_seed: makes the run reproducible and its noise known to whoever knows the number. For
             tests; ``None`` draws fresh secret seeds, and ``TrainingArguments.seed`` is never used
             for noise or sampling.
+        public_evaluation: says that evaluation data, which no noise protects, hold nothing of the
+            people who are protected. Without it, evaluation on rows of the training data is refused
+            or kept from all that is released, and so are data that cannot be compared with them.
         log_training_loss: also send figures of the training batches to the services of
             ``report_to``. They are computed without noise and are not covered by the guarantee.
 
@@ -83,6 +86,10 @@ class PrivacyArguments:
     noise_seed: int | None = dataclasses.field(
         default=None, metadata=_said("for tests only: whoever knows it can subtract the noise")
     )
+    public_evaluation: bool = dataclasses.field(
+        default=False,
+        metadata=_said("the evaluation data are other people's"),
+    )
     log_training_loss: bool = dataclasses.field(
         default=False, metadata=_said("send the loss of training batches, not private, to loggers")
     )
@@ -122,7 +129,7 @@ class PrivacyArguments:
         for name, value, limits in limited:
             if value is not None:
                 setattr(self, name, checks.number(name, value, owner=owner, **limits))
-        for flag in ("secure_noise", "log_training_loss"):
+        for flag in ("secure_noise", "public_evaluation", "log_training_loss"):
             checks.flag(flag, getattr(self, flag), owner=owner)
         self.scheme = _settings("scheme", self.scheme, Scheme, owner)
         self.strategy = _settings("strategy", self.strategy, Strategy, owner)

@@ -9,6 +9,7 @@ import torch
 import transformers
 
 from dptrain.distributed import FullySharded
+from dptrain.integrations.evaluation import TrainingRows, is_same
 
 _SPREAD = (
     "each process of a private run holds the whole model, and gradients are added up over "
@@ -208,12 +209,11 @@ def check_class(kind: type, mixin: type) -> None:
         )
 
 
-def check_trainer(trainer: Any, known: Any) -> None:
-    """Refuse devices and data by which the private run would be passed by.
+def check_trainer(trainer: Any) -> None:
+    """Refuse devices and models by which the private run would be passed by.
 
     Args:
         trainer: that was made.
-        known: data set that is trained on.
 
     Raises:
         ValueError: with the remedy.
@@ -237,24 +237,36 @@ def check_trainer(trainer: Any, known: Any) -> None:
             "TrainingArguments(fsdp=True), by which the trainer divides it, or call make_private "
             "in a loop of your own"
         )
-    if same_data(trainer.eval_dataset, known):
+
+
+def check_evaluation(data: Any, training: TrainingRows, *, public: bool) -> None:
+    """Refuse to evaluate on the examples that are trained on.
+
+    Args:
+        data: ``eval_dataset``.
+        training: the examples.
+        public: whether the user says that the data are other people's.
+
+    Raises:
+        ValueError: with the remedy.
+    """
+    if is_same(data, training.dataset):
         raise ValueError(
             "eval_dataset is train_dataset, or holds it: its metrics are without noise, and "
             "what follows from them (logs, the best model, an early stop) is not covered by the "
             "guarantee; evaluate on other people's data"
         )
-
-
-def same_data(one: Any, other: Any) -> bool:
-    """Whether two data sets are one, or hold the same rows as far as they say.
-
-    Several by name, or a part of one: whether any of them is.
-    """
-    if one is None or other is None:
-        return False
-    if isinstance(one, dict):
-        return any(same_data(each, other) for each in one.values())
-    if isinstance(one, torch.utils.data.Subset):
-        return same_data(one.dataset, other)
-    marks = [getattr(data, "_fingerprint", None) for data in (one, other)]
-    return one is other or (marks[0] is not None and marks[0] == marks[1])
+    found = False if public else training.hold(data)
+    if found:
+        raise ValueError(
+            "eval_dataset has rows of train_dataset: its metrics are without noise, and what "
+            "follows from them (logs, the best model, an early stop) is not covered by the "
+            "guarantee; take them out of either, or, if other people happen to have the same rows, "
+            "say so by PrivacyArguments(public_evaluation=True)"
+        )
+    if found is None:
+        raise ValueError(
+            "eval_dataset has no length or no rows by number, so whether it has rows of "
+            "train_dataset cannot be seen; give a data set that has, or, if it holds other "
+            "people's data, say so by PrivacyArguments(public_evaluation=True)"
+        )

@@ -23,19 +23,21 @@ from transformers.trainer_callback import (
 from dptrain.core import Guarantee, checks
 from dptrain.distributed import FullySharded
 from dptrain.engine import Gradients, Loading, NoiseOptions, PrivacyEngine, PrivateTraining
+from dptrain.integrations.evaluation import TrainingRows, is_same
 from dptrain.integrations.transformers import checkpoints
 from dptrain.integrations.transformers.arguments import PrivacyArguments
 from dptrain.integrations.transformers.losses import LossCheck, example_loss, head_of
+from dptrain.integrations.transformers.own_losses import OwnLossCheck
 from dptrain.integrations.transformers.plan import TrainerPlan, graph_of, plan_of
 from dptrain.integrations.transformers.publishing import publish, retract
 from dptrain.integrations.transformers.refusals import (
     check_arguments,
     check_class,
     check_dataset,
+    check_evaluation,
     check_padding,
     check_same_rows,
     check_trainer,
-    same_data,
 )
 from dptrain.integrations.transformers.services import (
     check_service,
@@ -46,7 +48,7 @@ from dptrain.integrations.transformers.services import (
 from dptrain.integrations.transformers.sharding import Sharding, whole_weights
 from dptrain.integrations.transformers.steps import LogicalStep, RowByRow, steps_loader
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting import MARK
+from dptrain.reporting import MARK, OWNER_ONLY, owner_only
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +144,9 @@ class PrivateTrainerMixin(_Base):
         super().__init__(model, args, data_collator, train_dataset, *rest, **more)
         check_arguments(self.args)
         check_dataset(self.train_dataset)
-        check_trainer(self, self.train_dataset)
+        check_trainer(self)
+        self._training = TrainingRows(self.train_dataset)
+        self._check_evaluation()
         if self._sharding is not None:
             self._check_divisible()
         check_padding(self)
@@ -156,6 +160,11 @@ class PrivateTrainerMixin(_Base):
             self._check = LossCheck(self.compute_loss_func, gradients.reduction)
         elif not self._own_loss:
             head_of(self.model)
+        self._own_check: OwnLossCheck | None = None
+        if self._own_loss or type(self).compute_loss is not PrivateTrainerMixin.compute_loss:
+            reduction, owner = gradients.reduction, type(self).__name__
+            self._own_check = OwnLossCheck(self.compute_loss, reduction, owner)
+            self.compute_loss = self._looked_at  # type: ignore[method-assign]
         for callback in self.callback_handler.callbacks:
             self._guard(callback)
         self._planned_from = self._sizes()
@@ -183,6 +192,9 @@ class PrivateTrainerMixin(_Base):
                 f"model is a {type(self.model).__name__} with fsdp=True: adapters of peft were not "
                 "tested with it; leave fsdp out, as few weights are trained"
             )
+
+    def _check_evaluation(self) -> None:
+        check_evaluation(self.eval_dataset, self._training, public=self.privacy.public_evaluation)
 
     def add_callback(self, callback: Any) -> None:
         """As of the trainer.
@@ -220,6 +232,7 @@ class PrivateTrainerMixin(_Base):
             raise ValueError(_SEARCH)
         for callback in self.callback_handler.callbacks:
             check_service(callback)
+        self._check_evaluation()
         for name, value in self._sizes().items():
             if value != self._planned_from[name]:
                 raise ValueError(
@@ -471,6 +484,16 @@ class PrivateTrainerMixin(_Base):
                 return total / max(1, rows)
             self.optimizer.step()
 
+    def _looked_at(self, model: nn.Module, inputs: Any, *args: Any, **more: Any) -> Any:
+        """A user's ``compute_loss``; in training it is seen to keep the examples apart."""
+        check = self._own_check
+        assert check is not None
+        if not model.training or check.busy:
+            return check.compute(model, inputs, *args, **more)
+        assert self.private is not None
+        assert self.private.loader.current is not None
+        return check(len(self.private.loader.current.indices), model, inputs, *args, **more)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -500,7 +523,8 @@ class PrivateTrainerMixin(_Base):
             assert self._check is not None
             assert self.private is not None
             assert self.private.loader.current is not None
-            self._check.look_at(outputs, labels, len(self.private.loader.current.indices))
+            if self._own_check is None:  # which looks at the whole of it
+                self._check.look_at(outputs, labels, len(self.private.loader.current.indices))
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=None)
         else:
             if set(labels) != {"labels"}:
@@ -546,7 +570,9 @@ class PrivateTrainerMixin(_Base):
     def _figures_of(self, data: Any) -> Iterator[None]:
         """Whether what is logged meanwhile is of other data than the trained ones."""
         before = self._public_figures
-        self._public_figures = not same_data(data, self.train_dataset)
+        self._public_figures = not is_same(data, self.train_dataset) and (
+            self.privacy.public_evaluation or self._training.hold(data) is False
+        )
         try:
             yield
         finally:
@@ -560,6 +586,8 @@ class PrivateTrainerMixin(_Base):
         ``log_training_loss=True``. Where one of them records the console, that is told what may be
         released only.
         """
+        if self._own_check is not None and self._own_check.busy:
+            return
         if self._public_figures:
             super().log(logs, start_time)
             return
@@ -593,6 +621,16 @@ class PrivateTrainerMixin(_Base):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not FullySharded.there(self.model):  # the run's own checkpoint has the weights as well
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _save_checkpoint(self, *args: Any, **more: Any) -> Any:
+        """As of the trainer; its files are the owner's alone, as some hold seeds and states."""
+        with owner_only():
+            return super()._save_checkpoint(*args, **more)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        for path in pathlib.Path(output_dir).glob("rng_state*.pth"):  # also of an earlier run
+            path.chmod(OWNER_ONLY)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         assert self.private is not None
