@@ -11,9 +11,9 @@ import torch
 from dptrain.noise import NoiseStream
 from dptrain.noise.generators import chunk_length
 from dptrain.testing.noise_checks import SEED, NoiseChecks, units
+from dptrain.testing.requiring import require
 
 _ROUNDING = 2.0**-7  # rounding at random to bfloat16 is off by less than this, relatively
-from dptrain.testing.requiring import require
 
 
 class NoiseOptionsContract(NoiseChecks):
