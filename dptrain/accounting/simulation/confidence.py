@@ -184,7 +184,7 @@ def samples_among(delta: float, attempts: int) -> Verdict:
         -math.log(failure / (1.0 + 2.0 * ROUNDING)) / binary_kl(threshold, violated)
     )
     q = failure_probability(threshold, violated, samples)
-    assert q <= failure
+    checks.invariant(q <= failure, f"{samples} samples fail with probability {q} > {failure}")
     return Verdict(samples, threshold, violated, q, violated + attempts * q * (1.0 - violated))
 
 
