@@ -71,7 +71,7 @@ def _members(scheme: Scheme, state: dict[str, torch.Tensor]) -> npt.NDArray[np.i
 
 
 def noises(mechanism: MatrixMechanism, count: int, seed: int) -> Array:
-    """σ times independent columns of C^-1 Z, from the stream that the optimizer adds.
+    """σ times independent columns of C^-1 Z, as the optimizer's stream releases sums of zero.
 
     Returns:
         Shape (count, n).
@@ -81,8 +81,9 @@ def noises(mechanism: MatrixMechanism, count: int, seed: int) -> Array:
     )
     rows = np.empty((mechanism.steps, count))
     for t in range(mechanism.steps):
-        rows[t] = next(stream)[0].numpy()
-    return mechanism.noise_multiplier * rows.T
+        (released,) = stream.release([torch.zeros(count)], mechanism.noise_multiplier)
+        rows[t] = released.numpy()
+    return rows.T
 
 
 def step_rates(scheme: Scheme) -> Array | None:

@@ -261,12 +261,13 @@ def noise_cost(
     if not timed:
         return total, None, None
     count = parameters if total <= _TIMED_BYTES else max(1024, int(_TIMED_BYTES / per_parameter))
-    stream = noise_stream(strategy, steps=steps, like=[torch.empty(count)], seed=0)
+    sums = [torch.zeros(count)]
+    stream = noise_stream(strategy, steps=steps, like=sums, seed=0)
     # From the middle of the run, since a step of a dense matrix reads all rows so far.
     stream.load_state_dict({**stream.state_dict(), "step": steps // 2})
     times = []
     for _ in range(min(steps - steps // 2, _TIMED_STEPS)):
         start = time.perf_counter()
-        next(stream)
+        stream.release(sums, 1.0)
         times.append(time.perf_counter() - start)
     return total, statistics.median(times) * parameters / count, count

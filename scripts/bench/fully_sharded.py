@@ -190,7 +190,7 @@ class Private(Ordinary):
         return ids
 
     def state(self) -> dict[str, int]:
-        """Bytes of noise, with a row that is drawn now, and of the optimizer's state."""
+        """Bytes of past noise and of the optimizer's state."""
         return noise_and_state(self.optimizer.noise, self.adam)
 
 

@@ -1,4 +1,4 @@
-"""Time and memory of a step of noise, against what the memory and the generator allow.
+"""Time and memory of a release with noise, against what the memory and the generator allow.
 
 The floor is the time to read (bands - 1) buffers once, as a sum over them, plus the time to draw
 the normals. Streams and floor take turns within a round, each with an untimed run first; printed
@@ -61,8 +61,8 @@ def steps_to_fill(name: str, stream: NoiseStream, options: argparse.Namespace) -
     """Steps after which every row of the buffers has been written, or every draw is repeated."""
     if "regenerate" in strategies(options.bands)[name][1]:
         return options.bands[0]
-    width = 2 if "dtype" in strategies(options.bands)[name][1] else 4
-    return max(2, math.ceil(stream.buffer_bytes / (width * options.params)) + 1)
+    rows = stream.buffer_bytes / options.params  # times the bytes of a number, 2 or more
+    return max(2, math.ceil(rows / 2) + 1)
 
 
 def seconds(run: Callable[[], object], device: str) -> float:
@@ -78,21 +78,23 @@ def seconds(run: Callable[[], object], device: str) -> float:
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Medians over the rounds, in ms, and the ratio to the floor."""
-    stream = open_stream(name, options.bands, [torch.zeros(options.params, device=options.device)])
-    row = torch.empty(options.params, device=options.device)
+    sums = [torch.zeros(options.params, device=options.device)]
+    stream = open_stream(name, options.bands, sums)
+    row = torch.empty(options.params, dtype=torch.float64, device=options.device)
+    normal = torch.empty(options.params, device=options.device)
     # As many bytes as the buffers have, in float32 pieces that do not depend on their layout.
     count = max(1, stream.buffer_bytes // 4)
     buffer = torch.ones(count, device=options.device)
     sides: dict[str, Callable[[], object]] = {
-        "step": lambda: next(stream),
+        "step": lambda: stream.release(sums, 1.0),
         "read": lambda: buffer.sum() if stream.buffer_bytes else None,
-        "draw": lambda: fill_normal(row, seed=3, group=0, step=4),
-        "torch normal_": row.normal_,
+        "draw": lambda: fill_normal(row, seed=3, group=0, step=4, bits=44),
+        "torch normal_": normal.normal_,
     }
     slow = strategies(options.bands)[name][1].keys() & {"regenerate", "secure"}
     rounds = max(3, options.rounds // 3) if slow else options.rounds
     for _ in range(steps_to_fill(name, stream, options)):
-        next(stream)
+        stream.release(sums, 1.0)
     times: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds + 1):
         for side, run in sides.items():
@@ -115,7 +117,7 @@ def peak_memory(name: str, options: argparse.Namespace) -> float:
         before = torch.cuda.memory_allocated()
         stream = open_stream(name, options.bands, like)
         for _ in range(steps_to_fill(name, stream, options)):
-            next(stream)
+            stream.release(like, 1.0)
         return (torch.cuda.max_memory_allocated() - before) / 1e6
     arguments = [f"--params={options.params}", "--bands", *map(str, options.bands)]
     command = [sys.executable, __file__, *arguments, "--peak", name]
@@ -125,14 +127,14 @@ def peak_memory(name: str, options: argparse.Namespace) -> float:
 
 def print_peak(name: str, options: argparse.Namespace) -> None:
     """The same, in this process."""
-    # Shapes alone are needed, so the parameters themselves take no memory here.
-    like = [torch.zeros(1).expand(options.params)]
+    like = [torch.zeros(options.params)]
     for _ in range(2):  # threads and libraries are loaded before the count begins
-        next(noise_stream(Identity(), steps=1, like=[torch.zeros(1 << 20)], seed=0))
+        small = [torch.zeros(1 << 20)]
+        noise_stream(Identity(), steps=1, like=small, seed=0).release(small, 1.0)
     before = _status("VmRSS")
     stream = open_stream(name, options.bands, like)
     for _ in range(steps_to_fill(name, stream, options)):
-        next(stream)
+        stream.release(like, 1.0)
     print(_status("VmHWM") - before)
 
 
@@ -180,7 +182,9 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{options.params:,} parameters, float32; times in ms, memory in MB")
     figures: dict[str, Any] = {}
-    for name in options.only or strategies(options.bands):
+    # On the CPU all normals are those of the cipher.
+    known = [n for n in strategies(options.bands) if options.device != "cpu" or "secure" not in n]
+    for name in options.only or known:
         figures[name] = {**measure(name, options), "peak MB": peak_memory(name, options)}
         f = figures[name]
         print(

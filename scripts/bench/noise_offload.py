@@ -45,8 +45,9 @@ def opened(name: str, folder: str | None) -> FlatStream:
         CASES[name], steps=STEPS, like=[torch.empty(1).expand(ENTRIES)], seed=1, folder=folder
     )
     assert isinstance(stream, FlatStream)
+    sums = [torch.zeros(ENTRIES)]
     for _ in range(2 * stream.buffer_bytes // (4 * ENTRIES)):
-        next(stream)
+        stream.release(sums, 1.0)
     return stream
 
 
@@ -95,8 +96,9 @@ def measure(name: str, folder: str, rounds: int, pause: float) -> dict[str, Any]
         for side in order:
             stream, before = sides[side]
             before()
+            row = torch.zeros(ENTRIES)
             start = time.perf_counter()
-            (row,) = next(stream)
+            stream.release([row], 1.0)
             seconds = time.perf_counter() - start
             if turn:  # the first warms up
                 took[side].append(seconds)
@@ -129,11 +131,11 @@ def peak(name: str, folder: str) -> int:
 def print_peak(name: str, folder: str) -> None:
     """The same, in this process."""
     # What draws and its tables are loaded before the count begins.
-    next(noise_stream(Identity(), steps=1, like=[torch.zeros(1 << 20)], seed=0))
+    sums = [torch.zeros(ENTRIES)]
+    noise_stream(Identity(), steps=1, like=sums, seed=0).release(sums, 1.0)
     forget_peak()
     before = resident("VmRSS")
-    stream = opened(name, folder or None)
-    next(stream)
+    opened(name, folder or None).release(sums, 1.0)
     print(resident("VmHWM") - before)
 
 

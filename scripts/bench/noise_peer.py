@@ -48,12 +48,12 @@ def peers() -> dict[str, tuple[Strategy, Any]]:
 
 
 def our_step(strategy: Strategy, params: int) -> Callable[[], None]:
-    """Adds the next row to a gradient."""
+    """Adds the next row to a gradient, on its grid."""
     gradient = torch.zeros(params)
     stream = noise_stream(strategy, steps=4096, like=[gradient], seed=1)
 
     def step() -> None:
-        gradient.add_(next(stream)[0], alpha=0.1)
+        stream.release([gradient], 0.1)
 
     return step
 

@@ -62,11 +62,8 @@ def state_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 def noise_and_state(noise: Any, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of past noise, with a row that is drawn now, and of the optimizer's state."""
-    return {
-        "noise": noise.buffer_bytes + bytes_of(next(noise)),
-        "optimizer": state_of(optimizer),
-    }
+    """Bytes of past noise and of the optimizer's state."""
+    return {"noise": noise.buffer_bytes, "optimizer": state_of(optimizer)}
 
 
 def write(path: pathlib.Path | None, rows: list[Any], **facts: Any) -> None:

@@ -73,7 +73,7 @@ class Side:
         return time.perf_counter() - start
 
     def memory(self) -> dict[str, int]:
-        """Bytes of noise, with a row that is drawn now, and of the optimizer's state."""
+        """Bytes of past noise and of the optimizer's state."""
         return noise_and_state(self.optimizer.noise, self.state)
 
 

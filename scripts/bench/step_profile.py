@@ -20,7 +20,7 @@ import importlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from scripts.bench.step_models import CASES, ON_CPU, call
 from scripts.bench.step_sides import ORDINARY, SIDES, Side, open_side, quiet, reason
 
 TOTAL = "step"
-NESTED = {"noise: draw", "norms"}  # lie within other parts
+NESTED = {"noise: release", "norms"}  # lie within other parts
 
 
 class Clock:
@@ -73,20 +73,10 @@ class Clock:
         return {name: choose([row.get(name, 0.0) for row in self.rows]) for name in names}
 
 
-class Timed(Iterator[Any]):
-    """A noise stream whose rows are timed: ``next`` looks at the class, not at the object."""
-
-    def __init__(self, stream: Any, clock: Clock) -> None:
-        self._draw = clock.wrap("noise: draw", stream.__next__)
-
-    def __next__(self) -> Any:
-        return self._draw()
-
-
 def instrument(side: Side, clock: Clock) -> None:
     """Put the clock around the parts of a dptrain optimiser's step."""
     optimizer = side.optimizer
-    optimizer.noise = Timed(optimizer.noise, clock)
+    optimizer.noise.release = clock.wrap("noise: release", optimizer.noise.release)
     if hasattr(optimizer.clipper, "record"):
         optimizer.clipper.record = clock.wrap("norms", optimizer.clipper.record)
     optimizer.clipper.clipped_sum = clock.wrap("clipped sums", optimizer.clipper.clipped_sum)

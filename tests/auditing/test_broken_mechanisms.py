@@ -38,14 +38,14 @@ RUNS, ALPHA = 2000, 0.01
 
 
 def broken_noise(monkeypatch, change) -> None:
-    """Every stream that the audit opens hands out rows that ``change`` has seen."""
+    """Every stream that the audit opens releases noise that ``change`` has seen."""
 
     class Changed:
         def __init__(self, stream):
             self.stream, self.before = stream, None
 
-        def __next__(self):
-            row = next(self.stream)[0].clone()
+        def release(self, sums, deviation):
+            (row,) = self.stream.release(sums, deviation)
             self.before = change(self.stream.step - 1, row, self.before)
             return [self.before]
 

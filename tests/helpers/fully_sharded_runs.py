@@ -374,7 +374,7 @@ def bytes_of(tensors):
 
 
 def kept_of(private):
-    """Bytes of the noise, with the row that is released, and of the optimizer's state."""
+    """Bytes of past noise and of the optimizer's state."""
     noise = private.optimizer.noise
     state = [
         value
@@ -382,7 +382,7 @@ def kept_of(private):
         for value in held.values()
         if isinstance(value, torch.Tensor) and value.ndim
     ]
-    return {"noise": noise.buffer_bytes + bytes_of(next(noise)), "optimizer": bytes_of(state)}
+    return {"noise": noise.buffer_bytes, "optimizer": bytes_of(state)}
 
 
 def memory():

@@ -228,7 +228,7 @@ def test_results_of_one_machine_add_up():
 def test_extra_costs_add_up_to_what_the_step_takes_longer():
     ordinary = {"forward": 2.0, "loss": 0.5, "backward": 5.0, "update": 1.0, "rest": 0.5}
     private = {"forward": 3.0, "loss": 0.5, "backward": 6.0, "norms": 4.0, "clipped sums": 3.5}
-    private |= {"noise": 1.0, "noise: draw": 0.75, "checksum": 0.25, "update": 1.5, "rest": 2.0}
+    private |= {"noise": 1.0, "noise: release": 0.75, "checksum": 0.25, "update": 1.5, "rest": 2.0}
     totals = {"step": 9.0}, {"step": 17.75}
     found = step_costs.extra(ordinary | totals[0], private | totals[1])
     assert sum(found.values()) == 8.75
