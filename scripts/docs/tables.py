@@ -888,6 +888,46 @@ def _fully_sharded(tree: Mapping[str, Any]) -> Table:
     return Table([*head, "first steps, processor time"], rows)
 
 
+def _release(tree: Mapping[str, Any]) -> Table:
+    """Noise as it was, as it is, and how they compare."""
+    rows = [
+        [
+            name,
+            f"{f['float32']:.1f}",
+            f"{f['grid']:.1f}",
+            f"{f['ratio']:.2f}",
+            f"{f['bytes kept']:.0f}",
+        ]
+        for name, f in tree["noise"].items()
+    ]
+    head = ["noise", "added in float32 (ms)", "released on a grid (ms)", "ratio"]
+    return Table([*head, "bytes kept of a parameter"], rows)
+
+
+def _release_steps(tree: Mapping[str, Any]) -> Table:
+    rows = [
+        [name, f"{f['float32']:.0f}", f"{f['grid']:.0f}", f"{f['ratio']:.3f}"]
+        for name, f in tree["steps"].items()
+    ]
+    return Table(["a whole private step", "float32 (ms)", "grid (ms)", "ratio"], rows)
+
+
+def _sum_rounding(rows: list[dict[str, Any]]) -> Table:
+    """What one example changes beyond R, and what it might at worst."""
+    found = [
+        [
+            each["model"],
+            str(each["batch"]),
+            str(each["microbatch"]),
+            f"{each['beyond R']:.1e}",
+            f"{each['worst case']:.1e}",
+        ]
+        for each in rows
+    ]
+    head = ["model", "batch", "rows in a part", "beyond R (of R)", "at worst"]
+    return Table(head, found)
+
+
 def _footprint(tree: Mapping[str, Any]) -> Table:
     """A model and strategy a row, a number of ranks a column."""
     ranks = sorted({each["ranks"] for each in tree["rows"]})
@@ -1101,6 +1141,9 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _sharded_noise,
         _noise_offload,
         _fully_sharded,
+        _release,
+        _release_steps,
+        _sum_rounding,
         _footprint,
         _footprint_sent,
         _footprint_measured,
@@ -1121,6 +1164,7 @@ _BENCHMARKS |= {
 _FILES = {"utility_digits_sigma": "utility_digits", "user_bounds": "user_errors"}
 _FILES["cifar10_scattering_errors"] = "cifar10_scattering"
 _FILES |= dict.fromkeys(("footprint_sent", "footprint_measured"), "footprint")
+_FILES["release_steps"] = "release"
 _FILES |= {f"model_coverage_{name}": "model_coverage" for name in _MODEL_GROUPS}
 
 
