@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from scripts.attack import canaries, inputs, kills, layers, mechanisms, modules, ranks
+from scripts.attack import canaries, inputs, kills, layers, mechanisms, modules, ranks, release
 from scripts.attack.harness import attack, summary
 
 PARTS = {
@@ -19,6 +19,7 @@ PARTS = {
         canaries.PART,
         kills.PART,
         ranks.PART,
+        release.PART,
     )
 }
 

@@ -16,6 +16,7 @@ import warnings
 from tqdm import tqdm
 
 from tests.helpers.broken_engines import CHANCE, FAULTS
+from tests.helpers.broken_release import RELEASE_FAULTS
 from tests.helpers.broken_user_engines import USER_FAULTS
 
 OUT = pathlib.Path(__file__).parent / "results" / "broken_engines.json"
@@ -29,7 +30,11 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of a fixed seed, and of σ that guarantees nothing
     rows = []
-    faults = [*FAULTS.items(), *((f"users: {name}", each) for name, each in USER_FAULTS.items())]
+    faults = [
+        *FAULTS.items(),
+        *((f"release: {name}", each) for name, each in RELEASE_FAULTS.items()),
+        *((f"users: {name}", each) for name, each in USER_FAULTS.items()),
+    ]
     with tqdm(total=2 * options.runs * len(faults), unit="run") as bar:
         for name, fault in faults:
             failed = {"broken": 0, "whole": 0}

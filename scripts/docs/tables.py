@@ -1074,6 +1074,63 @@ def _broken_engines(tree: Mapping[str, Any]) -> Table:
     return Table([*head, "whole ones that failed"], rows)
 
 
+_LEAK_SIDES = {
+    "reference": "float32 noise, as it was",
+    "opacus": "Opacus",
+    "dptrain": "dptrain",
+}
+_LEAK_SEEN = {
+    "rows": {
+        "default": "noisy sums",
+        "secure": "noisy sums, secure",
+        "BandMF(4)": "noisy sums, `BandMF(4)`",
+        "BandMF(4), secure": "noisy sums, `BandMF(4)`, secure",
+    },
+    "weights": {
+        "SGD": "weights, SGD",
+        "LoRA, SGD": "weights of a LoRA adapter, SGD",
+        "Adam, ε = 1": "weights, Adam with `eps=1`",
+        "SGD, bfloat16": "weights in bfloat16, SGD",
+    },
+}
+_LEAK_EVIDENCE = ("floats", "last bits", "grid")
+
+
+def _float_leak(tree: Mapping[str, Any]) -> Table:
+    """What is seen a row, by the evidence that ranks words of the batch farthest from coins."""
+
+    def cell(found: Mapping[str, Any] | None) -> str:
+        if found is None:
+            return "–"
+        kinds = [found[kind] for kind in _LEAK_EVIDENCE if kind in found]
+        best = max(kinds, key=lambda each: abs(each["ranked"] - 0.5))
+        named = f"{best['right']} of {found['in']}, {best['wrong']} of {found['out']}"
+        return f"{named}; {best['ranked']:.2f}"
+
+    rows = [
+        [title, *(cell(tree["sides"][side].get(part, {}).get(name)) for side in _LEAK_SIDES)]
+        for part, titles in _LEAK_SEEN.items()
+        for name, title in titles.items()
+    ]
+    return Table(["what is seen", *_LEAK_SIDES.values()], rows)
+
+
+def _float_leak_sums(tree: Mapping[str, Any]) -> Table:
+    """A dtype and σ a row: how often the right sum is named and the wrong one, where any is."""
+
+    def cell(found: Mapping[str, Any]) -> str:
+        kinds = [found["floats"], found["last bit"]]
+        best = max(kinds, key=lambda each: abs(each["right"] - each["wrong"]))
+        return f"{best['right']} right, {best['wrong']} wrong"
+
+    sides = tree["sides"]
+    rows = [
+        [name, *(cell(sides[side]["sums"][name]) for side in _LEAK_SIDES)]
+        for name in sides["dptrain"]["sums"]
+    ]
+    return Table(["parameters", *_LEAK_SIDES.values()], rows)
+
+
 def _audit_digits(tree: Mapping[str, Any]) -> Table:
     """A method and a kind of canaries a row: bounds and accuracies over seeds."""
     named = {"identity": "`Identity` + `Poisson`", "bandmf": "`BandMF(10)` + `MinSep(10)`"}
@@ -1151,6 +1208,8 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _choice,
         _audit,
         _broken_engines,
+        _float_leak,
+        _float_leak_sums,
         _audit_digits,
     )
 }
@@ -1162,6 +1221,7 @@ _BENCHMARKS |= {
 
 # Tables that take another part of a file.
 _FILES = {"utility_digits_sigma": "utility_digits", "user_bounds": "user_errors"}
+_FILES["float_leak_sums"] = "float_leak"
 _FILES["cifar10_scattering_errors"] = "cifar10_scattering"
 _FILES |= dict.fromkeys(("footprint_sent", "footprint_measured"), "footprint")
 _FILES["release_steps"] = "release"

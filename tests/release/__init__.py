@@ -1,0 +1,1 @@
+"""What releases give away by their numbers: on the grid nothing, in floating point much."""
