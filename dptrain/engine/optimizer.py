@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping import Unreached
-from dptrain.clipping.base import GradientClipper
+from dptrain.clipping.base import GradientClipper, summing_dtype
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import (
     SlicedOptimizer,
@@ -32,6 +32,7 @@ from dptrain.sampling import MicroBatch, PrivateLoader
 
 logger = logging.getLogger(__name__)
 
+_LEAST_NORM, _LARGEST_NORM = 1e-30, 1e30  # R, and N·R: far from what float32 cannot hold
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
@@ -133,7 +134,7 @@ class PrivateOptimizer(DPOptimizer):
             steps=mechanism.steps,
             noise_multiplier=mechanism.noise_multiplier,
             examples=mechanism.scheme.dataset_size,
-            error=noise.rounding_error,
+            error=None if noise.notes else noise.rounding_error,
         )
         self._pad = self.rounding.pad
         self._scales: list[torch.Tensor | None] | None = None
@@ -173,6 +174,12 @@ class PrivateOptimizer(DPOptimizer):
                 raise ValueError(
                     f"optimizer.max_grad_norm={self.max_grad_norm}: must be positive and finite"
                 )
+            largest = _LARGEST_NORM / self.rounding.examples
+            if not _LEAST_NORM <= self.max_grad_norm <= largest:
+                raise ValueError(
+                    f"optimizer.max_grad_norm={self.max_grad_norm}: must be between "
+                    f"{_LEAST_NORM:g} and {largest:g}, so that float32 holds the sums of gradients"
+                )
             self._scales = scales_of(self.original_optimizer, self.params)
             self._bound, self._bound_since = float(self.max_grad_norm), batch
         return self._bound * (1.0 - self._pad), torch.from_numpy(batch.weights)
@@ -188,13 +195,16 @@ class PrivateOptimizer(DPOptimizer):
         assert self.individual is not None
         # An example whose norm is not finite is left out by the clipper and pays nothing.
         found = norms.detach().cpu().double()
-        padded = torch.where(torch.isfinite(found), found, 0.0) * NORM_PAD / self._bound
-        padded += torch.where(padded > 0, self._pad, 0.0)  # what rounding to the grid may add
-        ratios = padded.clamp(max=1.0).numpy()
+        ratios = torch.where(torch.isfinite(found), found, 0.0) * NORM_PAD / self._bound
+        # What rounding to the grid may add is charged too; a norm of 0 is held to its word below.
+        charged = torch.where(ratios > 0, ratios + self._pad, 0.0).clamp(max=1.0)
         used = len(batch.indices)  # the other rows are padding
         shares = torch.zeros(len(norms), dtype=torch.float64)
-        shares[:used] = torch.from_numpy(self.shared.admit(self.individual, batch, ratios[:used]))
-        return shares.to(norms)
+        admitted = self.shared.admit(self.individual, batch, charged[:used].numpy())
+        shares[:used] = torch.from_numpy(admitted)
+        # A share a is charged a·(r + pad), and moves the sum on the grid by a'·r + pad.
+        less = (1.0 - shares) * self._pad / ratios
+        return torch.where(ratios > 0, (shares - less).clamp(min=0.0), 0.0).to(norms)
 
     def check_whole(self) -> None:
         """Refuse to go on with, or to save, what an interrupted release left behind.
@@ -451,6 +461,8 @@ class PrivateOptimizer(DPOptimizer):
         released = self.noise.release([p.summed_grad for p in self.params], deviation)
         scales = self._scales or [None] * len(self.params)
         for p, noisy, scale in zip(self.params, released, scales, strict=True):
+            # Of one dtype however many parts there were, which depends on the data.
+            noisy = noisy.to(summing_dtype(p))
             if scale is not None:
                 noisy = noisy.div_(scale)
             p.grad = laid_out_like(p, noisy.to(p.dtype))

@@ -123,7 +123,10 @@ class Shards:
             deviation: that it is multiplied by.
             scales: that the sums are divided by, of the whole parameters.
         """
-        noisy = noise.release(self.sums, deviation)
+        noisy = [
+            total.to(summing_dtype(p))  # of one dtype however many parts there were
+            for p, total in zip(parameters, noise.release(self.sums, deviation), strict=True)
+        ]
         self.sums = []
         if self.sliced is not None:
             for p in parameters:

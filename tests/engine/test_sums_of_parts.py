@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from dptrain import Loading, Poisson, PrivacyEngine, ScaledAdam
 from dptrain.engine.shards import add_part
 from scripts.bench.sum_rounding import MODELS, clipped_sum, worst
 
@@ -60,3 +62,40 @@ def test_the_order_of_parts_does_not_matter():
 def test_the_worst_case_is_the_bound_of_sums():
     assert worst(64) == pytest.approx(2 * 64 * 63 * 2.0**-24, rel=1e-4)
     assert worst(1) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("optimizer", ["SGD", "ScaledAdam"])
+def test_a_release_does_not_tell_how_many_parts_there_were(optimizer, dtype):
+    """Sums of two parts are float64: the release, and what it is divided by, must not show it."""
+
+    def released(micro):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(40, 200, bias=False), nn.Linear(200, 3, bias=False))
+        model = model.to(dtype)
+        made = {
+            "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+            "ScaledAdam": lambda p: ScaledAdam(p, lr=0.01, eps_scale=0.1),
+        }[optimizer](model.parameters())
+        x, y = torch.zeros(12, 40, dtype=dtype), torch.zeros(12, dtype=torch.long)
+        private = PrivacyEngine().make_private(
+            module=model,
+            optimizer=made,
+            data=TensorDataset(x, y),  # gradients of zeros are zero: noise alone is released
+            scheme=Poisson(probability=1.0, dataset_size=12, steps=3),
+            noise_multiplier=0.7,
+            max_grad_norm=0.3,
+            seed=5,
+            loading=Loading(max_physical_batch_size=micro),
+        )
+        found = []
+        made.register_step_pre_hook(
+            lambda *_: found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        )
+        for rows, labels in private.loader:
+            private.optimizer.zero_grad()
+            nn.functional.cross_entropy(private.module(rows), labels).backward()
+            private.optimizer.step()
+        return torch.stack(found)
+
+    assert torch.equal(released(None), released(4))

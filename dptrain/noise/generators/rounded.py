@@ -28,10 +28,10 @@ FINEST = 43
 """The largest ``bits`` of normals with standard deviation below 2: a grid of 2^-43 of it."""
 
 RATIO = 2.0**-37
-"""How far the probability of a number is off from that of an ideal normal with the same rounding
-and dither, relatively, at most (docs/theory/noise.md#thm-rounded-normals)."""
+"""Joint probabilities of a pair of numbers are those of ideal normals with the same rounding and
+dither up to a factor in 1 ± √2·RATIO (docs/theory/noise.md#thm-rounded-normals)."""
 
-REST = 2.0**-82
+REST = 2.0**-81
 """Chance that ``RATIO`` says nothing of a number."""
 
 _SPARE = 26  # low bits of the dithers' words, which continue the uniform number of the radius

@@ -56,4 +56,4 @@ class ConvolutionStream(FlatStream):
         if not self._steps_back:
             return 0.0
         assert isinstance(self.strategy, Toeplitz)
-        return error_of_convolution(self.strategy, self.steps, self._bits, self._inverse)
+        return error_of_convolution(self.strategy, self.steps, self._bits)

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from dptrain.core import Array
 from dptrain.noise.generators.rounded import FINEST
 from dptrain.strategies import Strategy
 from dptrain.strategies.matrices import LowerTriangular
@@ -78,18 +77,29 @@ def error_of_sums(terms: int, factors: float, deviation: float) -> float:
     return (terms + 1) * UNIT * factors * DEVIATIONS * deviation
 
 
-def error_of_convolution(
-    strategy: Toeplitz | LowerTriangular, steps: int, bits: int, inverse: Array
-) -> float:
+def error_of_convolution(strategy: Toeplitz | LowerTriangular, steps: int, bits: int) -> float:
     """How far rounding moves a number of Z where past normals are added up, at most.
 
-    A step's noise is off by e, half a unit and what adding up is off by, and Z by C e.
+    A step's noise is off by e, half a unit and what adding up is off by, and Z by C e; the computed
+    C^-1 is another matrix, and Z off by what C times it differs from the identity.
 
     Args:
         strategy: bound to ``steps``.
         steps: n.
         bits: of the grid.
-        inverse: the entries of the longest row of C^-1.
     """
-    off = 0.5 * 2.0**-bits + error_of_sums(len(inverse), float(np.abs(inverse).sum()), 1.0)
-    return largest_row_sum(strategy, steps) * off
+    # A row of C^-1 has n entries at most, and their sum is at most √n times its length.
+    total = math.sqrt(steps) * largest_deviation(strategy, steps)
+    off = 0.5 * 2.0**-bits + error_of_sums(steps, total, 1.0)
+    return largest_row_sum(strategy, steps) * off + _residual(strategy, steps)
+
+
+def _residual(strategy: Toeplitz | LowerTriangular, steps: int) -> float:
+    """What 13 standard deviations in every step become by C·(computed C^-1) less the identity."""
+    largest = largest_row_sum(strategy, steps)
+    if isinstance(strategy, LowerTriangular):  # rows that back-substitution solves to rounding
+        return error_of_sums(steps, largest * math.sqrt(steps), largest_deviation(strategy, steps))
+    inverse = strategy.inverse_column(steps)
+    product = strategy.apply(np.pad(inverse, (0, steps - len(inverse))))
+    product[0] -= 1.0
+    return 2.0 * DEVIATIONS * float(np.abs(product).sum())

@@ -81,13 +81,8 @@ class RegenerationStream(FlatStream):
     @property
     def rounding_error(self) -> float:
         """As for a stored convolution."""
-        if self._inverse is not None:
-            longest = self._inverse
-        else:
-            assert isinstance(self.strategy, LowerTriangular)
-            longest = _row_of_inverse(self.strategy, self.steps, self.steps - 1)
         assert isinstance(self.strategy, (Toeplitz, LowerTriangular))
-        return error_of_convolution(self.strategy, self.steps, self._bits, longest)
+        return error_of_convolution(self.strategy, self.steps, self._bits)
 
 
 def _row_of_inverse(strategy: LowerTriangular, steps: int, t: int) -> Array:

@@ -82,7 +82,7 @@ class TreeStream(FlatStream):
         error = 0.0
         for top in range(1, self._height):
             weights, scale = _new_node(top)
-            off = 0.5 * 2.0**-self._bits + error_of_sums(top, sum(weights), 1.0)
+            off = 0.5 * 2.0**-self._bits + error_of_sums(2 * top, sum(weights), 1.0)
             error = max(error, off / scale)
         return error
 
