@@ -14,6 +14,7 @@ out, the case proves nothing, and fails.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -117,8 +118,8 @@ class _Quieter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __next__(self) -> list[torch.Tensor]:
-        return [row / self._factor for row in next(self._stream)]
+    def release(self, sums: Sequence[torch.Tensor | None], deviation: float) -> list[torch.Tensor]:
+        return self._stream.release(sums, deviation / self._factor)
 
 
 def epsilon_below(within: Array, without: Array, law: World, sigma: float, delta: float) -> float:
