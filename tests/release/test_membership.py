@@ -19,6 +19,7 @@ SIGMAS = [1.0, 10.0, 1000.0]
 BOUND = 0.7
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,6 +37,7 @@ def test_membership_is_told_in_floating_point(dtype, sigma, secure):
         assert any("are not whole numbers" in each for each in leaks(game))
 
 
+@pytest.mark.sample(every=5)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("sigma", SIGMAS)
 @pytest.mark.parametrize("dtype", DTYPES)
