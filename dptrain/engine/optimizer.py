@@ -28,7 +28,7 @@ from dptrain.engine.state_watch import StateWatch
 from dptrain.individual import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import NoiseStream, Rounding
-from dptrain.sampling import MicroBatch, PrivateLoader
+from dptrain.sampling import MicroBatch, PrivateLoader, Scheme
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class PrivateOptimizer(DPOptimizer):
             entries=sum(p.numel() for p in self.params),
             steps=mechanism.steps,
             noise_multiplier=mechanism.noise_multiplier,
-            examples=mechanism.scheme.dataset_size,
+            examples=_most_examples(mechanism.scheme),
             error=None if noise.notes else noise.rounding_error,
         )
         self._pad = self.rounding.pad
@@ -528,7 +528,8 @@ class PrivateOptimizer(DPOptimizer):
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(
-                f"state_dict={state_dict!r:.80}: expected what optimizer.state_dict() returned"
+                f"state_dict is a {type(state_dict).__name__}: expected what "
+                "optimizer.state_dict() returned"
             )
         self.load_states([state_dict])
 
@@ -547,3 +548,8 @@ class PrivateOptimizer(DPOptimizer):
         # Opacus 1.5 holds these by reference and would go on showing schedulers the old ones.
         self.param_groups = self.original_optimizer.param_groups
         self.state = self.original_optimizer.state
+
+
+def _most_examples(scheme: Scheme) -> int:
+    """A public number that no batch exceeds: of a private number eight times the nominal one."""
+    return scheme.dataset_size if scheme.nominal_size is None else 8 * scheme.population

@@ -20,10 +20,10 @@ _PUBLIC = """
 DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called() _checkpointed()
 _closed _digest _family _join() _largest_loss_scale _log_checkpoints _name _name() _named()
 _names() _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down()
-_short() _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger
+_short() _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
 accumulate_grad_batches argument artifacts asked assignment attribute attribute_of() batch_idx
-batch_size beside booked budget budgets burn_in by called checksum() ckpt_path column_names
-condition config cycle dataset_size delta digest() done doubt due edges epoch epochs epsilon errors
+batch_size beside booked budget burn_in by called checksum() ckpt_path column_names
+config cycle dataset_size delta digest() done doubt due edges epoch epochs epsilon errors
 every examples examples_before examples_distinct executed expected_batch_size failed few field
 fingerprint fixed folder free frozen fsdp global_step group group_size groups groups_for()
 guarantee head hidden_size hint how ignored index inner input_size kept_by kind kinds known layer
@@ -63,7 +63,7 @@ distributed/transport.py: error
 engine/checkpoints/divided.py: key next() number odd total
 engine/checkpoints/sealed.py: found get() here missing n there value wrong
 engine/module_state.py: key
-engine/optimizer.py: missing scale state_dict
+engine/optimizer.py: largest missing scale
 engine/optimizers/joined.py: twice
 engine/optimizers/sliced.py: sizes sum()
 engine/options.py: value
@@ -75,7 +75,7 @@ engine/state_watch.py: number
 engine/unfinished.py: counts
 engine/validation.py: error extra missing n wrong
 individual/filter.py: error largest value
-individual/odometer.py: i last
+individual/odometer.py: i kept last
 individual/pld.py: floor
 individual/record.py: get() missing state wrong
 individual/sampled_record.py: _factor

@@ -82,9 +82,8 @@ def fill_normal(
     Raises:
         ValueError: if ``out`` is on another kind of device, or reaches beyond the row.
     """
-    assert out.dtype == torch.float64, out.dtype
-    assert out.dim() == 1, out.shape
-    assert out.is_contiguous()
+    flat = out.dtype == torch.float64 and out.dim() == 1 and out.is_contiguous()
+    checks.invariant(flat, f"noise is drawn into a tensor of {out.dtype} and shape {out.shape}")
     size = start + len(out) if size is None else size
     if start < 0 or start + len(out) > size:
         raise ValueError(

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from dptrain.core import checks
+
 _SPARE_WORDS = 2  # of 64 bits: update_into asks for room for a block of AES beyond what it writes
 _LARGEST = 1 << 20  # bytes that one call may ask for
 _ZEROS = memoryview(bytes(_LARGEST))  # the "plaintext": what comes out is the key stream itself
@@ -49,7 +51,7 @@ def key_stream(key: bytes, segment: int, count: int) -> npt.NDArray[np.uint64]:
         Memory of this thread, free to be written to, which its next call overwrites: pages that are
         new every time would cost more than the cipher.
     """
-    assert 8 * count <= _LARGEST, count
+    checks.invariant(8 * count <= _LARGEST, f"{count} words are more than a segment is asked for")
     encryptor = Cipher(algorithms.AES(key), modes.GCM(segment.to_bytes(12, "big"))).encryptor()
     if not hasattr(_memory, "words"):
         _memory.words = np.empty(_LARGEST // 8 + _SPARE_WORDS, dtype="<u8")
