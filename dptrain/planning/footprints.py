@@ -114,7 +114,7 @@ def footprint(
 
     Example:
         >>> print(footprint(BandMF(bands=16), steps=2000, parameters=10**9, ranks=8))
-        17.5 GB a rank (...); sends 7 GB a step
+        17 GB a rank (...); sends 7 GB a step
     """
     parameters = checks.integer("parameters", parameters)
     ranks = checks.integer("ranks", ranks)
