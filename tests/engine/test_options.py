@@ -223,7 +223,7 @@ def test_what_is_wrong_is_said_before_anything_is_built(monkeypatch):
     other = torch.optim.SGD(small_net().parameters(), lr=0.1)
     for match, options in {
         "seed=-1": {"seed": -1},
-        "secure=True with seed=5": {"seed": 5, "noise": NoiseOptions(secure=True)},
+        "secure=True with a seed": {"seed": 5, "noise": NoiseOptions(secure=True)},
         "SubsetRandomSampler": {"data": some},
         "not in the optimizer": {"optimizer": other},
         "are parameters": {"gradients": Gradients(buffers=["0.weight"])},

@@ -118,7 +118,7 @@ def test_what_is_no_checkpoint_is_refused():
     with pytest.raises(ValueError, match="lacks"):
         private.load_state_dict({"format": FORMAT})
     for nothing in (None, 3, [], [3], "text"):
-        with pytest.raises(TypeError, match=r"state=.*private.state_dict\(\)"):
+        with pytest.raises(TypeError, match=r"state is a .*private.state_dict\(\)"):
             private.load_state_dict(nothing)
         with pytest.raises(TypeError, match=r"state=.*a loader's state_dict\(\)"):
             private.loader.load_state_dict(nothing)
