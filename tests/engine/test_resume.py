@@ -120,9 +120,9 @@ def test_what_is_no_checkpoint_is_refused():
     for nothing in (None, 3, [], [3], "text"):
         with pytest.raises(TypeError, match=r"state is a .*private.state_dict\(\)"):
             private.load_state_dict(nothing)
-        with pytest.raises(TypeError, match=r"state=.*a loader's state_dict\(\)"):
+        with pytest.raises(TypeError, match=r"state is a .*a loader's state_dict\(\)"):
             private.loader.load_state_dict(nothing)
-        with pytest.raises(TypeError, match=r"state_dict=.*optimizer.state_dict\(\)"):
+        with pytest.raises(TypeError, match=r"state_dict is a .*optimizer.state_dict\(\)"):
             private.optimizer.load_state_dict(nothing)
     with pytest.raises(TypeError, match="scheduler"):
         private.register_scheduler(object())
