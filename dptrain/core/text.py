@@ -7,6 +7,7 @@ import pathlib
 import traceback
 from collections.abc import Iterable
 
+_OURS = pathlib.Path(__file__).parents[1]  # whose texts hold no data
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -32,7 +33,7 @@ def in_words(error: BaseException) -> str:
 
 
 def named_error(error: BaseException) -> str:
-    """An error of the user's code without its text, which may hold their data.
+    """An error of the user's code without its text, which may hold their data; ours with it.
 
     Its type, and where in the user's files it was raised, outside the installed packages if it
     passed through any: ``"ValueError in forward (net.py, line 12)"``.
@@ -40,6 +41,8 @@ def named_error(error: BaseException) -> str:
     kind, frames = type(error).__name__, traceback.extract_tb(error.__traceback__)
     if not frames:
         return kind
+    if _OURS in pathlib.Path(frames[-1].filename).parents:
+        return f"{kind}: {error}"
     own = [frame for frame in frames if not _INSTALLED & set(pathlib.Path(frame.filename).parts)]
     last = (own or frames)[-1]
     return f"{kind} in {last.name} ({pathlib.Path(last.filename).name}, line {last.lineno})"

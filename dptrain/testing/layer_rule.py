@@ -204,7 +204,9 @@ def _compare(
         factors = torch.linspace(0, 1, rows, dtype=torch.float64, device=right.device).square()
         weighted = _sum(use.weighted_sum(factors) for use in uses).view(right.shape[1:])
         off = (weighted - torch.einsum("i,i...->...", factors, right)).norm()
-        require(off <= tolerance * scale.sum(), f"{name!r}: the weighted sum is off by {off:.3g}")
+        require(
+            off <= tolerance * scale.sum(), f"{name!r}: the weighted sum is off by {float(off):.3g}"
+        )
         index = torch.arange(rows - 1, 0, -2, device=right.device)
         few = _sum(use.select(index).per_example(0, len(index)) for use in uses)
         _same(name, "gradient of a selected row", few, right[index], scale[index], tolerance)

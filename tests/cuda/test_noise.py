@@ -24,7 +24,7 @@ BITS = 44
 
 
 def row(device, size, *, seed=SEED, group=0, step=0, secure=False, start=0, whole=None):
-    """Whole numbers of 2^-44."""
+    """Whole numbers of 2^-43."""
     out = torch.empty(size, device=device, dtype=torch.float64)
     normals = open_normals(seed, secure=secure)
     normals.fill(out, group=group, step=step, start=start, size=whole, bits=BITS)

@@ -116,5 +116,7 @@ def test_a_refusal_names_both():
 
     a = architecture(one(lambda: Reader(several)))
     private = one_batch(a, "bookkeeping", reduction="mean")
-    with pytest.raises(RuntimeError, match=r"'f', a Reader .*parameters of 'l'.*two rows"):
+    with pytest.raises(
+        RuntimeError, match=r"'f', a Reader .*parameters of 'l'.*ValueError in several"
+    ):
         backward(private, a)
