@@ -34,6 +34,6 @@ def test_nothing_else_holds_the_sums_when_a_step_is_released(monkeypatch, parts)
     monkeypatch.setattr(optimizer.clipper, "clipped_sum", followed)
     monkeypatch.setattr(optimizer, "_release", looked_at)
     train(private)
-    # The sums of a single microbatch are in ``p.summed_grad``; those of several are gathered there in
-    # float64, and none of the microbatches' own is left.
+    # The sums of a single microbatch are in ``p.summed_grad``; those of several are gathered there
+    # in float64, and none of the microbatches' own is left.
     assert alive == [len(optimizer.params) if parts == 1 else 0] * 2
