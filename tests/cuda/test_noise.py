@@ -20,7 +20,7 @@ from tests.noise.streams import (
 )
 
 SEED = 0x0123_4567_89AB_CDEF_FEDC_BA98_7654_3210
-BITS = 44
+BITS = 43
 
 
 def row(device, size, *, seed=SEED, group=0, step=0, secure=False, start=0, whole=None):

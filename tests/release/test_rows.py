@@ -67,7 +67,7 @@ def test_rows_are_named_in_floating_point(mode):
     assert len(steps) == MODES[mode].get("steps", 2)
     for seen in steps:
         words = int(seen.touched.sum())
-        assert words > 50
+        assert words >= 20  # secure batches have no seed: fewer has a chance of 1e-8
         right, wrong = named(seen.not_floats(), seen)
         assert wrong == 0
         assert right >= at_least(words, 128) >= words - 1
