@@ -276,7 +276,8 @@ def moved(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 
 _STRIDED = frozenset(
-    _names("""permute transpose t slice select expand unsqueeze squeeze split split_with_sizes chunk unbind
+    _names("""
+    permute transpose t slice select expand unsqueeze squeeze split split_with_sizes chunk unbind
     diagonal alias detach narrow movedim lift_fresh""")
 )
 

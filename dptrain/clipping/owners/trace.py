@@ -13,8 +13,10 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from dptrain.clipping.owners.maps import EVENT, NEW, is_shared, shared, thin
@@ -65,6 +67,7 @@ class OwnerTrace:
     Attributes:
         events: what owners ≤ -2 stand for, by -2 - owner.
         escapes: where what depends on examples was made a number or an array.
+        lost: an operator that returned what has no strided memory, ``None`` if none did.
     """
 
     def __init__(self) -> None:
@@ -74,6 +77,8 @@ class OwnerTrace:
         self._known_before: set[int] | None = None  # storages from before the first escape
         self._unknown_constant: int | None = None
         self._lent: list[torch.Tensor] = []  # whose memory Python may write into
+        self.lost: str | None = None  # an operator whose results have no place in memory
+        self.off = 0  # contexts in which nothing is followed
         self._modes = (_Operators(self), _Functions(self))
 
     def own(self, tensor: torch.Tensor, owners: torch.Tensor | int) -> None:
@@ -152,6 +157,33 @@ class OwnerTrace:
                 self.memory.hide(tensor, self.note("unknown", "memory that Python writes into"))
         self._lent.clear()
 
+    def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
+        """A call that is about to be made; ``None``: nothing is known of such operators."""
+        try:
+            return Call(func, args, kwargs, self) if isinstance(func, OpOverload) else None
+        except Exception:  # a program is not to fail for being followed
+            return None
+
+    def returned(self, func: Any, call: Call | None, value: Any) -> None:
+        """It returned this. Whatever cannot be followed is unknown."""
+        if call is not None:
+            try:
+                self.result(call, owners_of_results(call, value), writes=call.writes)
+                return
+            except Exception as error:
+                name = f"{call.name} (whose rule fails: {type(error).__name__})"
+        else:
+            name = str(func)
+        for tensor in tree_leaves(value):
+            if isinstance(tensor, torch.Tensor):
+                self._lose(tensor, name)
+
+    def _lose(self, tensor: torch.Tensor, operator: str) -> None:
+        try:
+            self.memory.put(tensor, self.unknown(operator, tensor.shape), written=True)
+        except Exception:
+            self.lost = self.lost or operator
+
     def wrote(self, call: Call, tensor: torch.Tensor, owners: torch.Tensor) -> None:
         """An operator wrote into an argument."""
         self.result(call, [(tensor, owners)], writes=True)
@@ -175,9 +207,43 @@ class OwnerTrace:
                 few = torch.where(few == NEW, event, few)
             self.memory.put(tensor, few.expand(tensor.shape), written=writes)
 
+    def start(self) -> None:
+        """Follow what this thread does from now on, below all modes that the user has entered.
+
+        Theirs may end before this, or later: they find their own on top of the stack.
+        """
+        operators, functions = self._modes
+        with _stack_of_operators() as stack:
+            operators.__enter__()
+            _pop_mode()
+            stack.insert(0, operators)
+        with _stack_of_functions() as others:
+            others.insert(0, functions)
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        operators, functions = self._modes
+        with _stack_of_operators() as stack:
+            if operators in stack:
+                stack.remove(operators)
+                _push_mode(operators)
+                operators.__exit__(None, None, None)
+        with _stack_of_functions() as others:
+            if functions in others:
+                others.remove(functions)
+        self.off += 1
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is done here is no part of the program, in whatever thread."""
+        self.off += 1
+        try:
+            yield
+        finally:
+            self.off -= 1
+
     def __enter__(self) -> Self:
-        for mode in self._modes:
-            mode.__enter__()
+        self.start()
         return self
 
     def __exit__(
@@ -186,8 +252,33 @@ class OwnerTrace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for mode in reversed(self._modes):
-            mode.__exit__(kind, error, traceback)
+        self.stop()
+        self.off = 0
+
+
+@contextlib.contextmanager
+def _stack_of_operators() -> Iterator[list[Any]]:
+    """The modes that see operators, from the lowest, to be changed."""
+    found = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    found.reverse()
+    try:
+        yield found
+    finally:
+        for mode in found:
+            _push_mode(mode)
+
+
+@contextlib.contextmanager
+def _stack_of_functions() -> Iterator[list[Any]]:
+    """The modes that see calls of torch's functions."""
+    count = torch._C._len_torch_function_stack()
+    found = [torch._C._pop_torch_function_stack() for _ in range(count)]
+    found.reverse()
+    try:
+        yield found
+    finally:
+        for mode in found:
+            torch._C._push_on_torch_function_stack(mode)
 
 
 class _Operators(TorchDispatchMode):
@@ -196,6 +287,8 @@ class _Operators(TorchDispatchMode):
     def __init__(self, trace: OwnerTrace) -> None:
         super().__init__()
         self._trace = trace
+
+    supports_higher_order_operators = True
 
     @override
     def __torch_dispatch__(
@@ -206,9 +299,13 @@ class _Operators(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        call = Call(func, args, kwargs, self._trace)
+        if self._trace.off:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            call = self._trace.call(func, args, kwargs)
         value = func(*args, **kwargs)
-        self._trace.result(call, owners_of_results(call, value), writes=call.writes)
+        with torch._C.DisableTorchFunction():
+            self._trace.returned(func, call, value)
         return value
 
 
@@ -241,6 +338,8 @@ class _Functions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if self._trace.off:
+            return func(*args, **(kwargs or {}))
         name = _LEAVES.get(func) if isinstance(func, _HASHABLE) else None
         if name is not None and args and isinstance(args[0], torch.Tensor):
             self._trace.escaped(args[0], name)
