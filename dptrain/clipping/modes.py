@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dptrain.clipping.base.styles import ClippingStyle
-from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers
+from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers, uncompiled
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe
 from dptrain.core import checks, did_you_mean
 from dptrain.sampling import PrivateLoader
@@ -70,6 +71,7 @@ class Attached(NamedTuple):
         own: the user's own.
         clipper: of its gradients.
         probe: looks at what the module is called with.
+        owners: follows some of the steps, where that is wanted.
         detach: leaves the user's module as it was, when called.
     """
 
@@ -77,6 +79,7 @@ class Attached(NamedTuple):
     own: nn.Module
     clipper: BookkeepingClipper | PerExampleClipper
     probe: RowProbe | None
+    owners: OwnerWatch | None
     detach: Callable[[], Any]
 
 
@@ -91,6 +94,7 @@ def attach(
     loader: PrivateLoader,
     views: int = 1,
     probe: str = "shapes",
+    seed: int = 0,
     together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Attached:
     """The module with what forms per-example gradients in one of the modes, and their clipper.
@@ -105,9 +109,13 @@ def attach(
         loader: knows the examples of the batch at hand.
         views: rows that the model sees of an example, one after the other.
         probe: when it is checked that the module keeps the examples apart, one of ``PROBES``.
+        seed: of the choice of steps that are followed (``OwnerWatch``).
         together: where other processes have parts of the module (mode bookkeeping), a context for
             runs of it by the probe (``RowProbe``).
     """
+    owners: OwnerWatch | None = None
+    if probe != "off" and together is None:  # of a divided module no rank has all operators
+        owners = OwnerWatch(uncompiled(module), views=views, when=probe, seed=seed)
 
     def fed() -> AtHand | None:
         batch = loader.current
@@ -131,12 +139,14 @@ def attach(
                 style=style,
                 groups=groups,
                 probe=probe,
+                owners=owners,
             ),
             fed=fed,
             when=probe,
             together=together,
+            owners=owners,
         )
-        return Attached(module, module, taps.book, taps.probe, taps.detach)
+        return Attached(module, module, taps.book, taps.probe, owners, taps.detach)
     _say_whose(mode)
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -155,9 +165,10 @@ def attach(
         fed=fed,
         when=probe,
         loss_reduction=loss_reduction,
+        owners=owners,
         force_functorch=mode == "functorch",
     )
-    return Attached(wrapped, module, clipper, wrapped.probe, wrapped.detach)
+    return Attached(wrapped, module, clipper, wrapped.probe, owners, wrapped.detach)
 
 
 @functools.cache

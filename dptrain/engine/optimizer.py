@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping import Unreached
 from dptrain.clipping.base import GradientClipper, summing_dtype
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import (
     SlicedOptimizer,
@@ -75,6 +76,7 @@ class PrivateOptimizer(DPOptimizer):
         rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
         watch: what refuses steps that leave something behind in the module.
+        owners: follows some of the steps, where that is wanted.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and each adds the noise (``Ranks``).
         shards: of the ranks, where each has a slice of the noise, and maybe of the optimizer too;
@@ -100,6 +102,7 @@ class PrivateOptimizer(DPOptimizer):
         ledger: StepLedger,
         ranks: Ranks,
         watch: StateWatch,
+        owners: OwnerWatch | None = None,
         at_boundary: Callable[[int], None],
         shards: Shards | None = None,
         individual: IndividualRecord | None = None,
@@ -117,7 +120,7 @@ class PrivateOptimizer(DPOptimizer):
         self.loader = loader
         self.ledger = ledger
         self.individual = individual
-        self.watch = watch
+        self.watch, self.owners = watch, owners
         self.unreached = unreached
         self.shards = shards
         self.shared = SharedStep(ranks)
@@ -304,6 +307,8 @@ class PrivateOptimizer(DPOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.owners is not None:
+            self.owners.end()
         self.check_parameters()
         batch = self.loader.current
         if batch is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from dptrain.clipping.bookkeeping.parted import folded
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import RowProbe
 from dptrain.sampling import MicroBatch
 
@@ -40,6 +42,7 @@ class BookkeepingClipper(GradientClipper):
         groups: the number of each parameter's group in that style; ``None``: one for all.
         at_hand: returns the batch that the user holds, ``None`` if there is none.
         probe: of the module, where there is one.
+        owners: follows some of the steps, where that is wanted.
     """
 
     def __init__(
@@ -52,8 +55,10 @@ class BookkeepingClipper(GradientClipper):
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
         probe: RowProbe | None = None,
+        owners: OwnerWatch | None = None,
     ) -> None:
         super().__init__(parameters, style=style, groups=groups)
+        self.owners = owners
         self.at_hand = at_hand
         self.probe = probe
         self.loss_reduction = loss_reduction
@@ -80,9 +85,15 @@ class BookkeepingClipper(GradientClipper):
         batch = self.at_hand()
         return batch is not None and not len(batch.indices)
 
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        """Without what follows the step."""
+        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
+
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Nothing to look at: uses are made of every call, but of padding alone."""
+        """Check whose the rows are; uses are made of every call, but of padding alone."""
         if not self.idle():
+            if self.owners is not None:
+                self.owners.check(layer, inputs, gradient)
             return False
         self.discard()
         self.batch = self.at_hand()

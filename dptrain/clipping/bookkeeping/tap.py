@@ -55,6 +55,9 @@ class Book(Protocol):
     def replays(self, rule: Replays) -> None:
         """Know that this rule, of one layer, ran its layer again."""
 
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        """A context for what is done in a backward pass, and is no part of the user's program."""
+
     def doubt(self, layer: nn.Module) -> str | None:
         """What speaks against gradients of a call that is being made, for ``record``."""
 
@@ -163,7 +166,8 @@ class LayerTap(StandIn):
         """The layer's output for rows of which nothing is made, so that no rule has to fit."""
 
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            self.book.saw(self.layer, (), gradient)
+            with self.book.unseen():
+                self.book.saw(self.layer, (), gradient)
 
         def observed(y: torch.Tensor) -> torch.Tensor:
             return _Tap.apply(y, self.anchor, report) if y.is_floating_point() else y
@@ -312,15 +316,16 @@ class LayerTap(StandIn):
         several = self._factor("output", output.shape, factor)
 
         def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            seen = _apart((gradient, *saved), several)
-            # Of these no row is any example's.
-            whole = [constant[None] for constant in shared]
-            if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
-                return
-            try:
-                self._report(uses, rest, places, saved, gradient, since, doubt, several)
-            except UnclearRows as error:
-                raise RuntimeError(f"{self.called}: {error}") from error
+            with self.book.unseen():
+                seen = _apart((gradient, *saved), several)
+                # Of these no row is any example's.
+                whole = [constant[None] for constant in shared]
+                if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+                    return
+                try:
+                    self._report(uses, rest, places, saved, gradient, since, doubt, several)
+                except UnclearRows as error:
+                    raise RuntimeError(f"{self.called}: {error}") from error
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 
@@ -334,12 +339,13 @@ class LayerTap(StandIn):
         several = self._factor(name, (rows, *parameter.shape), None)
 
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            if self.book.saw(self.layer, (), *_apart((gradient,), several)):
-                return
-            if p.requires_grad:  # it may have been frozen since
-                use: Use = Materialized(gradient.to(summing_dtype(gradient)))
-                use = use.folded(several) if several > 1 else use
-                self.book.record({p: use}, since, doubt)
+            with self.book.unseen():
+                if self.book.saw(self.layer, (), *_apart((gradient,), several)):
+                    return
+                if p.requires_grad:  # it may have been frozen since
+                    use: Use = Materialized(gradient.to(summing_dtype(gradient)))
+                    use = use.folded(several) if several > 1 else use
+                    self.book.record({p: use}, since, doubt)
 
         return _Each.apply(parameter, self.anchor, report, rows)
 

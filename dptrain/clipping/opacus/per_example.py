@@ -22,6 +22,7 @@ from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
 from dptrain.clipping.opacus.recomputation import recomputation
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
 from dptrain.sampling import MicroBatch
 
@@ -38,6 +39,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         views: rows an example has.
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
+        owners: follows some of the steps, where that is wanted.
         kwargs: those of Opacus's module.
 
     Attributes:
@@ -59,14 +61,16 @@ class HookedModule(OpacusLayers, GradSampleModule):
         views: int = 1,
         fed: Callable[[], AtHand | None] | None = None,
         when: str = "shapes",
+        owners: OwnerWatch | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(m, **kwargs)
+        self.owners = owners
         self.at_hand = at_hand
         self.views = views
         self.probe: RowProbe | None = None
         if fed is not None:
-            self.probe = RowProbe(m, self.reporting_to, fed, when=when)
+            self.probe = RowProbe(m, self.reporting_to, fed, when=when, owners=owners)
         self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
         self._witness: Witness | None = None
         self.autograd_grad_sample_hooks.extend(
@@ -77,13 +81,22 @@ class HookedModule(OpacusLayers, GradSampleModule):
         """The user's forward; before it the probe, where there is one, of what it may do."""
         if self.probe is None:
             return super().forward(*args, **kwargs)
-        self.probe.begin(args, kwargs)
+        with self._unseen():
+            self.probe.begin(args, kwargs)
+        if self.owners is not None:
+            self.owners.called(args, kwargs)
         output: Any = None
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            self.probe.end(output)
+            with self._unseen():
+                self.probe.end(output)
+            if output is None and self.owners is not None:  # the call failed
+                self.owners.drop()
         return output
+
+    def _unseen(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:
@@ -129,6 +142,12 @@ class HookedModule(OpacusLayers, GradSampleModule):
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
     ) -> None:
         """Per-example gradients of one call of a layer."""
+        with self._unseen():
+            self._capture(module, _forward_input, forward_output, *args, **kw)
+
+    def _capture(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
+    ) -> None:
         if self._witness is not None:
             calls: Any = getattr(module, "activations", None)
             if self.hooks_enabled and calls:
@@ -148,6 +167,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
             )
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
+        if self.owners is not None and self.hooks_enabled and rows is not None:
+            calls = getattr(module, "activations", None)
+            self.owners.check(module, calls[-1] if calls else (), forward_output[0])
         doubts = self._doubts.get(module)
         if self.hooks_enabled and doubts and self.probe is not None:
             self.probe.resolve(doubts.pop())

@@ -2,5 +2,6 @@
 
 from dptrain.clipping.owners.maps import SHARED
 from dptrain.clipping.owners.trace import Event, OwnerTrace
+from dptrain.clipping.owners.watch import Findings, OwnerWatch, RowsMeet
 
-__all__ = ["SHARED", "Event", "OwnerTrace"]
+__all__ = ["SHARED", "Event", "Findings", "OwnerTrace", "OwnerWatch", "RowsMeet"]

@@ -142,6 +142,7 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
     if call.name.startswith("_foreach"):
         results = results or list(call["self"])
         return list(zip(results, foreach(call, results), strict=True))
+    results = results or list(_written(call))  # with out= lists return nothing
     known = call.func.namespace in ("aten", "prims")
     rule_of_it = RULES.get(call.name) if known else None
     if rule_of_it is None and torch.Tag.pointwise in call.func.tags:
@@ -223,8 +224,9 @@ def written_over(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule(*_FACTORIES)
 def made(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Depends on no example, whatever shape it has from one."""
-    return [shared(t.shape) for t in results]
+    """Depends on no example, whatever shape it has from one, but on numbers that it is given."""
+    given = call.maps(but=("self",) if call.has("self") else ())
+    return [join(shared(()), *(join_all(m) for m in given)) for _ in results]
 
 
 @rule("random", "uniform", "exponential", "geometric", "cauchy", "log_normal", "zero")
@@ -964,6 +966,7 @@ def scattered(call: Call, results: list[torch.Tensor]) -> list[Map]:
         return [join(*(join_all(m) for m in (owners, source, word)))]
     source = source if not source.dim() else _first(source, index.shape)
     line = join_along(join(source, word).expand(index.shape), [dim])
+    line = line.expand([1 if d == dim else n for d, n in enumerate(index.shape)])
     return [_joined_corner(join_along(owners, [dim]), line, owners.shape, dim)]
 
 
@@ -975,19 +978,9 @@ def _first(owners: Map, shape: Sequence[int]) -> Map:
 
 def _joined_corner(owners: Map, line: Map, shape: Sequence[int], dim: int) -> Map:
     """Joined where an index has entries, which may be fewer than the tensor."""
-    sizes = [1 if d == dim else n for d, n in enumerate(shape)]
-    covered = all(a in (1, b) for a, b in zip(line.shape, sizes, strict=True)) and not any(
-        line.stride(d) == 0 and line.shape[d] < n and line.shape[d] != 1
-        for d, n in enumerate(sizes)
-    )
-    if covered and all(
-        a == b or line.stride(d) == 0
-        for d, (a, b) in enumerate(zip(line.shape, sizes, strict=True))
-    ):
-        return join(owners, line)
-    whole = shared(sizes).contiguous()
+    whole = shared([1 if d == dim else n for d, n in enumerate(shape)]).contiguous()
     _first(whole, line.shape).copy_(line)
-    return join(owners, whole)
+    return join(owners, thinned(whole))
 
 
 def _scattered_along(owners: Map, index: torch.Tensor, source: Map, dim: int, *, add: bool) -> Map:
@@ -1068,7 +1061,7 @@ def of_matrices(call: Call, results: list[torch.Tensor]) -> list[Map]:
     found: list[Map] = []
     for t in results:
         inner = t.dim() - batch.dim()
-        grown = batch.reshape(*batch.shape, *[1] * inner) if inner >= 0 else batch
+        grown = batch.reshape((*batch.shape, *[1] * inner)) if inner >= 0 else batch
         found.append(grown if _fits(grown, t) else join_all(batch))
     return found
 

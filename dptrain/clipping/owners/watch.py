@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +59,15 @@ class Findings:
         return None
 
 
+class _Running(threading.local):
+    """The one whose trace is under way in a thread: of a run that was left, nothing goes on."""
+
+    watch: weakref.ref[OwnerWatch] | None = None
+
+
+_running = _Running()
+
+
 class OwnerWatch:
     """Follows a few steps of a run with owner maps (``OwnerTrace``), from batch to gradients.
 
@@ -80,7 +91,7 @@ class OwnerWatch:
         self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
         self._why: str | None = None
         self._seen = False
-        self._compiled = contextlib.ExitStack()
+        self._stop: weakref.finalize[[], OwnerWatch] | None = None
 
     def due(self) -> None:
         """Follow the next step: calls look otherwise than those that were followed."""
@@ -88,7 +99,7 @@ class OwnerWatch:
 
     def begin(self, batch: MicroBatch, data: Any) -> None:
         """The user is about to be given this batch."""
-        self.end()
+        self.drop()
         if self.when == "off" or not self._chosen(batch.step) or not len(batch.indices):
             return
         self._due = False
@@ -99,7 +110,14 @@ class OwnerWatch:
         self._why, self._seen = None, False
         if not declare(trace, data, records, self._owners):
             self._doubt("the batch holds what is no tensor, or a tensor without a row each")
-        self._compiled.enter_context(_eagerly(self.module))
+        other = None if _running.watch is None else _running.watch()
+        if other is not None:
+            other.drop()
+        _running.watch = weakref.ref(self)
+        undo = contextlib.ExitStack()
+        undo.enter_context(_eagerly(self.module))
+        undo.callback(trace.stop)
+        self._stop = weakref.finalize(self, undo.close)
         trace.start()
 
     def _chosen(self, step: int) -> bool:
@@ -110,11 +128,10 @@ class OwnerWatch:
 
     def end(self) -> None:
         """The step is to be made: nothing is followed from here."""
-        trace, self._trace = self._trace, None
+        trace = self._trace
         if trace is None:
             return
-        trace.stop()
-        self._compiled.close()
+        self.drop()
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
         if trace.escapes:
@@ -127,17 +144,28 @@ class OwnerWatch:
             self.findings.tested += 1
             self.findings.why = self.findings.why or self._why
 
+    def drop(self) -> None:
+        """Nothing comes of the step that was followed, if one was."""
+        if self._stop is not None:
+            self._stop()
+        self._due = self._due or (self._trace is not None and not self.findings.shown)
+        self._stop = self._trace = None
+
     def _doubt(self, why: str) -> None:
         self._why = self._why or why
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
-        """What is done here is no part of the user's program."""
+        """What is done here is no part of the user's program; an error ends the step."""
         if self._trace is None:
             yield
             return
-        with self._trace.unseen():
-            yield
+        try:
+            with self._trace.unseen():
+                yield
+        except BaseException:
+            self.drop()
+            raise
 
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The module is called on these: rows of which nobody knows whose they are, are taken so.
@@ -158,11 +186,11 @@ class OwnerWatch:
                 self._doubt(f"what the module is called on is made by {event}")
                 self._trace.own(tensor, _by_rows(self._owners, tensor))
 
-    def check(self, layer: str, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
+    def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         """A layer's gradients are to be made of these.
 
         Args:
-            layer: what it is called, for messages.
+            layer: of the module.
             inputs: with a row for each that the module is fed, or of what all share.
             gradient: by its output, shape (rows, ...).
 
@@ -176,7 +204,11 @@ class OwnerWatch:
             if isinstance(x, torch.Tensor):
                 self._check(layer, "its input", x)
 
-    def _check(self, layer: str, what: str, tensor: torch.Tensor) -> None:
+    def _name(self, layer: nn.Module) -> str:
+        names = {m: name for name, m in self.module.named_modules()}
+        return f"layer {names.get(layer) or '(the module itself)'!r}, a {type(layer).__name__}"
+
+    def _check(self, layer: nn.Module, what: str, tensor: torch.Tensor) -> None:
         assert self._trace is not None
         few = thin(self._trace.owners(tensor))
         if not few.numel():
@@ -194,18 +226,18 @@ class OwnerWatch:
         least = int(wrong.min())
         if least > EVENT:
             raise RowsMeet(
-                f"{layer}: {what} has for one row of the batch what belongs to another example, so "
-                "that no example's contribution can be bounded: rows are in another order, or "
-                f"another dimension is the examples'. {_REMEDY}"
+                f"{self._name(layer)}: {what} has for one row of the batch what belongs to another "
+                "example, so that no example's contribution can be bounded: rows are in another "
+                f"order, or another dimension is the examples'. {_REMEDY}"
             )
         mixed = [e for v in wrong.unique().tolist() if v <= EVENT and (e := self._event(v))]
         if mixed:
             raise RowsMeet(
-                f"{layer}: {what} depends for one example on another: {mixed[0]} puts together "
-                "what several examples have, so that no example's contribution can be bounded. "
-                + _remedy(mixed[0])
+                f"{self._name(layer)}: {what} depends for one example on another: {mixed[0]} puts "
+                "together what several examples have, so that no example's contribution can be "
+                "bounded. " + _remedy(mixed[0])
             )
-        self._doubt(f"{what} of {layer} is made by {self._trace.event(least)}")
+        self._doubt(f"{what} of {self._name(layer)}, is made by {self._trace.event(least)}")
 
     def _event(self, owner: int) -> Event | None:
         assert self._trace is not None

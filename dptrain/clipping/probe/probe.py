@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import CheckpointError
 
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     Disagreement,
@@ -172,6 +173,8 @@ class RowProbe:
             each of them enters whenever the module is called; given whether any are to be made.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
+        owners: follows some of the steps, where that is wanted; the next one whenever a call looks
+            otherwise.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -189,8 +192,9 @@ class RowProbe:
         follow: Callable[[], bool] = lambda: False,
         confirms: bool = False,
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
+        owners: OwnerWatch | None = None,
     ) -> None:
-        self.together = together
+        self.together, self._owners = together, owners
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
         self.when, self.confirms = when, confirms
@@ -206,11 +210,14 @@ class RowProbe:
         self._in_vain: set[nn.Module] = set()  # those that a further probe did not reach either
         self._answers: dict[str, str | None] = {}  # what became of their doubts
         self._inside = False
-        self._signature = LossSignature()
+        self._signature = LossSignature(self._aside)
         self.outside = False
         self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
+
+    def _aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._owners is None else self._owners.unseen()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is about to be called with these arguments: probe it, if need be.
@@ -336,9 +343,11 @@ class RowProbe:
     ) -> str | None:
         """Why these examples are not kept apart, or ``None``."""
         key, batch = due
+        if self._owners is not None:
+            self._owners.due()
         arguments = named(self.module, args)
         self._probed = True
-        self._signature = LossSignature()  # other shapes may have another loss
+        self._signature = LossSignature(self._aside)  # other shapes may have another loss
         whole = Rows.of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)

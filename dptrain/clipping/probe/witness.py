@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -70,6 +71,10 @@ class Witness:
 
     def replays(self, rule: Any) -> None:
         """Nothing."""
+
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        """As it is: all that is done is the probe's."""
+        return contextlib.nullcontext()
 
     def doubt(self, layer: nn.Module) -> str | None:
         """None: nothing is taken in."""

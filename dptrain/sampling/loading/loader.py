@@ -60,7 +60,8 @@ class PrivateLoader:
         check_collate: refuse a ``collate_fn`` that is seen to mix the examples of a batch
             (``CollateCheck``).
         driven: whether an engine reports microbatches and completed steps.
-        taken: called with every batch just before the user gets it; ``None``: nothing is.
+        taken: called with every batch, and its data, just before the user gets them; ``None``:
+            nothing is.
 
     Attributes:
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
@@ -94,7 +95,7 @@ class PrivateLoader:
         world_size: int = 1,
         check_collate: bool = False,
         driven: bool = False,
-        taken: Callable[[MicroBatch], None] | None = None,
+        taken: Callable[[MicroBatch, Any], None] | None = None,
     ) -> None:
         owner = "PrivateLoader"
         checks.instance("scheme", scheme, Scheme, owner=owner)
@@ -251,7 +252,7 @@ class PrivateLoader:
                 self.current, data = item
                 self._reported = False
                 if self._taken is not None:
-                    self._taken(self.current)
+                    self._taken(self.current, data)
                 if self._driven and self._world_size > 1:
                     seed_globals(self._plan.compute_seed(self.current))
                 yield data
