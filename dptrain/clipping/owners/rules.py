@@ -552,15 +552,88 @@ def trilinear(call: Call, results: list[torch.Tensor]) -> list[Map]:
     return [_without(join_along(every, dims), dims)] if dims else [every]
 
 
+# By groups of channels, which are rows of their own where (1, rows · channels) are given.
+
+
+def _in_groups(owners: Map, groups: int) -> Map:
+    """Of what is made of all of a group, shape (rows, groups) of (rows, channels, ...)."""
+    rows = owners.shape[0]
+    inner = viewed(owners, (rows, groups, owners.numel() // max(rows * groups, 1)))
+    return join_along(inner, [2])[..., 0].expand(rows, groups)
+
+
+def _of_groups(owners: Map, shape: Sequence[int]) -> Map:
+    """(rows, groups) for each channel of that group, shape (rows, channels, ...)."""
+    rows, groups = owners.shape
+    each = owners.unsqueeze(-1).expand(rows, groups, shape[1] // groups)
+    return viewed(each, (rows, shape[1])).reshape(rows, shape[1], *[1] * (len(shape) - 2))
+
+
+def _by_channel(owners: Map, dims: int) -> Map:
+    return owners.reshape(1, -1, *[1] * (dims - 2)) if owners.dim() == 1 else owners
+
+
+@rule("convolution", "_convolution", "convolution_overrideable")
+def convolution(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """All of a group of channels, at all places."""
+    (result,) = results
+    inner = _in_groups(call.map("input"), call["groups"])
+    weight = _in_groups(call.map("weight").unsqueeze(0), call["groups"])
+    each = _of_groups(join(inner, weight).expand(inner.shape), result.shape)
+    return [join(each, _by_channel(call.map("bias"), result.dim()))]
+
+
+@rule("convolution_backward")
+def convolution_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """As the forward pass; of the weights what all rows give in a group."""
+    groups = call["groups"]
+    grad, source = (_in_groups(call.map(n), groups) for n in ("grad_output", "input"))
+    weight = _in_groups(call.map("weight").unsqueeze(0), groups)
+    inner = join(grad, weight).expand(grad.shape)
+    own = join_along(join(grad, source).expand(grad.shape), [0])[0]
+    found = []
+    for k, t in zip(_wanted(call), results, strict=True):
+        if k == 0:
+            found.append(_of_groups(inner, t.shape))
+        elif own.shape[0] in (1, groups) and t.dim() and t.shape[0] % groups == 0:
+            each = own.expand(groups).unsqueeze(-1).expand(groups, t.shape[0] // groups)
+            found.append(viewed(each, (t.shape[0],)).reshape(-1, *[1] * (t.dim() - 1)))
+        else:
+            found.append(join_all(own))
+    return found
+
+
+def _wanted(call: Call) -> list[int]:
+    """Which results are there."""
+    return [k for k, wanted in enumerate(call["output_mask"]) if wanted]
+
+
+@rule("native_group_norm")
+def group_norm(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """All of a group of channels."""
+    source = call.map("input")
+    if not source.numel():
+        return [shared(t.shape) for t in results]
+    inner = _in_groups(source, call["group"])
+    parameters = [_by_channel(call.map(n), source.dim()) for n in ("weight", "bias")]
+    return [join(_of_groups(inner, source.shape), *parameters), inner, inner]
+
+
+@rule("native_group_norm_backward")
+def group_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """As the forward pass; of the parameters what all rows give in a group."""
+    source = call.map("input")
+    parameters = _by_channel(call.map("weight"), source.dim())
+    each = join(call.map("grad_out"), source, parameters).expand(source.shape)
+    inner = join(_in_groups(each, call["group"]), call.map("mean"), call.map("rstd"))
+    whole = _of_groups(inner.expand(source.shape[0], call["group"]), source.shape)
+    own = join_along(whole, [0]).reshape(-1)
+    return [whole if k == 0 else own for k in _wanted(call)]
+
+
 # By rows: each row of a result is made of that row of some arguments and of all of the others.
 # name: (arguments with rows, results without).
 _BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "convolution": (("input",), ()),
-    "_convolution": (("input",), ()),
-    "convolution_overrideable": (("input",), ()),
-    "convolution_backward": (("grad_output", "input"), (1, 2)),
-    "native_group_norm": (("input",), ()),
-    "native_group_norm_backward": (("grad_out", "input", "mean", "rstd"), (1, 2)),
     "_scaled_dot_product_flash_attention_for_cpu": (("query", "key", "value"), ()),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (
         ("grad_out", "query", "key", "value", "out", "logsumexp"),

@@ -78,6 +78,7 @@ class OwnerTrace:
         self._unknown_constant: int | None = None
         self._lent: list[torch.Tensor] = []  # whose memory Python may write into
         self.lost: str | None = None  # an operator whose results have no place in memory
+        self.ended = False
         self.off = 0  # contexts in which nothing is followed
         self._modes = (_Operators(self), _Functions(self))
 
@@ -207,6 +208,11 @@ class OwnerTrace:
                 few = torch.where(few == NEW, event, few)
             self.memory.put(tensor, few.expand(tensor.shape), written=writes)
 
+    def end(self) -> None:
+        """What is under way goes on unseen; ``stop`` or the next ``start`` clears up."""
+        self.off += 1
+        self.ended = True
+
     def start(self) -> None:
         """Follow what this thread does from now on, below all modes that the user has entered.
 
@@ -216,9 +222,9 @@ class OwnerTrace:
         with _stack_of_operators() as stack:
             operators.__enter__()
             _pop_mode()
-            stack.insert(0, operators)
+            stack[:] = [operators, *(m for m in stack if not _has_ended(m))]
         with _stack_of_functions() as others:
-            others.insert(0, functions)
+            others[:] = [functions, *(m for m in others if not _has_ended(m))]
 
     def stop(self) -> None:
         """Follow nothing any more."""
@@ -231,7 +237,7 @@ class OwnerTrace:
         with _stack_of_functions() as others:
             if functions in others:
                 others.remove(functions)
-        self.off += 1
+        self.end()
 
     @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
@@ -253,7 +259,11 @@ class OwnerTrace:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        self.off = 0
+
+
+def _has_ended(mode: Any) -> bool:
+    """Whether it is of a trace that was stopped while torch held it aside, as it does in a call."""
+    return isinstance(mode, _Operators | _Functions) and mode.of.ended
 
 
 @contextlib.contextmanager
@@ -286,7 +296,7 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self, trace: OwnerTrace) -> None:
         super().__init__()
-        self._trace = trace
+        self.of = trace
 
     supports_higher_order_operators = True
 
@@ -299,13 +309,13 @@ class _Operators(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if self._trace.off:
+        if self.of.off:
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            call = self._trace.call(func, args, kwargs)
+            call = self.of.call(func, args, kwargs)
         value = func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
-            self._trace.returned(func, call, value)
+            self.of.returned(func, call, value)
         return value
 
 
@@ -328,7 +338,7 @@ class _Functions(TorchFunctionMode):
 
     def __init__(self, trace: OwnerTrace) -> None:
         super().__init__()
-        self._trace = trace
+        self.of = trace
 
     @override
     def __torch_function__(
@@ -338,13 +348,13 @@ class _Functions(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if self._trace.off:
+        if self.of.off:
             return func(*args, **(kwargs or {}))
         name = _LEAVES.get(func) if isinstance(func, _HASHABLE) else None
         if name is not None and args and isinstance(args[0], torch.Tensor):
-            self._trace.escaped(args[0], name)
+            self.of.escaped(args[0], name)
             if name in _SHARES:
-                self._trace.lent(args[0], name)
+                self.of.lent(args[0], name)
         return func(*args, **(kwargs or {}))
 
 

@@ -129,9 +129,10 @@ class OwnerWatch:
     def end(self) -> None:
         """The step is to be made: nothing is followed from here."""
         trace = self._trace
-        if trace is None:
-            return
+        failed = trace is None or trace.ended
         self.drop()
+        if trace is None or failed:
+            return
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
         if trace.escapes:
@@ -164,7 +165,8 @@ class OwnerWatch:
             with self._trace.unseen():
                 yield
         except BaseException:
-            self.drop()
+            if self._trace is not None:
+                self._trace.end()  # and not stop: torch may hold its modes aside in this call
             raise
 
     def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
