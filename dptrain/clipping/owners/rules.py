@@ -48,6 +48,7 @@ class Call:
         name: without overload, and without the ending of what works in place.
         writes: whether what it returns are arguments that it wrote into.
         trace: that it is seen by.
+        tensors: among its arguments.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Call:
         self.func, self.args, self.kwargs, self.trace = func, args, kwargs, trace
         self.name, self.writes, self._places = _facts(func)
         self._maps: dict[int, Map] = {}
-        for tensor in _tensors((*args, *kwargs.values())):
+        self.tensors = list(_tensors((*args, *kwargs.values())))
+        for tensor in self.tensors:
             self._maps[id(tensor)] = trace.owners(tensor)
 
     def __getitem__(self, argument: str) -> Any:
@@ -134,9 +136,8 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
     """What an operator returned, and wrote into, with the maps that it has now."""
     if torch.Tag.inplace_view in call.func.tags:
         return []
-    every = list(_tensors((*call.args, *call.kwargs.values())))
     if call.name in _ESCAPES:
-        for tensor in every:
+        for tensor in call.tensors:
             call.trace.escaped(tensor, call.name)
     results = list(_tensors(value))
     if call.name.startswith("_foreach"):
@@ -538,6 +539,21 @@ def linear(call: Call, results: list[torch.Tensor]) -> list[Map]:
     return [join(join_along(call.map("input"), [-1]), weight, call.map("bias"))]
 
 
+@rule("_cdist_forward")
+def distances(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """A row of the first with a row of the second."""
+    first, second = (join_along(call.map(n), [-1]) for n in ("x1", "x2"))
+    return [join(first, second.transpose(-1, -2))]
+
+
+@rule("_cdist_backward")
+def distances_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """A row of the first with all of the second."""
+    each = join(call.map("grad"), call.map("cdist"), join_along(call.map("x1"), [-1]))
+    other = join_along(call.map("x2"), [-1, -2])
+    return [join(join_along(each, [-1]), other)]
+
+
 @rule("_trilinear")
 def trilinear(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """A sum over products of three that are expanded to the same dimensions."""
@@ -634,9 +650,9 @@ def group_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 # By rows: each row of a result is made of that row of some arguments and of all of the others.
 # name: (arguments with rows, results without).
 _BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "_scaled_dot_product_flash_attention_for_cpu": (("query", "key", "value"), ()),
+    "_scaled_dot_product_flash_attention_for_cpu": (("query", "key", "value", "attn_mask"), ()),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (
-        ("grad_out", "query", "key", "value", "out", "logsumexp"),
+        ("grad_out", "query", "key", "value", "out", "logsumexp", "attn_mask"),
         (),
     ),
     "_scaled_dot_product_efficient_attention": (("query", "key", "value", "attn_bias"), (2, 3)),
@@ -664,7 +680,6 @@ _BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "multinomial": (("self",), ()),
     "searchsorted": ((), ()),
     "multi_margin_loss_backward": ((), ()),
-    "_cdist_forward": ((), ()),
     "slow_conv2d_forward": (("self",), ()),
     "mkldnn_max_pool2d": (("self",), ()),
 }
@@ -693,7 +708,7 @@ def by_rows(call: Call, results: list[torch.Tensor]) -> list[Map]:
         owners = call.map(name)
         few = join_along(owners, range(1, owners.dim()))
         first = owners.shape[0] if owners.dim() else 1
-        if name == "attn_bias" and (owners.dim() != 4 or first == 1):
+        if name in ("attn_bias", "attn_mask") and (owners.dim() != 4 or first == 1):
             rest.append(join_all(owners))
             continue
         if count not in (None, first):
@@ -908,6 +923,8 @@ def indexed(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """The elements that were picked, and whose word it was to pick them."""
     owners, picked = call.map("self"), call["indices"]
     chosen, start, size = _choice(call, picked)
+    for mask in _given(picked) if _masks(picked) else []:
+        call.trace.escaped(mask, call.name)  # Python sees how many there are
     if chosen is not None and _masks(picked) and int(chosen) < 0:
         return [call.trace.unknown(call.name, t.shape) for t in results]
     content = torch.ops.aten.index.Tensor(owners, _on_cpu(picked))
@@ -1077,6 +1094,8 @@ def counted(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """How many there are, and where each is, all of them decide."""
     if all(is_shared(m) for m in call.maps()):
         return [shared(t.shape) for t in results]
+    for tensor in call.tensors:
+        call.trace.escaped(tensor, call.name)  # Python sees how many there are
     every = join(*(join_all(m) for m in call.maps()))
     if int(every) >= 0:
         return [every for _ in results]

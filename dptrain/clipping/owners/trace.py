@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
@@ -79,6 +80,7 @@ class OwnerTrace:
         self._lent: list[torch.Tensor] = []  # whose memory Python may write into
         self.lost: str | None = None  # an operator whose results have no place in memory
         self.ended = False
+        self._checking = 0
         self.off = 0  # contexts in which nothing is followed
         self._modes = (_Operators(self), _Functions(self))
 
@@ -133,12 +135,23 @@ class OwnerTrace:
 
     def escaped(self, tensor: torch.Tensor, operator: str) -> None:
         """The numbers of a tensor leave torch."""
+        if self._checking:
+            return
         with _unseen():
             if is_shared(self._owners(tensor)):
                 return
         line, module = _place()
         self.escapes.append(Event("unknown", operator, line, module))
         self._taint()
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Numbers that leave the tensors are only checked here, and nothing comes of them."""
+        self._checking += 1
+        try:
+            yield
+        finally:
+            self._checking -= 1
 
     def lent(self, tensor: torch.Tensor, operator: str) -> None:
         """From now on something may write into the memory of a tensor that is no operator."""
@@ -329,8 +342,17 @@ _LEAVES = {
     torch.Tensor.storage: "storage",
     torch.Tensor.untyped_storage: "untyped_storage",
     torch.Tensor.__reduce_ex__: "pickle",
+    torch.Tensor.__repr__: "repr",
+    torch.Tensor.__format__: "format",
 }
-_SHARES = frozenset({"numpy", "dlpack", "data_ptr", "storage", "untyped_storage"})
+_ADDRESSES = frozenset({"data_ptr", "storage", "untyped_storage"})
+_SHARES = frozenset({"numpy", "dlpack", *_ADDRESSES})
+
+
+def _classes(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Of a call of ``one_hot``; with a number of classes it only checks that targets are below."""
+    found = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    return int(found)
 
 
 class _Functions(TorchFunctionMode):
@@ -351,6 +373,11 @@ class _Functions(TorchFunctionMode):
         if self.of.off:
             return func(*args, **(kwargs or {}))
         name = _LEAVES.get(func) if isinstance(func, _HASHABLE) else None
+        if func is one_hot and _classes(args, kwargs or {}) > 0:
+            with self.of.checked():
+                return func(*args, **(kwargs or {}))
+        if name in _ADDRESSES and sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+            name = None  # torch asks whether two tensors are one
         if name is not None and args and isinstance(args[0], torch.Tensor):
             self.of.escaped(args[0], name)
             if name in _SHARES:

@@ -7,7 +7,7 @@ import dataclasses
 import random
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,16 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from dptrain.clipping.owners.looks import look_of_call
 from dptrain.clipping.owners.maps import EVENT, SHARED, thin
 from dptrain.clipping.owners.trace import Event, OwnerTrace
 from dptrain.sampling import MicroBatch
 
 SHARE = 0.01
-"""Of the steps after the first that are followed: each costs one to three ordinary ones."""
+"""Of the steps after the first that are followed: each costs one to two ordinary ones more."""
+
+_AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
+_ONE_IN = 20
 
 _REMEDY = "Keep the examples apart, one in each row of the first dimension"
 
@@ -71,8 +75,9 @@ _running = _Running()
 class OwnerWatch:
     """Follows a few steps of a run with owner maps (``OwnerTrace``), from batch to gradients.
 
-    The first step is followed, a hundredth of the others at random, and the one after a call that
-    looked otherwise (``due``). In these, all that layers' gradients are made of has to be of the
+    The first step is followed, a hundredth of the others at random, and a step from its call of the
+    module on if that looks otherwise than all so far (``look_of_call``), as often as its cost
+    allows. In these, all that layers' gradients are made of has to be of the
     example that it is clipped as (docs/theory/limits.md#thm-owners).
 
     Args:
@@ -91,24 +96,32 @@ class OwnerWatch:
         self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
         self._why: str | None = None
         self._seen = False
+        self._looks: set[int] = set()
+        self._calls = 0
+        self._batch: MicroBatch | None = None
+        self._halfway = False  # followed from the call of the module on
         self._stop: weakref.finalize[[], OwnerWatch] | None = None
-
-    def due(self) -> None:
-        """Follow the next step: calls look otherwise than those that were followed."""
-        self._due = self._due or (self.when == "shapes" and self._trace is None)
 
     def begin(self, batch: MicroBatch, data: Any) -> None:
         """The user is about to be given this batch."""
         self.drop()
+        self._batch = batch
         if self.when == "off" or not self._chosen(batch.step) or not len(batch.indices):
             return
         self._due = False
+        self._halfway = False
+        self._start(lambda trace, records: declare(trace, data, records, self._owners))
+
+    def _start(self, told: Callable[[OwnerTrace, torch.Tensor], bool]) -> None:
+        """Follow from here; a function declares whose numbers are, and says if all are known."""
+        batch = self._batch
+        assert batch is not None
         sizes = np.ones(len(batch.weights), dtype=np.int64) if batch.sizes is None else batch.sizes
         records = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(torch.int32)
         self._owners = records.repeat_interleave(self.views)
         self._trace = trace = OwnerTrace()
         self._why, self._seen = None, False
-        if not declare(trace, data, records, self._owners):
+        if not told(trace, records):
             self._doubt("the batch holds what is no tensor, or a tensor without a row each")
         other = None if _running.watch is None else _running.watch()
         if other is not None:
@@ -139,6 +152,8 @@ class OwnerWatch:
             self._doubt(f"numbers leave the tensors: {trace.escapes[0]}")
         if not self._seen:
             self._doubt("no gradient of the batch was seen")
+        if self._halfway:
+            return  # of what came before the call nothing is known
         if self._why is None:
             self.findings.shown += 1
         else:
@@ -175,6 +190,19 @@ class OwnerWatch:
         What a program makes of texts before is between the data and the module; what is left to
         show is the module and the loss.
         """
+        batch = self._batch
+        if batch is None or not len(batch.indices) or self.when == "off":
+            return
+        self._calls += 1
+        look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
+        if look not in self._looks:
+            within = len(self._looks) < _AT_ONCE + self._calls / _ONE_IN
+            if within or self._trace is not None:
+                self._looks.add(look)
+            if self._trace is None and within and self.when == "shapes":
+                self._halfway = True
+                self._start(lambda trace, rows: declare(trace, (args, kwargs), rows, self._owners))
+                return
         if self._trace is None:
             return
         for tensor in _tensors((args, kwargs)):

@@ -173,8 +173,7 @@ class RowProbe:
             each of them enters whenever the module is called; given whether any are to be made.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
-        owners: follows some of the steps, where that is wanted; the next one whenever a call looks
-            otherwise.
+        owners: follows some of the steps, where that is wanted.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -343,8 +342,6 @@ class RowProbe:
     ) -> str | None:
         """Why these examples are not kept apart, or ``None``."""
         key, batch = due
-        if self._owners is not None:
-            self._owners.due()
         arguments = named(self.module, args)
         self._probed = True
         self._signature = LossSignature(self._aside)  # other shapes may have another loss
