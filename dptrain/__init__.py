@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         profile,
         register_accountant,
     )
-    from dptrain.clipping import fix
+    from dptrain.clipping import fix, freeze_batchnorm
     from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
     from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
@@ -117,6 +117,7 @@ __all__ = [
     "accountants_for",
     "calibrate",
     "fix",
+    "freeze_batchnorm",
     "profile",
     "register_accountant",
     "register_layer",
@@ -128,7 +129,7 @@ __all__ = [
 # Where a name comes from; a test holds the two lists and the imports above together.
 _NAMES = {
     "accounting": "account accountants_for calibrate profile register_accountant",
-    "clipping": "fix",
+    "clipping": "fix freeze_batchnorm",
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",

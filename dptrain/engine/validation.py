@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from dptrain.clipping import why_not
+from dptrain.clipping import keeps_statistics, why_not
 from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
@@ -74,6 +74,16 @@ def check_mode(module: nn.Module, mode: str) -> None:
             f"module is compiled, and Gradients(mode={mode!r}) needs eager mode: pass the module "
             "itself, or use Gradients(mode='bookkeeping')"
         )
+    if mode != "bookkeeping":
+        for name, layer in module.named_modules():
+            own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
+            if own and keeps_statistics(layer):
+                raise ValueError(
+                    f"layer {name!r} is a {type(layer).__name__} in eval mode whose "
+                    f"{' and '.join(own)} would be trained, which Gradients(mode={mode!r}) cannot "
+                    "do: use Gradients(mode='bookkeeping'), or freeze them with "
+                    "dptrain.freeze_batchnorm(model, affine=True)"
+                )
     errors = [
         f"layer {name!r}: {error}"
         for name, layer in module.named_modules()

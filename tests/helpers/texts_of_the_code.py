@@ -37,7 +37,7 @@ planned position positional prefix public rank rate reason reduction released re
 resume_from_checkpoint rounds rows rule run runs said scheme self separation settings_of() shape
 shapes shard short sigma size some spread start started step steps steps_executed steps_per_epoch
 stop str strategy style suffix target target_delta target_epsilon task tens theirs ties told tools
-trained type types user_column users users_at_bound users_before uses val_check_interval variable
+type types user_column users users_at_bound users_before uses val_check_interval variable
 views wanted watched weight what when where where() who whole why within world world_size
 """
 PUBLIC = set(_PUBLIC.split())

@@ -18,6 +18,7 @@ from dptrain.clipping.bookkeeping.rules.bags import EmbeddingBagRule, refusal_of
 from dptrain.clipping.bookkeeping.rules.experts import experts_rule
 from dptrain.clipping.bookkeeping.rules.normalization import (
     ChannelNormRule,
+    FrozenNormRule,
     LayerNormRule,
     RMSNormRule,
 )
@@ -204,6 +205,8 @@ for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
     register_own(cell, CellRule())
 for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
     register_own(norm, ChannelNormRule())
+for frozen in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+    register_own(frozen, FrozenNormRule())
 
 
 def register_imported() -> None:
