@@ -118,7 +118,7 @@ def attach(
         owners = OwnerWatch(uncompiled(module), views=views, when=probe, seed=seed)
 
     def fed() -> AtHand | None:
-        batch = loader.current
+        batch = loader.unused
         if batch is None:
             return None
         return AtHand(
@@ -133,7 +133,8 @@ def attach(
             module,
             open_book=lambda probe: BookkeepingClipper(
                 parameters,
-                at_hand=lambda: loader.current,
+                at_hand=lambda: loader.unused,
+                between=lambda: loader.between,
                 loss_reduction=loss_reduction,
                 views=views,
                 style=style,
@@ -156,11 +157,12 @@ def attach(
         style=style,
         groups=groups,
         names={p: name for name, p in module.named_parameters()},
-        current=lambda: loader.current,
+        current=lambda: loader.unused,
     )
     wrapped = HookedModule(
         module,
         at_hand=clipper.at_hand,
+        between=lambda: loader.between,
         views=views,
         fed=fed,
         when=probe,

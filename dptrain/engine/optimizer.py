@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from opacus.optimizers import DPOptimizer
@@ -34,6 +34,11 @@ from dptrain.sampling import MicroBatch, PrivateLoader, Scheme
 logger = logging.getLogger(__name__)
 
 _LEAST_NORM, _LARGEST_NORM = 1e-30, 1e30  # R, and N·R: far from what float32 cannot hold
+_NO_COPY = (
+    "the private optimizer of a run is neither copied nor pickled, as it holds the seeds of its "
+    "noise: private.state_dict() saves the run; the optimizer that it wraps, its "
+    "original_optimizer, can be copied"
+)
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
@@ -145,6 +150,16 @@ class PrivateOptimizer(DPOptimizer):
         self._parts_done = 0
         self._at_boundary = at_boundary
         self._largest_loss_scale: float | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise TypeError(_NO_COPY)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(_NO_COPY)
+
+    def __setstate__(self, state: Any) -> None:
+        # torch's would have every run of the process step by what it knows of plain optimizers.
+        raise TypeError(_NO_COPY)
 
     def restart_at(self, steps_executed: int) -> None:
         """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
@@ -315,6 +330,13 @@ class PrivateOptimizer(DPOptimizer):
             raise RuntimeError(
                 "optimizer.step() without an unused batch: take one from the private loader, run "
                 "one backward pass, then call step() once"
+            )
+        if self.loader.unused is None:
+            raise RuntimeError(
+                "optimizer.step() was called a second time for one batch of the private loader, "
+                "which is released once: add up the losses of the batch, call backward() on the "
+                "sum and step() once, or take another batch for the second step. To train another "
+                "module in between, step an optimizer of that module's parameters"
             )
         if batch.part == 0:
             self._reset_sums()  # also drops what an abandoned attempt at this step had summed

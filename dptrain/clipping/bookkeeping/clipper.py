@@ -11,7 +11,12 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import (
+    Admit,
+    GradientClipper,
+    check_same_batch,
+    tell_of_no_gradient,
+)
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
@@ -41,6 +46,7 @@ class BookkeepingClipper(GradientClipper):
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
         at_hand: returns the batch that the user holds, ``None`` if there is none.
+        between: returns whether all batches so far have been used.
         probe: of the module, where there is one.
         owners: follows some of the steps, where that is wanted.
     """
@@ -50,6 +56,7 @@ class BookkeepingClipper(GradientClipper):
         parameters: Sequence[nn.Parameter],
         *,
         at_hand: Callable[[], MicroBatch | None],
+        between: Callable[[], bool] = lambda: False,
         loss_reduction: str,
         views: int = 1,
         style: ClippingStyle = FLAT,
@@ -60,6 +67,7 @@ class BookkeepingClipper(GradientClipper):
         super().__init__(parameters, style=style, groups=groups)
         self.owners = owners
         self.at_hand = at_hand
+        self._between, self._told = between, False
         self.probe = probe
         self.loss_reduction = loss_reduction
         self.views = views
@@ -81,20 +89,23 @@ class BookkeepingClipper(GradientClipper):
         return None if self.probe is None else self.probe.doubt(layer)
 
     def idle(self) -> bool:
-        """Whether nothing was drawn: the rows at hand are padding, on which no probe has run."""
+        """Whether no row at hand is an example: on padding, and between batches, no probe ran."""
         batch = self.at_hand()
-        return batch is not None and not len(batch.indices)
+        return self._between() if batch is None else not len(batch.indices)
 
     def unseen(self) -> contextlib.AbstractContextManager[Any]:
         """Without what follows the step."""
         return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Check whose the rows are; uses are made of every call, but of padding alone."""
+        """Check whose the rows are; uses are made of every call, but of those where it is idle."""
         if not self.idle():
             if self.owners is not None:
                 self.owners.check(layer, inputs, gradient)
             return False
+        if self.at_hand() is None and not self._told:
+            self._told = True
+            tell_of_no_gradient()
         self.discard()
         self.batch = self.at_hand()
         return True
@@ -128,7 +139,8 @@ class BookkeepingClipper(GradientClipper):
         if batch is None:
             raise RuntimeError(
                 "take a batch from the private loader before the backward pass; a trainer has to "
-                "be given that one, private.loader, and not the loader it was made from"
+                "be given that one, private.loader, and not the loader it was made from. Gradients "
+                "of other parameters than the run's are had by loss.backward(inputs=...)"
             )
         check_same_batch(since, batch)
         if batch is not self.batch:

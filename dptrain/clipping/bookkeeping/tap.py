@@ -165,9 +165,12 @@ class LayerTap(StandIn):
     def _idly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output for rows of which nothing is made, so that no rule has to fit."""
 
+        since = self.book.at_hand()
+
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
             with self.book.unseen():
-                self.book.saw(self.layer, (), gradient)
+                if not self.book.saw(self.layer, (), gradient):
+                    self.book.record({}, since)  # refuses it, as another batch is there now
 
         def observed(y: torch.Tensor) -> torch.Tensor:
             return _Tap.apply(y, self.anchor, report) if y.is_floating_point() else y

@@ -12,7 +12,12 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import (
+    Admit,
+    GradientClipper,
+    check_same_batch,
+    tell_of_no_gradient,
+)
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
@@ -36,6 +41,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
     Args:
         m: the user's module.
         at_hand: returns the batch at hand, ``None`` if there is none.
+        between: returns whether all batches so far have been used.
         views: rows an example has.
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
@@ -58,6 +64,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         m: nn.Module,
         *,
         at_hand: Callable[[], MicroBatch | None],
+        between: Callable[[], bool] = lambda: False,
         views: int = 1,
         fed: Callable[[], AtHand | None] | None = None,
         when: str = "shapes",
@@ -67,6 +74,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         super().__init__(m, **kwargs)
         self.owners = owners
         self.at_hand = at_hand
+        self._between, self._told = between, False
         self.views = views
         self.probe: RowProbe | None = None
         if fed is not None:
@@ -125,7 +133,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         What non-reentrant checkpointing runs anew is not kept: it was, when it ran first, and
         Opacus would wait for gradients of both.
         """
-        if recomputation() == "non-reentrant":
+        if recomputation() == "non-reentrant" or self._between():
             return
         if self._witness is None and self.at_hand() is not self._since:
             self._forget_calls()
@@ -152,6 +160,12 @@ class HookedModule(OpacusLayers, GradSampleModule):
             calls: Any = getattr(module, "activations", None)
             if self.hooks_enabled and calls:
                 self._witness.saw(module, calls.pop(), forward_output[0])
+            return
+        if self.hooks_enabled and self._between():
+            self._forget_calls()
+            if not self._told:
+                self._told = True
+                tell_of_no_gradient()
             return
         batch = self.at_hand()
         rows = None if batch is None else batch.rows

@@ -125,6 +125,7 @@ class PrivateLoader:
         checks.function("taken", taken, owner=owner)
         self._taken = taken
         self._reported = False
+        self._given = False
         self._iteration = 0
         self._running: range | None = None
         self._closed: str | None = None
@@ -192,6 +193,16 @@ class PrivateLoader:
         return self._plan.position
 
     @property
+    def unused(self) -> MicroBatch | None:
+        """The batch that the user holds, until ``optimizer.step()`` has used it."""
+        return None if self._reported else self.current
+
+    @property
+    def between(self) -> bool:
+        """Whether a batch was given, and every one that was has been used or given up."""
+        return self._given and self.unused is None
+
+    @property
     def steps(self) -> int:
         """Number n of logical steps of the plan."""
         return self.scheme.steps
@@ -250,7 +261,7 @@ class PrivateLoader:
                     self.current = None
                     return
                 self.current, data = item
-                self._reported = False
+                self._reported, self._given = False, True
                 if self._taken is not None:
                     self._taken(self.current, data)
                 if self._driven and self._world_size > 1:
@@ -288,9 +299,10 @@ class PrivateLoader:
         elif not self._reported:
             raise RuntimeError(
                 f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
-                f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
-                "batch of the private loader, before the next one is taken. A trainer may take one "
-                "ahead where it does not know len(loader): set microbatches= instead of "
+                f"of {micro.parts}) was drawn; step() of the optimizer that make_private returned "
+                "(not of the one that it was given) has to be called once for every batch of the "
+                "private loader, before the next one is taken. A trainer may take one ahead where "
+                "it does not know len(loader): set microbatches= instead of "
                 "max_physical_batch_size="
             )
         elif micro.last and self.position == micro.step:
