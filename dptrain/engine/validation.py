@@ -54,13 +54,40 @@ def check_module(module: nn.Module) -> None:
             "run (and an optimizer of its parameters); the guarantees of runs on the same data "
             "add up"
         )
+    _check_scripted(module)
     for name, layer in module.named_modules():
         if (why := why_not(name, layer)) is not None:
             raise ValueError(why)
+    for name, p in module.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise ValueError(
+                f"parameter {name!r} is complex ({p.dtype}), and noise is added to real numbers: "
+                "train its real and imaginary part, two real parameters of which forward() makes "
+                "torch.complex(real, imaginary), or freeze it with requires_grad_(False)"
+            )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
             "module has no trainable parameter: set requires_grad=True on the layers to train"
         )
+
+
+def _check_scripted(module: nn.Module) -> None:
+    """Refuse to train what runs apart from Python.
+
+    Raises:
+        ValueError: with the layer's name and the remedy.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule) and any(
+            p.requires_grad for p in layer.parameters()
+        ):
+            raise ValueError(
+                f"layer {name or '(the module itself)'!r} is a TorchScript module (of "
+                f"{layer.original_name}), which runs apart from Python, where the gradients of its "
+                "examples cannot be told apart: train the module that it was scripted or traced "
+                "from, and script copy.deepcopy(model) when it is trained; or freeze it with "
+                "requires_grad_(False)"
+            )
 
 
 def check_mode(module: nn.Module, mode: str) -> None:

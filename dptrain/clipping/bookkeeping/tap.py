@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.precision import without_autocast
 from dptrain.clipping.base.products import multiplies_bfloat16
-from dptrain.clipping.base.rows import UnclearRows, summing_dtype
+from dptrain.clipping.base.rows import UnclearRows, check_dense, is_dense, summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.base.untapped import is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
@@ -179,6 +179,8 @@ class LayerTap(StandIn):
             return tree_map_only(torch.Tensor, observed, self.own(*args, **kwargs))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if not all(is_dense(a) for a in args if isinstance(a, torch.Tensor)):
+            check_dense(self.called, *args)
         try:
             with Detached(self._holders):
                 return rule.forward(self.layer, forward, args, self._observer)

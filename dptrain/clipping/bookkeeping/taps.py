@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import check_dense
 from dptrain.clipping.base.stand_in import StandIn, stand_in
 from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.readers import Readers
@@ -158,6 +159,8 @@ class Taps(Generic[B]):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's forward is about to be called: probe it, if need be."""
         assert self.probe is not None
+        if self.probe.when != "off":  # nor could it be run on a few of the rows
+            check_dense(f"module, a {type(self.bare).__name__}", args, kwargs)
         with self._unseen(), self._innermost():
             try:
                 self.probe.begin(args, kwargs)

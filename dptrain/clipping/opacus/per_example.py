@@ -20,7 +20,7 @@ from dptrain.clipping.base.clipper import (
 )
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
-from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import check_dense, check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import group_norms, per_reported
 from dptrain.clipping.mixing_layers import refuse_training_mode
@@ -89,6 +89,8 @@ class HookedModule(OpacusLayers, GradSampleModule):
         """The user's forward; before it the probe, where there is one, of what it may do."""
         if self.probe is None:
             return super().forward(*args, **kwargs)
+        if self.probe.when != "off":  # nor could it be run on a few of the rows
+            check_dense(f"module, a {type(self._module).__name__}", args, kwargs)
         with self._unseen():
             self.probe.begin(args, kwargs)
         if self.owners is not None:
@@ -206,6 +208,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
                 "make_private, and have neither per-example gradients nor noise: call "
                 "requires_grad_(False) on them again, or make a new run that trains them"
             )
+        check_dense(f"layer {self._name(module)!r}, a {type(module).__name__}", *inputs)
         others = sorted({type(x).__name__ for x in inputs if not isinstance(x, torch.Tensor)})
         plain = self.force_functorch or type(module) not in self.GRAD_SAMPLERS
         if not others and not (plain and len(inputs) > 1):

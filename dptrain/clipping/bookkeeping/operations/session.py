@@ -84,6 +84,8 @@ class LayerSession:
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and k not in places and not looked_at:
                 factors[k] = self._factor((name, k), leaf)
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves):
+            raise self.refusal(func, "is made of complex numbers")
         op = Operation(self, func, leaves, spec, places, factors)
         if not any(factors.values()):
             return self._without_rows(op, name)

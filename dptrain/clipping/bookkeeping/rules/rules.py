@@ -308,7 +308,8 @@ def never_called(module: nn.Module) -> bool:
 
     Whoever holds it uses its parameters.
     """
-    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    found = getattr(type(module), "forward", None)  # TorchScript has none there
+    return found is nn.Module.forward and "forward" not in vars(module)
 
 
 def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
