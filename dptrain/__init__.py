@@ -170,8 +170,28 @@ _ROOMS = [
 ]
 
 
+# Names of Opacus's, and what is written here.
+_OF_OPACUS = {
+    "BatchMemoryManager": "make_private(..., loading=Loading(max_physical_batch_size=...))",
+    "ModuleValidator": "dptrain.fix(model)",
+    "GradSampleModule": "PrivacyEngine().make_private(...), whose module is your own",
+    "DPOptimizer": "PrivacyEngine().make_private(...), which returns the optimizer",
+    "DPDataLoader": "PrivacyEngine().make_private(...), which returns the loader",
+    "RDPAccountant": "dptrain.account(mechanism, delta=...)",
+    "PRVAccountant": "dptrain.account(mechanism, delta=...)",
+    "get_noise_multiplier": "dptrain.calibrate(scheme=..., strategy=..., epsilon=..., delta=...)",
+    **dict.fromkeys(
+        ("DPLSTM", "DPGRU", "DPRNN", "DPMultiheadAttention"),
+        "the layer of torch.nn, which is trained as it is",
+    ),
+}
+
+
 def __getattr__(name: str) -> Any:
     """A public name or a room of the package, imported now (PEP 562)."""
+    if name in _OF_OPACUS:
+        # Of an AttributeError "from dptrain import ..." would drop the text.
+        raise ImportError(f"dptrain has no {name}: write {_OF_OPACUS[name]}")
     if name in _ROOMS:
         return importlib.import_module(f"dptrain.{name}")
     if name not in _ORIGINS:

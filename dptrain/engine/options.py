@@ -64,6 +64,29 @@ MOVED = {
     "distributed": "PrivacyEngine(distributed=...)",
     "lr_scheduler": "private.register_scheduler(...), of what make_private returns",
     "poisson_sampling": "scheme=, for instance Poisson(...) or Shuffled(...)",
+    "sample_rate": "scheme=Poisson(probability=..., dataset_size=..., steps=...)",
+    "steps": "scheme=Poisson.for_batch_size(batch_size=..., dataset_size=..., steps=...)",
+    "total_steps": "scheme=Poisson.for_batch_size(batch_size=..., dataset_size=..., steps=...)",
+    "batch_size": "data=DataLoader(dataset, batch_size=...)",
+    "batch_first": "not needed, as the examples come first in every batch",
+    "secure_mode": "noise=NoiseOptions(secure=True)",
+    "noise_generator": "seed=, from which the run draws everything",
+    "alphas": "not needed, as an accountant chooses its own orders",
+    "wrap_model": "not needed, as private.module is your own module",
+}
+
+# What Opacus's engine has besides, and what is written here.
+NOT_OF_THE_ENGINE = {
+    "make_private_with_epsilon": "make_private(..., target_epsilon=..., target_delta=...)",
+    "get_epsilon": "private.get_epsilon(delta), of what make_private returns",
+    "get_privacy_spent": "private.get_epsilon(delta), of what make_private returns",
+    "save_checkpoint": "torch.save(private.state_dict(), path), of what make_private returns",
+    "load_checkpoint": "private.load_state_dict(state), of what make_private returns",
+    "is_compatible": "dptrain.fix(model), which says what make_private would refuse",
+    "validate": "dptrain.fix(model), which says what make_private would refuse",
+    "get_compatible_module": "dptrain.fix(model)",
+    "attach": "make_private(module=..., optimizer=..., data=...)",
+    "detach": "private.detach(), of what make_private returns",
 }
 
 

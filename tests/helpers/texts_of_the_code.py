@@ -38,7 +38,8 @@ resume_from_checkpoint rounds rows rule run runs said scheme self separation set
 shapes shard short sigma size some spread start started step steps steps_executed steps_per_epoch
 stop str strategy style suffix target target_delta target_epsilon task tens theirs ties told tools
 type types user_column users users_at_bound users_before uses val_check_interval variable
-views wanted watched weight what when where where() who whole why within world world_size
+views wanted watched weight what when where where() who whole whole_epoch why within world
+world_size
 """
 PUBLIC = set(_PUBLIC.split())
 

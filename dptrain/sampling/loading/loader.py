@@ -25,6 +25,16 @@ from dptrain.sampling.scheme import Scheme
 
 _log = logging.getLogger(__name__)
 
+# What torch's and Opacus's loaders have besides, and what is written here.
+_NOT_OF_THE_LOADER = {
+    "sample_rate": "its batches are drawn by loader.scheme, whose probability it is, of Poisson",
+    "batch_sampler": "its batches are drawn by loader.scheme; in place of Opacus's "
+    "BatchMemoryManager write make_private(loading=Loading(max_physical_batch_size=...))",
+    "sampler": "its batches are drawn by loader.scheme",
+    "batch_size": "its batches vary in size; loader.scheme.expected_batch_size is their mean",
+    "num_workers": "the data loader that make_private was given has it",
+}
+
 
 def _as_is(batch: Any) -> Any:
     return batch  # a module-level function, so that spawned workers can import it
@@ -186,6 +196,15 @@ class PrivateLoader:
         )
         taken_over = fetching_options(data_loader)
         return cls(dataset=data_loader.dataset, scheme=scheme, **options, **taken_over)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_OF_THE_LOADER:
+            raise AttributeError(
+                f"PrivateLoader has no {name}: {_NOT_OF_THE_LOADER[name]}", name=name, obj=self
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
 
     @property
     def position(self) -> int:
