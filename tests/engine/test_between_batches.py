@@ -134,7 +134,7 @@ def test_a_step_of_the_other_optimizer_names_the_right_one():
     x, y = next(batches)
     F.cross_entropy(private.module(x), y).backward()
     private.optimizer.original_optimizer.step()
-    with pytest.raises(RuntimeError, match=r"step\(\) of the optimizer that make_private returned"):
+    with pytest.raises(RuntimeError, match=r"on the optimizer that make_private returned"):
         next(batches)
 
 

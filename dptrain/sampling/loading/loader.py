@@ -318,10 +318,10 @@ class PrivateLoader:
         elif not self._reported:
             raise RuntimeError(
                 f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
-                f"of {micro.parts}) was drawn; step() of the optimizer that make_private returned "
-                "(not of the one that it was given) has to be called once for every batch of the "
-                "private loader, before the next one is taken. A trainer may take one ahead where "
-                "it does not know len(loader): set microbatches= instead of "
+                f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
+                "batch of the private loader, before the next one is taken, on the optimizer that "
+                "make_private returned and not on the one it was given. A trainer may take one "
+                "ahead where it does not know len(loader): set microbatches= instead of "
                 "max_physical_batch_size="
             )
         elif micro.last and self.position == micro.step:
