@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from dptrain.clipping.owners.maps import (
+    EVENT,
     NEW,
     SHARED,
     is_shared,
@@ -81,6 +82,19 @@ class Call:
     def map(self, argument: str) -> Map:
         """The map of the argument of this name."""
         return self.of(self[argument])
+
+    def word(self, index: torch.Tensor) -> Map:
+        """Whose word an index is, which says where elements are taken from or put.
+
+        Places that several examples decide together (an offset is the sum of the lengths before)
+        are unknown and not mixed: the elements themselves may well be one example's.
+        """
+        owners = self.of(index)
+        few = thin(owners)
+        if not few.numel() or int(few.min()) > EVENT:
+            return owners
+        place = int(self.trace.unknown(f"{self.name} by indices of several examples", ())[()])
+        return torch.where(few <= EVENT, place, few).expand(owners.shape)
 
     def maps(self, *, but: Sequence[str] = ()) -> list[Map]:
         """The maps of all tensors, but for some arguments."""
@@ -832,14 +846,13 @@ def batch_norm(call: Call, results: list[torch.Tensor]) -> list[Map]:
 def batch_norm_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """As the forward pass; parameters are everybody's."""
     training = call["train"] if call.has("train") else True
-    every = join(*(join_all(m) for m in call.maps()))
-    if training:
-        return [every for _ in results]
-    source = results[0]
-    statistics = [n for n in ("weight", "running_mean", "running_var") if call.has(n)]
-    own = join(*(call.map(n) for n in statistics))
-    rest = own.reshape(1, -1, *[1] * (source.dim() - 2)) if own.dim() == 1 else own
-    return [join(call.map(_grad_of(call)), rest), *(every for _ in results[1:])]
+    (grad, source), dims = (call.map(n) for n in (_grad_of(call), "input")), results[0].dim()
+    beside = [n for n in ("weight", "running_mean", "running_var") if call.has(n)]
+    own = join(shared(()), *(_by_channel(call.map(n), dims) for n in beside))
+    others = [d for d in range(dims) if d != 1]
+    channel = join_along(join(grad, source), others)
+    whole = join(channel if training else grad, own)
+    return [whole if k == 0 else join(channel, own).reshape(-1) for k in _wanted(call)]
 
 
 def _grad_of(call: Call) -> str:
@@ -868,12 +881,16 @@ def embedding_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
 @rule("_embedding_bag", "_embedding_bag_forward_only")
 def embedding_bag(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """By bag, where the bags are not the examples' to decide."""
-    others = join(*(join_all(m) for m in call.maps(but=("indices", "per_sample_weights"))))
     each = join(call.map("indices"), call.map("per_sample_weights"))
     bags = _bags(call, results[0].shape[0])
+    if not is_shared(call.map("offsets")):
+        every = join_all(each)
+        if int(every) < 0:
+            return [call.trace.unknown(f"{call.name} by offsets", t.shape) for t in results]
+        return [join(every, *(join_all(m) for m in call.maps())) for _ in results]
+    others = join_all(call.map("weight"))
     if bags is None or int(others) != SHARED:
-        every = join(others, join_all(each))
-        return [every for _ in results]
+        return [join(*(join_all(m) for m in call.maps())) for _ in results]
     each = each.expand(call["indices"].shape)
     owners = _joined_at(shared([results[0].shape[0]]), bags, each, keep=True)
     found = [owners.unsqueeze(-1)]
@@ -956,7 +973,7 @@ def _choice(call: Call, picked: Sequence[torch.Tensor | None]) -> tuple[Map | No
         # What is chosen by a mask has places that all of the mask decides.
         return join(*(join_all(call.of(i)) for i in given)), 0, 0
     places = [k for k, i in enumerate(picked) if i is not None]
-    chosen = join(*(call.of(i) for i in given))
+    chosen = join(*(call.word(i) for i in given))
     size = max(i.dim() for i in given)
     together = places == list(range(places[0], places[0] + len(places)))
     return chosen, places[0] if together else 0, size
@@ -967,7 +984,7 @@ def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """Where what is written lands is decided by the indices, and what is not written over too."""
     owners, values = call.map("self"), call.map("values")
     picked, given = call["indices"], _given(call["indices"])
-    decided = join(*(join_all(call.of(i)) for i in given)) if given else shared(())
+    decided = join(*(join_all(call.word(i)) for i in given)) if given else shared(())
     add = bool(call["accumulate"])
     if int(decided) == SHARED:
         return [_put(owners, picked, values, add=add)]
@@ -997,7 +1014,7 @@ def _put_by_own_rows(
     if _masks(picked):
         return None
     shape = torch.broadcast_shapes(*(i.shape for i in given))
-    each = join(*(call.of(i) for i in given)).expand(shape)
+    each = join(*(call.word(i) for i in given)).expand(shape)
     size = len(shape)
     inner = join_along(values, range(values.dim() - max(values.dim() - size, 0), values.dim()))
     if values.dim() > size:
@@ -1017,7 +1034,7 @@ def _put_by_own_rows(
 def gathered(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """The elements that were picked, and whose word it was to pick them."""
     owners, index = call.map("self"), call["index"]
-    word = call.of(index)
+    word = call.word(index)
     here = index.cpu()
     if call.name == "take":
         return [join(owners.reshape(-1)[here.long()], word)]
@@ -1041,9 +1058,9 @@ def scattered(call: Call, results: list[torch.Tensor]) -> list[Map]:
     name = next((n for n in ("src", "source", "value") if call.has(n)), None)
     source = call.map(name) if name is not None else shared(())
     if not owners.dim():
-        return [join(*(join_all(m) for m in (owners, source, call.of(index))))]
+        return [join(*(join_all(m) for m in (owners, source, call.word(index))))]
     dim %= owners.dim()
-    word = call.of(index)
+    word = call.word(index)
     if call.name.startswith("index"):
         if is_shared(word):
             return [_indexed_along(call, owners, index, source, dim)]

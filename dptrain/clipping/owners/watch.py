@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class OwnerWatch:
             other.drop()
         _running.watch = weakref.ref(self)
         undo = contextlib.ExitStack()
-        undo.enter_context(_eagerly(self.module))
+        undo.enter_context(_eagerly())
         undo.callback(trace.stop)
         self._stop = weakref.finalize(self, undo.close)
         trace.start()
@@ -368,10 +369,9 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def _eagerly(module: nn.Module) -> Iterator[None]:
+def _eagerly() -> Iterator[None]:
     """Compiled code hides its operators."""
-    compiled = any("_orig_mod" in m._modules or m._compiled_call_impl for m in module.modules())
-    if not compiled:
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
         yield
         return
     with torch.compiler.set_stance("force_eager"):
