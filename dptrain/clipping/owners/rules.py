@@ -893,8 +893,8 @@ def embedding_bag(call: Call, results: list[torch.Tensor]) -> list[Map]:
         return [join(*(join_all(m) for m in call.maps())) for _ in results]
     each = each.expand(call["indices"].shape)
     owners = _joined_at(shared([results[0].shape[0]]), bags, each, keep=True)
-    found = [owners.unsqueeze(-1)]
-    found += [each if t.shape == each.shape else join_all(each) for t in results[1:]]
+    # The output, the bag of every index, the size of every bag, where its largest numbers were.
+    found = [owners.unsqueeze(-1), shared(()), owners, owners.unsqueeze(-1)]
     return [m if _broadcasts(m, t) else join_all(m) for m, t in zip(found, results, strict=True)]
 
 
@@ -986,6 +986,8 @@ def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
     picked, given = call["indices"], _given(call["indices"])
     decided = join(*(join_all(call.word(i)) for i in given)) if given else shared(())
     add = bool(call["accumulate"])
+    if int(decided) <= EVENT:
+        return [decided]
     if int(decided) == SHARED:
         return [_put(owners, picked, values, add=add)]
     found = _put_by_own_rows(call, owners, picked, values)
@@ -1061,6 +1063,8 @@ def scattered(call: Call, results: list[torch.Tensor]) -> list[Map]:
         return [join(*(join_all(m) for m in (owners, source, call.word(index))))]
     dim %= owners.dim()
     word = call.word(index)
+    if word.numel() and int(thin(word).min()) <= EVENT:
+        return [thin(word).min()]
     if call.name.startswith("index"):
         if is_shared(word):
             return [_indexed_along(call, owners, index, source, dim)]

@@ -261,7 +261,12 @@ class OwnerWatch:
                 "example, so that no example's contribution can be bounded: rows are in another "
                 f"order, or another dimension is the examples'. {_REMEDY}"
             )
-        mixed = [e for v in wrong.unique().tolist() if v <= EVENT and (e := self._event(v))]
+        places = isinstance(layer, nn.EmbeddingBag) and not tensor.is_floating_point()
+        mixed = (
+            []
+            if places
+            else [e for v in wrong.unique().tolist() if v <= EVENT and (e := self._event(v))]
+        )
         if mixed:
             raise RowsMeet(
                 f"{self._name(layer)}: {what} depends for one example on another: {mixed[0]} puts "
