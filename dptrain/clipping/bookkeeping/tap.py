@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
@@ -21,8 +22,14 @@ from dptrain.clipping.base.untapped import is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
 from dptrain.clipping.bookkeeping.replay_costs import Replays
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned, rule_of
-from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
+from dptrain.clipping.bookkeeping.rules.rules import (
+    LayerRule,
+    Uses,
+    detached,
+    owned,
+    rule_of,
+)
+from dptrain.clipping.bookkeeping.rules.shared_ids import are_shared
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
@@ -96,10 +103,9 @@ class LayerTap(StandIn):
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
-        embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
-        self.sharing = SharedRows() if embeds else None
+        self._embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
         self._plan = RowPlan()
-        self._shared = OperationsRule(layer, name, shared=True)  # calls on what examples share
+        self._shared = OperationsRule(layer, name, shared=rule)  # calls on what examples share
         self._observer = _Observer(self)
         super().__init__(layer, "forward")
         self._signature = inspect.signature(self.own)
@@ -123,7 +129,7 @@ class LayerTap(StandIn):
             self.book.hidden()
             return self.own(*args, **kwargs)
         if self.muted:  # the rule of what this is within finds what the call comes to
-            with Detached(self._holders):
+            with detached(self._holders):
                 return self.own(*args, **kwargs)
         if self.book.idle():
             return self._idly(args, kwargs)
@@ -142,12 +148,12 @@ class LayerTap(StandIn):
                 if error.layer is not self.layer or (error.of_rows and rule.plan.settled):
                     raise
             if rule.plan.tentative:
-                with Detached(self._holders):
+                with detached(self._holders):
                     return forward(*args, **kwargs)
             self.run_again()
             rule = self.rule
         if isinstance(rule, GenericRule):
-            with Detached(self._holders), self._alone():
+            with detached(self._holders), self._alone():
                 args = _one_row_each(args)
                 return rule.call(self.layer, forward, args, kwargs, self._observer)
         if kwargs:
@@ -156,8 +162,11 @@ class LayerTap(StandIn):
             args = bound.args
             if bound.kwargs:
                 forward = functools.partial(forward, **bound.kwargs)
-        if self._is_shared(args):
-            return self._run_by(self._shared, forward, args)
+        try:
+            if self._is_shared(args):
+                return self._run_by(self._shared, forward, args)
+        except UnclearRows as error:
+            raise RuntimeError(f"{self.called}: {error}") from error
         if self._has_rows_second(rule, args):
             return self._run_by(rule, forward, (args[0].transpose(0, 1),)).transpose(0, 1)
         return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
@@ -175,15 +184,20 @@ class LayerTap(StandIn):
         def observed(y: torch.Tensor) -> torch.Tensor:
             return _Tap.apply(y, self.anchor, report) if y.is_floating_point() else y
 
-        with Detached(self._holders):
+        with detached(self._holders):
             return tree_map_only(torch.Tensor, observed, self.own(*args, **kwargs))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if not all(is_dense(a) for a in args if isinstance(a, torch.Tensor)):
             check_dense(self.called, *args)
         try:
-            with Detached(self._holders):
-                return rule.forward(self.layer, forward, args, self._observer)
+            with detached(self._holders):
+                try:
+                    return rule.forward(self.layer, forward, args, self._observer)
+                except UnclearRows:
+                    if not self._plan.tentative:  # these passes are to show what is shared
+                        raise
+                    return forward(*args)
         except UnclearRows as error:
             raise RuntimeError(f"{self.called}: {error}") from error
 
@@ -227,15 +241,11 @@ class LayerTap(StandIn):
 
     def watch(self, *, anew: bool) -> None:
         """From now on, in passes over few rows, note what follows them; see ``RowPlan.watch``."""
-        if self.sharing is not None:
-            self.sharing.watch()
         for plan in self._plans():
             plan.watch(anew=anew)
 
     def settle(self) -> None:
         """Tell from what was noted how the layer is used."""
-        if self.sharing is not None:
-            self.sharing.settle()
         for plan in self._plans():
             plan.settle()
 
@@ -250,31 +260,39 @@ class LayerTap(StandIn):
     def _is_shared(self, args: tuple[Any, ...]) -> bool:
         """Whether all examples share what the layer is called on, as passes over few rows showed.
 
-        Embeddings of one row, or of ids of one dimension, give it to every example themselves.
+        Without such, ids of an embedding may show it.
         """
         rows = self.book.rows()
-        tensors = [(k, a) for k, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim()]
-        if rows is None or not tensors:
+        if rows is None:
             return False
-        factors: list[int | None] = []
-        for k, a in tensors:
-            place = ("input", k, a.dim())
-            factors.append(0 if isinstance(a, Tracked) else self._plan.factor(place, a.shape, rows))
-            # What was computed with parameters, and is not tracked, is the examples'. Of a single
-            # row both would be that one's.
-            unclear = rows > 1 and self._plan.ambiguous(place, a.shape, rows)
-            if unclear and not a.requires_grad:
-                raise RuntimeError(
-                    f"{self.called}, is called on a tensor of shape {tuple(a.shape)} in a batch of "
-                    f"{rows} rows, and was called on rows of the batch as well as on what all "
-                    "examples share before: this may be either. Give what they share a row for "
-                    "each of them (x.expand(rows, ...)), or have the batch another size"
-                )
-        if any(factor != 0 for factor in factors):
+        tensors = list(_with_shapes(args))
+        factors = [self._input_factor(k, *each, rows) for k, each in enumerate(tensors)]
+        if self._embeds and factors == [None] and not self._plan.watching:
+            ((ids, shape),) = tensors
+            stayed = self._plan.stayed_once(("input", 0, len(shape)), shape, rows)
+            return are_shared(ids, rows, stayed=stayed)
+        if not tensors or any(factor != 0 for factor in factors):
             return False
-        if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):
-            return False
-        return not any(a.requires_grad and not isinstance(a, Tracked) for _, a in tensors)
+        return not any(a.requires_grad and not isinstance(a, Tracked) for a, _ in tensors)
+
+    def _input_factor(
+        self, k: int, a: torch.Tensor, shape: tuple[int, ...], rows: int
+    ) -> int | None:
+        """Rows of the k-th input for each of the batch's, as ``RowPlan.factor`` has it."""
+        if isinstance(a, Tracked) or not shape:
+            return 0
+        place = ("input", k, len(shape))
+        factor = self._plan.factor(place, shape, rows)
+        # What was computed with parameters, and is not tracked, is the examples'. Of a single row
+        # both would be that one's.
+        if rows > 1 and self._plan.ambiguous(place, shape, rows) and not a.requires_grad:
+            raise RuntimeError(
+                f"{self.called}, is called on a tensor of shape {shape} in a batch of {rows} rows, "
+                "and was called on rows of the batch as well as on what all examples share before: "
+                "this may be either. Give what they share a row for each of them "
+                "(x.expand(rows, ...)), or have the batch another size"
+            )
+        return factor
 
     def _has_rows_second(self, rule: LayerRule, args: tuple[Any, ...]) -> bool:
         """Whether the examples are in the second dimension of a layer's only input, and may be."""
@@ -311,8 +329,6 @@ class LayerTap(StandIn):
     ) -> torch.Tensor:
         """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
         if factor is None:  # a rule, not the operations of a shared call
-            if self.sharing is not None:
-                output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
             inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
@@ -378,10 +394,7 @@ class LayerTap(StandIn):
             # Half precision would round norms and sums past R; see summing_dtype.
             gradient = gradient.to(summing_dtype(gradient))
         for k, value in zip(places, saved, strict=True):
-            kept = value.to(gradient.dtype) if value.is_floating_point() else value
-            if len(kept) == 1 != len(gradient):  # one row for all, see SharedRows
-                kept = kept.expand(len(gradient), *kept.shape[1:])
-            inputs[k] = kept
+            inputs[k] = value.to(gradient.dtype) if value.is_floating_point() else value
         with without_autocast(gradient.device.type):
             found = dict(uses(self.layer, tuple(inputs), gradient))
             # A rule that observes several outputs has uses of some of the parameters in each, and
@@ -478,23 +491,15 @@ def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -
         ctx.report(saved, gradient)
 
 
-class Detached:
-    """Modules with their own parameters detached, within the context."""
-
-    def __init__(self, holders: Iterable[tuple[str, nn.Module]]) -> None:
-        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
-        # this takes. A call may come within one of another layer that has changed them too.
-        self._kept = [(own, own["_parameters"]) for own in (vars(m) for _, m in holders)]
-
-    def __enter__(self) -> None:
-        for attributes, parameters in self._kept:
-            attributes["_parameters"] = {
-                name: None if p is None else p.detach() for name, p in parameters.items()
-            }
-
-    def __exit__(self, *_: object) -> None:
-        for attributes, parameters in self._kept:
-            attributes["_parameters"] = parameters
+def _with_shapes(args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    """The tensors of a call, and their shapes; of packed sequences by their number first."""
+    for a in args:
+        if isinstance(a, PackedSequence):
+            yield a.data, (int(a.batch_sizes[0]), *a.data.shape)
+        elif isinstance(a, torch.Tensor):
+            yield a, tuple(a.shape)
+        elif isinstance(a, tuple | list):
+            yield from _with_shapes(tuple(a))
 
 
 def _one_row_each(args: tuple[Any, ...], second: Container[int] = ()) -> tuple[Any, ...]:

@@ -20,9 +20,9 @@ from typing_extensions import override
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
 from dptrain.clipping.bookkeeping.rules.rules import (
+    Exchanged,
     LayerRule,
     Observe,
-    joined,
     not_called,
     owned,
     past_their_own,
@@ -507,7 +507,7 @@ class _Rerun:
         self, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         args, kwargs = self.call.rebuild(inputs)
-        with _Given(self.layer, parameters):
+        with Exchanged(self.layer.named_modules(), lambda n, p: parameters.get(n, p.detach())):
             return self.call.outputs(self.call.forward(*args, **kwargs))
 
     @contextlib.contextmanager
@@ -575,28 +575,6 @@ class _Rerun:
 
 class _Differs(RuntimeError):
     """A replay that did not come to what the forward pass did."""
-
-
-class _Given:
-    """The layer with these parameters, and all others detached, within the context."""
-
-    def __init__(self, layer: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._kept: list[tuple[dict[str, Any], Any, dict[str, torch.Tensor | None]]] = []
-        for prefix, m in layer.named_modules():
-            own = vars(m)
-            new = {
-                name: None if p is None else parameters.get(joined(prefix, name), p.detach())
-                for name, p in m._parameters.items()
-            }
-            self._kept.append((own, own["_parameters"], new))
-
-    def __enter__(self) -> None:
-        for attributes, _, new in self._kept:
-            attributes["_parameters"] = new
-
-    def __exit__(self, *_: object) -> None:
-        for attributes, before, __ in self._kept:
-            attributes["_parameters"] = before
 
 
 class _Memory(TorchDispatchMode):

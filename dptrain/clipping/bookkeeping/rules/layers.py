@@ -136,8 +136,6 @@ class EmbeddingRule(LayerRule):
     ) -> Mapping[str, Use]:
         assert isinstance(layer, nn.Embedding)
         ids = inputs[0]
-        if gradient.dim() == ids.dim() + 2:  # positions (T,) that all rows share
-            ids = ids.expand(len(gradient), *ids.shape)
         ids, gradient = ids.reshape(len(gradient), -1), positions(gradient)
         if layer.padding_idx is not None:
             gradient = gradient.masked_fill((ids == layer.padding_idx)[..., None], 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -329,6 +329,50 @@ def past_their_own(others: Collection[str]) -> str:
     some = " and ".join(repr(name) for name in list(others)[:3])
     more = f" and of {len(others) - 3} more layers" if len(others) > 3 else ""
     return f" that uses parameters of {some}{more} within it past their own forward"
+
+
+class Exchanged:
+    """Modules with other tensors in the place of their own parameters, within the context.
+
+    Recurrent layers list theirs a second time, and list what they find in such a context: that
+    is put back as well.
+
+    Args:
+        holders: modules, by their names.
+        change: what stands for a parameter, by its full name and itself.
+    """
+
+    def __init__(
+        self,
+        holders: Iterable[tuple[str, nn.Module]],
+        change: Callable[[str, nn.Parameter], torch.Tensor],
+    ) -> None:
+        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
+        # this takes. A call may come within one of another layer that has changed them too.
+        self._kept = [
+            (prefix, own, {name: own[name] for name in _LISTED if name in own})
+            for prefix, own in ((prefix, vars(m)) for prefix, m in holders)
+        ]
+        self._change = change
+
+    def __enter__(self) -> None:
+        for prefix, own, before in self._kept:
+            own["_parameters"] = {
+                name: None if p is None else self._change(joined(prefix, name), p)
+                for name, p in before["_parameters"].items()
+            }
+
+    def __exit__(self, *_: object) -> None:
+        for _prefix, own, before in self._kept:
+            own.update(before)
+
+
+_LISTED = ("_parameters", "_flat_weights", "_flat_weight_refs")
+
+
+def detached(holders: Iterable[tuple[str, nn.Module]]) -> Exchanged:
+    """Modules with their own parameters detached."""
+    return Exchanged(holders, lambda _, p: p.detach())
 
 
 @contextlib.contextmanager
