@@ -84,6 +84,10 @@ class Tracked(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return self.repeats and self._version == self.made
 
+    def by_rows(self) -> torch.Tensor:
+        """The same with a copy for every row, in a new first dimension."""
+        return self.session.each_row(self, 1, self.dim() + 1)
+
     @classmethod
     def __torch_function__(
         cls,
