@@ -23,6 +23,7 @@ from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tra
 from dptrain.clipping.bookkeeping.replay_costs import Replays
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
 from dptrain.clipping.bookkeeping.rules.rules import (
+    Exchanged,
     LayerRule,
     Uses,
     detached,
@@ -129,8 +130,7 @@ class LayerTap(StandIn):
             self.book.hidden()
             return self.own(*args, **kwargs)
         if self.muted:  # the rule of what this is within finds what the call comes to
-            with detached(self._holders):
-                return self.own(*args, **kwargs)
+            return self.own(*args, **kwargs)
         if self.book.idle():
             return self._idly(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -350,6 +350,18 @@ class LayerTap(StandIn):
 
         return _Tap.apply(output, self.anchor, report, *tensors)
 
+    def guarded(self, why: str) -> Exchanged:
+        """What a rule calls as ``Observe.guarded``."""
+
+        def refuse(*_: Any) -> None:
+            raise RuntimeError(why)
+
+        def guard(name: str, p: nn.Parameter) -> torch.Tensor:
+            value = p.detach()
+            return _Tap.apply(value, self.anchor, refuse) if name in self.parameters else value
+
+        return Exchanged(self._holders, guard)
+
     def each(self, name: str, rows: int) -> torch.Tensor:
         """What a rule calls as ``Observe.each``: the parameter, once for every row."""
         parameter = getattr(self.layer, name).detach()
@@ -433,6 +445,9 @@ class _Observer:
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         return self._tap.each(name, rows)
+
+    def guarded(self, why: str) -> Exchanged:
+        return self._tap.guarded(why)
 
 
 class _Tap(torch.autograd.Function):

@@ -311,6 +311,7 @@ DIRECT: dict[Callable[..., Any], Handler] = {
             "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
             "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__",
             "__rdiv__", "__idiv__", "__pow__", "__rpow__", "scaled_dot_product_attention",
+            "broadcast_tensors",
         ),
         broadcast,
     ),

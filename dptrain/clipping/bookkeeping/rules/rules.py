@@ -51,6 +51,13 @@ class Observe(Protocol):
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The trainable parameters that the rule is responsible for, by their names."""
 
+    def guarded(self, why: str) -> contextlib.AbstractContextManager[Any]:
+        """The layer's parameters with a way back, on which every gradient is refused.
+
+        Args:
+            why: the refusal.
+        """
+
     def each(self, name: str, rows: int) -> torch.Tensor:
         """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
 
