@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -265,23 +265,21 @@ class LayerTap(StandIn):
         rows = self.book.rows()
         if rows is None:
             return False
-        tensors = list(_with_shapes(args))
-        factors = [self._input_factor(k, *each, rows) for k, each in enumerate(tensors)]
+        inputs = list(_inputs(args))
+        factors = [self._input_factor(*each, rows) for each in inputs]
         if self._embeds and factors == [None] and not self._plan.watching:
-            ((ids, shape),) = tensors
-            stayed = self._plan.stayed_once(("input", 0, len(shape)), shape, rows)
-            return are_shared(ids, rows, stayed=stayed)
-        if not tensors or any(factor != 0 for factor in factors):
+            ((place, ids, shape),) = inputs
+            return are_shared(ids, rows, stayed=self._plan.stayed_once(place, shape, rows))
+        if not inputs or any(factor != 0 for factor in factors):
             return False
-        return not any(a.requires_grad and not isinstance(a, Tracked) for a, _ in tensors)
+        return not any(a.requires_grad and not isinstance(a, Tracked) for _, a, _ in inputs)
 
     def _input_factor(
-        self, k: int, a: torch.Tensor, shape: tuple[int, ...], rows: int
+        self, place: Hashable, a: torch.Tensor, shape: tuple[int, ...], rows: int
     ) -> int | None:
-        """Rows of the k-th input for each of the batch's, as ``RowPlan.factor`` has it."""
+        """Rows of an input for each of the batch's, as ``RowPlan.factor`` has it."""
         if isinstance(a, Tracked) or not shape:
             return 0
-        place = ("input", k, len(shape))
         factor = self._plan.factor(place, shape, rows)
         # What was computed with parameters, and is not tracked, is the examples'. Of a single row
         # both would be that one's.
@@ -506,15 +504,18 @@ def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -
         ctx.report(saved, gradient)
 
 
-def _with_shapes(args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-    """The tensors of a call, and their shapes; of packed sequences by their number first."""
-    for a in args:
+def _inputs(
+    args: Sequence[Any], name: str = "input"
+) -> Iterator[tuple[Hashable, torch.Tensor, tuple[int, ...]]]:
+    """The tensors of a call, with their places and shapes; of packed sequences by number first."""
+    for k, a in enumerate(args):
         if isinstance(a, PackedSequence):
-            yield a.data, (int(a.batch_sizes[0]), *a.data.shape)
+            shape = int(a.batch_sizes[0]), *a.data.shape
+            yield (name, k, len(shape)), a.data, shape
         elif isinstance(a, torch.Tensor):
-            yield a, tuple(a.shape)
+            yield (name, k, a.dim()), a, tuple(a.shape)
         elif isinstance(a, tuple | list):
-            yield from _with_shapes(tuple(a))
+            yield from _inputs(a, f"{name} {k}")
 
 
 def _one_row_each(args: tuple[Any, ...], second: Container[int] = ()) -> tuple[Any, ...]:
