@@ -505,17 +505,17 @@ def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -
 
 
 def _inputs(
-    args: Sequence[Any], name: str = "input"
+    args: Sequence[Any], within: tuple[Hashable, ...] = ("input",)
 ) -> Iterator[tuple[Hashable, torch.Tensor, tuple[int, ...]]]:
     """The tensors of a call, with their places and shapes; of packed sequences by number first."""
     for k, a in enumerate(args):
         if isinstance(a, PackedSequence):
             shape = int(a.batch_sizes[0]), *a.data.shape
-            yield (name, k, len(shape)), a.data, shape
+            yield (*within, k, len(shape)), a.data, shape
         elif isinstance(a, torch.Tensor):
-            yield (name, k, a.dim()), a, tuple(a.shape)
+            yield (*within, k, a.dim()), a, tuple(a.shape)
         elif isinstance(a, tuple | list):
-            yield from _inputs(a, f"{name} {k}")
+            yield from _inputs(a, (*within, k))
 
 
 def _one_row_each(args: tuple[Any, ...], second: Container[int] = ()) -> tuple[Any, ...]:
