@@ -80,12 +80,12 @@ def after_in_place(a, backend):
 WAYS = [before, in_place, a_part, after, after_in_place]
 
 
-@pytest.mark.sample(every=3)
 def not_followed(private):
-    """As most steps are: the first is followed operator by operator, and runs without a compiler."""
+    """As most steps are: only a step that is followed runs without a compiler."""
     private._attached.owners.drop()
 
 
+@pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("how", "backend"),
     [
