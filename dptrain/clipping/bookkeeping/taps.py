@@ -171,7 +171,7 @@ class Taps(Generic[B]):
             self.owners.called(args, kwargs)
 
     def _unseen(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
+        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why a checkpoint does not come to the same again, by the layers that it is within."""

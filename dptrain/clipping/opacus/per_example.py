@@ -91,7 +91,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
             return super().forward(*args, **kwargs)
         if self.probe.when != "off":  # nor could it be run on a few of the rows
             check_dense(f"module, a {type(self._module).__name__}", args, kwargs)
-        with self._unseen():
+        with self._aside():
             self.probe.begin(args, kwargs)
         if self.owners is not None:
             self.owners.called(args, kwargs)
@@ -99,11 +99,14 @@ class HookedModule(OpacusLayers, GradSampleModule):
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            with self._unseen():
+            with self._aside():
                 self.probe.end(output)
             if output is None and self.owners is not None:  # the call failed
                 self.owners.drop()
         return output
+
+    def _aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
 
     def _unseen(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.owners is None else self.owners.unseen()

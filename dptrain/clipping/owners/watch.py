@@ -172,6 +172,19 @@ class OwnerWatch:
         self._why = self._why or why
 
     @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done here is no part of the user's program, as it calls the module."""
+        if self._trace is None:
+            yield
+            return
+        try:
+            with self._trace.aside():
+                yield
+        except BaseException:
+            self.drop()
+            raise
+
+    @contextlib.contextmanager
     def unseen(self) -> Iterator[None]:
         """What is done here is no part of the user's program; an error ends the step."""
         if self._trace is None:
