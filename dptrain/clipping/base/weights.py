@@ -21,6 +21,9 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-6  # of float32 factors and norms, relative
+_ORDINARY = 2.0**27  # unit / R up to which lost squares are below 1e-6 R for 10^9 numbers
+_LEAST_BOUND = 2.0**-60  # of R, whose square float32 has
+_LEAST_REPORTED = 2.0**-100  # of S · R: products that were lost are below 2⁻⁵⁰ R each
 
 
 def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> torch.Tensor:
@@ -107,14 +110,42 @@ def by_row(unit: float | torch.Tensor, like: torch.Tensor) -> float | torch.Tens
     return unit if isinstance(unit, float) else unit.to(like)[:, None]
 
 
+def enlargement(unit: float | torch.Tensor, max_grad_norm: float, loss_scale: float = 1.0) -> float:
+    """A power of two to multiply gradients by before they are squared, 1 for ordinary ones.
+
+    Of gradients that are far shorter as they are reported than in the unit that they are clipped
+    in, squares would be below the least number that float32 has: such a gradient would have the
+    norm 0, and be released ``unit`` times as long (docs/theory/clipping.md#thm-units;
+    ``test_a_tiny_loss_scale_does_not_hide_a_gradient``).
+
+    Args:
+        unit: what reported gradients are multiplied by; also one for each row.
+        max_grad_norm: R.
+        loss_scale: S, part of the unit.
+
+    Raises:
+        RuntimeError: if R or S · R is so small that float32 has too few digits of the gradients.
+    """
+    if max_grad_norm < _LEAST_BOUND or max_grad_norm * loss_scale < _LEAST_REPORTED:
+        raise RuntimeError(
+            f"max_grad_norm={max_grad_norm:g} with a loss that is multiplied by {loss_scale:g}: "
+            "float32 has too few digits of gradients as short as that to clip them. Choose a "
+            f"max_grad_norm of {_LEAST_BOUND:.0e} or more, and a scale (GradScaler's init_scale) "
+            f"of {_LEAST_REPORTED:.0e} / max_grad_norm or more; nothing of this step was released"
+        )
+    ratio = (unit if isinstance(unit, float) else float(unit.max())) / max_grad_norm
+    return 1.0 if ratio <= _ORDINARY else 2.0 ** math.floor(math.log2(ratio))
+
+
 def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Tensor:
     """Factors on gradients as they were reported, of which g is ``unit`` times as long.
 
     The unit may be one for each row. Factors that come out below the least normal number are 0, as
-    in ``clip_factors``.
+    in ``clip_factors``, and so are those that are above the largest.
     """
     scaled = factors * by_row(unit, factors)
-    return torch.where(scaled >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
+    kept = (scaled >= torch.finfo(scaled.dtype).tiny) & (scaled < math.inf)
+    return torch.where(kept, scaled, 0.0)
 
 
 def _check_clipped(

@@ -327,7 +327,7 @@ class LayerTap(StandIn):
     ) -> torch.Tensor:
         """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
         if factor is None:  # a rule, not the operations of a shared call
-            inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
+            inputs = inputs if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]

@@ -22,7 +22,7 @@ from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_dense, check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import group_norms, per_reported
+from dptrain.clipping.base.weights import enlargement, group_norms, per_reported
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
@@ -304,15 +304,16 @@ class PerExampleClipper(GradientClipper):
                 "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
         parts: list[torch.Tensor | None] = []
+        unit = 1.0 / loss_scale
+        times = enlargement(unit, max_grad_norm, loss_scale)
         scaling = [None] * len(samples) if scales is None else scales
         for g, s in zip(samples, scaling, strict=True):
             if g is None:
                 parts.append(None)
                 continue
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
-            parts.append(row_norms(rows))
-        unit = 1.0 / loss_scale
-        norms = group_norms(parts, self.groups) * unit
+            parts.append(row_norms(rows if times == 1.0 else rows * times))
+        norms = group_norms(parts, self.groups) * (unit / times)
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         factors = per_reported(factors, unit)
         sums: list[torch.Tensor | None] = []

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.bookkeeping.copies import Copies
 from dptrain.clipping.bookkeeping.rules.rules import (
     Exchanged,
     LayerRule,
@@ -322,6 +323,7 @@ class GenericRule(LayerRule):
         parts = functools.partial(self._timed, run, plan)
         found: dict[str, Use]
         if rows * sum(shape.numel() for shape in shapes.values()) > _KEPT:
+            run.keep()  # for the second time
             found = Replay(parts, shapes, rows).uses()
         else:
             whole = {
@@ -331,7 +333,7 @@ class GenericRule(LayerRule):
             for first, last, part in parts(0, rows):
                 for name, g in part.items():
                     whole[name][first:last] = g
-            found = {name: Materialized(g) for name, g in whole.items()}
+            found = {name: Materialized(g, own=True) for name, g in whole.items()}
         return found
 
     def _timed(self, run: _Rerun, plan: _Plan, first: int, last: int) -> Parts:
@@ -382,6 +384,12 @@ class _Rerun:
         self.inputs, self.gradients = inputs, gradients
         self.rows = len(gradients[0])
         self.parameters = {n: p.detach() for n, p in owned(layer, rule).items()}
+
+    def keep(self) -> None:
+        """Hold copies of what others may write into, see ``Use.keep``."""
+        copy = Copies()
+        self.inputs = [copy(x) for x in self.inputs]
+        self.gradients = [copy(g) for g in self.gradients]
 
     def plan(self) -> _Plan:
         """How many rows fit at once, and which way to try first."""

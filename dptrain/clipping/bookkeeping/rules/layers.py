@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import UnclearRows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import UnclearRows, summing_dtype
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
@@ -28,7 +28,7 @@ from dptrain.clipping.bookkeeping.rules.sequence_first import sequence_first_rul
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, RowNorms, Use
 from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 
 
@@ -56,28 +56,20 @@ class LinearRule(WeightRule):
     def alike(self, layer: nn.Module, dims: int) -> int:
         return dims - 1
 
-    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The inputs and, for one position, their norms.
-
-        In the backward pass they would have to be fetched from memory for that.
-        """
-        (x,) = inputs
-        return (x, row_norms(x.detach())) if x.dim() == 2 else inputs
-
     @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
         left = positions(gradient)
         single = left.shape[1] == 1
-        norms = row_norms(left[:, 0]) if single else None  # of the bias, and half of the weight's
+        norms = RowNorms(left[:, 0]) if single else None  # of the bias, and half of the weight's
         found: dict[str, Use] = {}
         if inputs:
-            right, right_norms = positions(inputs[0]), inputs[1] if len(inputs) > 1 else None
+            right = positions(inputs[0])
             found["weight"] = (
-                OuterProducts(right, left, left_norms=right_norms, right_norms=norms)
+                OuterProducts(right, left, right_norms=norms)
                 if self.transposed
-                else OuterProducts(left, right, left_norms=norms, right_norms=right_norms)
+                else OuterProducts(left, right, left_norms=norms)
             )
         if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialized(left[:, 0], norms) if single else Materialized(left.sum(1))

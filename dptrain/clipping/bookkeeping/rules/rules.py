@@ -140,16 +140,6 @@ class LayerRule(abc.ABC):
         """
         return 1
 
-    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """What ``uses`` is given as inputs: them, or also what is made of them at little cost.
-
-        Called in the forward pass, where inputs are kept.
-
-        Args:
-            inputs: as observed.
-        """
-        return inputs
-
     def _all_uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
