@@ -27,8 +27,8 @@ config cycle dataset_size delta digest() done doubt due edges epoch epochs epsil
 every examples examples_before examples_distinct executed expected_batch_size failed few field
 fingerprint fixed folder free frozen fsdp global_step group group_size groups groups_for()
 guarantee head hidden_size hint how ignored index inner input_size kept_by kind kinds known layer
-layers line math max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
-max_physical_batch_size max_steps mechanism mechanism_hash method microbatches min_sep
+layers line loss_scale math max_batch_size max_epochs max_examples max_grad_norm max_norm
+max_participations max_physical_batch_size max_steps mechanism mechanism_hash method microbatches min_sep
 mixed_precision mode monitor more multiplier n_examples n_gpu name named named() named_error()
 names near no_length noise noise_multiplier nominal_size note num_channels num_features num_groups
 num_processes operation order original_name other own owner owners package padding_mode part

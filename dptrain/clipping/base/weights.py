@@ -92,8 +92,10 @@ def clip_factors(
         ValueError: if a style that is none of dptrain's breaks what ``ClippingStyle.clip`` states.
     """
     finite = (norms < math.inf).all(dim=1)  # NaN is not
-    factors, contributed = style.clip(norms, max_grad_norm)
-    if type(style) not in PROVEN:
+    if type(style) in PROVEN:
+        factors, contributed = style.clip(norms, max_grad_norm)
+    else:
+        factors, contributed = _clipped_alone(style, norms, max_grad_norm, finite)
         _check_clipped(style, norms, max_grad_norm, factors, contributed, finite)
     factors = weights[:, None] * factors
     if admit is not None:
@@ -148,6 +150,42 @@ def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Ten
     return torch.where(kept, scaled, 0.0)
 
 
+def _clipped_alone(
+    style: ClippingStyle, norms: torch.Tensor, max_grad_norm: float, finite: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a style makes of every example by itself, from the last to the first.
+
+    So no factor is made of another example's norm; that one is, of the batch, the example's place
+    in it or what the style has kept, shows in that the whole comes out otherwise
+    (``test_no_factor_of_a_style_of_ones_own_is_of_others``).
+
+    Raises:
+        ValueError: if it does, or the shapes are wrong.
+    """
+    start = f"clipping={style}: its clip()"
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for some in (norms, *(norms[k : k + 1] for k in reversed(range(len(norms))))):
+        factors, contributed = style.clip(some.clone(), max_grad_norm)  # which it may write into
+        if factors.shape != some.shape or contributed.shape != some.shape[:1]:
+            raise ValueError(
+                f"{start} returned the shapes {tuple(factors.shape)} and "
+                f"{tuple(contributed.shape)} for norms of shape {tuple(some.shape)}; return (rows, "
+                "groups) and (rows,)"
+            )
+        found.append((factors.detach().clone(), contributed.detach().clone()))
+    together, alone = found[0], found[:0:-1]
+    if not alone:
+        return together
+    each = tuple(torch.cat(parts) for parts in zip(*alone, strict=True))
+    for whole, own in zip(together, each, strict=True):
+        if not torch.allclose(whole[finite], own[finite], rtol=1e-5, atol=0.0):
+            raise ValueError(
+                f"{start} gives an example another factor when it is alone: a factor must follow "
+                "from that example's norms only, or one example moves what others contribute"
+            )
+    return each[0], each[1]
+
+
 def _check_clipped(
     style: ClippingStyle,
     norms: torch.Tensor,
@@ -164,11 +202,6 @@ def _check_clipped(
         ValueError: saying which of its promises the style breaks.
     """
     start = f"clipping={style}: its clip()"
-    if factors.shape != norms.shape or contributed.shape != norms.shape[:1]:
-        raise ValueError(
-            f"{start} returned the shapes {tuple(factors.shape)} and {tuple(contributed.shape)} "
-            f"for norms of shape {tuple(norms.shape)}; return (rows, groups) and (rows,)"
-        )
     slack = 1.0 + _ROUNDING
     left = torch.linalg.vector_norm(factors.double() * norms.double(), dim=1)[finite]
     stated = contributed.double()[finite]
@@ -181,10 +214,4 @@ def _check_clipped(
         raise ValueError(
             f"{start} leaves an example's gradient longer than max_grad_norm={max_grad_norm:g}, "
             "for which the noise is too little; shorten it, for instance as Flat() does"
-        )
-    first, _ = style.clip(norms[:1], max_grad_norm)
-    if bool(finite[:1].all()) and not torch.allclose(first, factors[:1], rtol=1e-5, atol=0.0):
-        raise ValueError(
-            f"{start} gives an example another factor when it is alone: a factor must follow from "
-            "that example's norms only, or one example moves what others contribute"
         )

@@ -28,7 +28,7 @@ from dptrain.clipping.bookkeeping.rules.sequence_first import sequence_first_rul
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, RowNorms, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, SideNorms, Use
 from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 
 
@@ -62,7 +62,7 @@ class LinearRule(WeightRule):
     ) -> Mapping[str, Use]:
         left = positions(gradient)
         single = left.shape[1] == 1
-        norms = RowNorms(left[:, 0]) if single else None  # of the bias, and half of the weight's
+        norms = SideNorms(left[:, 0]) if single else None  # of the bias, and half of the weight's
         found: dict[str, Use] = {}
         if inputs:
             right = positions(inputs[0])

@@ -9,7 +9,7 @@ from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
 from dptrain.clipping.base.products import outer_product
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, RowNorms, Use
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, SideNorms, Use
 
 
 class OuterProducts(Use):
@@ -28,8 +28,8 @@ class OuterProducts(Use):
         left: torch.Tensor,
         right: torch.Tensor,
         *,
-        left_norms: RowNorms | None = None,
-        right_norms: RowNorms | None = None,
+        left_norms: SideNorms | None = None,
+        right_norms: SideNorms | None = None,
         grams: tuple[Gram | None, Gram | None] = (None, None),
     ) -> None:
         self.left, self.right = left, right

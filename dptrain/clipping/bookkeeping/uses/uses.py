@@ -93,7 +93,7 @@ def _kept(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         return copy(value)
     if isinstance(value, Use):
         value.keep(copy)
-    elif isinstance(value, Gram | RowNorms):  # the same one of several uses, which have no norm yet
+    elif isinstance(value, Gram | SideNorms):  # of several uses, none of which has norms yet
         value.side = copy(value.side)
     elif isinstance(value, list | tuple):
         kept = [_kept(item, copy) for item in value]
@@ -102,7 +102,7 @@ def _kept(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return value
 
 
-class RowNorms:
+class SideNorms:
     """‖row‖₂ of a matrix that several uses have in common, taken once and when it is asked for.
 
     Args:
@@ -130,7 +130,7 @@ class Materialized(Use):
     def __init__(
         self,
         gradients: torch.Tensor,
-        norms: RowNorms | torch.Tensor | None = None,
+        norms: SideNorms | torch.Tensor | None = None,
         *,
         own: bool = False,
     ) -> None:
@@ -156,7 +156,7 @@ class Materialized(Use):
     def norms(self) -> torch.Tensor:
         if self._norms is None:
             return row_norms(_flat(self.gradients))
-        return self._norms.values if isinstance(self._norms, RowNorms) else self._norms
+        return self._norms.values if isinstance(self._norms, SideNorms) else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
