@@ -218,7 +218,7 @@ class PrivateTraining:
         seen = probe is not None and probe.outside
         follows = any(isinstance(s, ReduceLROnPlateau) for s, _ in self._schedulers)
         found = (*((OUTSIDE_NOTE,) if seen else ()), *((PLATEAU_NOTE,) if follows else ()))
-        return tuple(dict.fromkeys((*self._notes, *found)))
+        return tuple(dict.fromkeys((*self._notes, *self.loader.notes, *found)))
 
     @property
     def _apart(self) -> tuple[str, ...]:

@@ -18,10 +18,10 @@ _TEXT = {"join", "replace", "rstrip", "removeprefix", "ceil"}
 # Names that stand for something public wherever they occur in these rooms.
 _PUBLIC = """
 DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called() _checkpointed()
-_closed _digest _family _join() _largest_loss_scale _log_checkpoints _name _name() _named() _names()
+_closed _digest _family _largest_loss_scale _log_checkpoints _name _name() _named() _names()
 _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down() _short()
 _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
-accumulate_grad_batches argument artifacts asked assignment attribute attribute_of() batch_idx
+accumulate_grad_batches argument artifacts asked assignment attribute_of() batch_idx
 batch_size beside booked budget burn_in by called checksum() ckpt_path column_names config cycle
 dataset_size delta digest() done doubt due edges epoch epochs epsilon errors every examples
 examples_before examples_distinct executed expected_batch_size failed few field fingerprint fixed
@@ -63,7 +63,6 @@ distributed/ranks.py: get() r row text
 distributed/transport.py: error
 engine/checkpoints/divided.py: key next() number odd total
 engine/checkpoints/sealed.py: found get() here missing n there value wrong
-core/module_state.py: key
 engine/optimizer.py: largest missing scale
 engine/optimizers/joined.py: twice
 engine/optimizers/sliced.py: sizes sum()

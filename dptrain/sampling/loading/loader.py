@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
+from dptrain.sampling.loading.collating import notes_of
 from dptrain.sampling.loading.dataset import (
     check_length,
     check_sampler,
@@ -67,8 +68,8 @@ class PrivateLoader:
             seed, draw the same logical batches, and each takes its own share of the rows. With an
             engine, several ranks seed their global generators anew for every batch, so that dropout
             differs between them and a repeated step comes out the same.
-        check_collate: refuse a ``collate_fn`` that is seen to mix the examples of a batch
-            (``CollateCheck``).
+        check_collate: refuse a ``collate_fn``, or a data set's ``__getitems__``, that is seen to
+            mix the examples of a batch (``CollateCheck``, ``CompanionCheck``).
         driven: whether an engine reports microbatches and completed steps.
         taken: called with every batch, and its data, just before the user gets them; ``None``:
             nothing is.
@@ -76,6 +77,7 @@ class PrivateLoader:
     Attributes:
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
             first one and after the end.
+        notes: what a guarantee says of how batches are made.
 
     Raises:
         ValueError: for a dataset without length or of another length than the scheme's, and for
@@ -130,6 +132,7 @@ class PrivateLoader:
         self.scheme = scheme
         self.steps_per_epoch = steps_per_epoch
         self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.notes = notes_of(dataset, self.collate_fn, tested=check_collate)
         self._driven = checks.flag("driven", driven, owner=owner)
         self.current: MicroBatch | None = None
         checks.function("taken", taken, owner=owner)
