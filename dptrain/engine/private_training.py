@@ -133,6 +133,7 @@ class PrivateTraining:
         probe = request.gradients.probe
         self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
         self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
+        self._notes += request.gradients.notes
         self._schedulers: list[tuple[Any, dict[str, Any]]] = []  # with their own step, if any
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:

@@ -66,7 +66,7 @@ engine/checkpoints/sealed.py: found get() here missing n there value wrong
 engine/optimizer.py: largest missing scale
 engine/optimizers/joined.py: twice
 engine/optimizers/sliced.py: sizes sum()
-engine/options.py: value
+engine/options.py: loss unseen value
 engine/private_training.py: saved
 engine/release_ledger.py: _size error found total
 engine/request.py: given
