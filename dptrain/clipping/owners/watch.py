@@ -125,7 +125,7 @@ class OwnerWatch:
         if not told(trace, records):
             self._doubt("the batch holds what is no tensor, or a tensor without a row each")
         other = None if _running.watch is None else _running.watch()
-        if other is not None:
+        if other is not None and other is not self:
             other.drop()
         _running.watch = weakref.ref(self)
         undo = contextlib.ExitStack()
@@ -146,6 +146,7 @@ class OwnerWatch:
         failed = trace is None or trace.ended
         self.drop()
         if trace is None or failed:
+            self._due = self._due or (trace is not None and self.when == "shapes")
             return
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
@@ -165,7 +166,6 @@ class OwnerWatch:
         """Nothing comes of the step that was followed, if one was."""
         if self._stop is not None:
             self._stop()
-        self._due = self._due or (self._trace is not None and not self.findings.shown)
         self._stop = self._trace = None
 
     def _doubt(self, why: str) -> None:
