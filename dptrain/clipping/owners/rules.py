@@ -19,6 +19,7 @@ from dptrain.clipping.owners.maps import (
     shared,
     thin,
     thinned,
+    uniform,
     viewed,
 )
 
@@ -568,6 +569,12 @@ def distances_backward(call: Call, results: list[torch.Tensor]) -> list[Map]:
     return [join(join_along(each, [-1]), other)]
 
 
+@rule("multinomial")
+def drawn(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """By the weights of a row."""
+    return [join_along(call.map("self"), [-1])]
+
+
 @rule("_trilinear")
 def trilinear(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """A sum over products of three that are expanded to the same dimensions."""
@@ -691,7 +698,6 @@ _BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "fractional_max_pool3d": (("self", "random_samples"), ()),
     "fractional_max_pool2d_backward": (("grad_output", "self", "indices"), ()),
     "fractional_max_pool3d_backward": (("grad_output", "self", "indices"), ()),
-    "multinomial": (("self",), ()),
     "searchsorted": ((), ()),
     "multi_margin_loss_backward": ((), ()),
     "slow_conv2d_forward": (("self",), ()),
@@ -984,10 +990,12 @@ def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """Where what is written lands is decided by the indices, and what is not written over too."""
     owners, values = call.map("self"), call.map("values")
     picked, given = call["indices"], _given(call["indices"])
-    decided = join(*(join_all(call.word(i)) for i in given)) if given else shared(())
+    words = [call.word(i) for i in given]
+    lost = [int(thin(w).min()) for w in words if w.numel() and int(thin(w).min()) <= EVENT]
+    if lost:
+        return [uniform(lost[0], ())]
+    decided = join(*(join_all(w) for w in words)) if given else shared(())
     add = bool(call["accumulate"])
-    if int(decided) <= EVENT:
-        return [decided]
     if int(decided) == SHARED:
         return [_put(owners, picked, values, add=add)]
     found = _put_by_own_rows(call, owners, picked, values)

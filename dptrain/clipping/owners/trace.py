@@ -27,6 +27,7 @@ from dptrain.clipping.owners.rules import Call, owners_of_results
 _MOST = 2000  # events of which it is looked up where they were
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_FUNCTORCH = os.path.join(_TORCH, "_functorch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,8 +395,8 @@ class _Functions(TorchFunctionMode):
         if func is one_hot and _classes(args, kwargs or {}) > 0:
             with self.of.checked():
                 return func(*args, **(kwargs or {}))
-        if name in _ADDRESSES and sys._getframe(1).f_code.co_filename.startswith(_TORCH):
-            name = None  # torch asks whether two tensors are one
+        if name in _ADDRESSES and sys._getframe(1).f_code.co_filename.startswith(_FUNCTORCH):
+            name = None  # which asks whether two tensors are one
         if name is not None and args and isinstance(args[0], torch.Tensor):
             self.of.escaped(args[0], name)
             if name in _SHARES:
