@@ -195,8 +195,8 @@ _POINTWISE = _names("""
     sigmoid_backward tanh_backward hardtanh_backward silu_backward mish_backward elu_backward
     leaky_relu_backward softplus_backward hardswish_backward hardsigmoid_backward
     hardshrink_backward softshrink_backward log_sigmoid_forward log_sigmoid_backward
-    logit_backward prelu _prelu_kernel _prelu_kernel_backward rrelu_with_noise
-    rrelu_with_noise_backward clamp clamp_min clamp_max bernoulli normal poisson
+    logit_backward prelu _prelu_kernel _prelu_kernel_backward rrelu_with_noise_backward
+    clamp clamp_min clamp_max bernoulli normal poisson
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward
     soft_margin_loss_backward l1_loss_backward clone _to_copy contiguous copy fill lift_fresh_copy
     nan_to_num real imag angle polar complex view_as_complex_copy relu relu6 dropout
@@ -229,6 +229,17 @@ def _broadcast(found: Map, call: Call, result: torch.Tensor) -> Map:
     if len(shape) <= result.dim() and all(a in (1, b) for a, b in pairs):
         return found
     return join(*(join_all(m) for m in call.maps()))
+
+
+@rule("rrelu_with_noise", "rrelu_with_noise_functional")
+def randomly_leaky(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Coins are thrown for what is negative only: who gets which, all before decide."""
+    owners = call.map("self")
+    if not call["training"] or is_shared(owners):
+        return [owners for _ in results]
+    found = call.trace.unknown(call.name, call["noise"].shape)
+    call.trace.wrote(call, call["noise"], found)
+    return [found for _ in results]
 
 
 @rule("copy", "fill")
