@@ -54,6 +54,9 @@ clipping/bookkeeping/rules/rules.py: expected found missing
 clipping/bookkeeping/tap.py: error
 clipping/bookkeeping/taps.py: format() get()
 clipping/opacus/per_example.py: new others
+clipping/owners/rules.py: k
+clipping/owners/trace.py: basename() f_lineno operator
+clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed shown tested
 clipping/probe/inputs.py: k key
 clipping/probe/probe.py: format() get()
 clipping/probe/signature.py: sizes

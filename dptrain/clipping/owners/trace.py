@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
@@ -99,7 +97,7 @@ class OwnerTrace:
             self.memory.put(tensor, found.expand(tensor.shape), written=True)
 
     def own_python(self) -> None:
-        """What is made of Python's objects, or unseen, may be the examples' from now on."""
+        """What is made of Python's objects may be the examples' from now on."""
         self._taint()
 
     def owners(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -234,8 +232,6 @@ class OwnerTrace:
 
         Theirs may end before this, or later: they find their own on top of the stack.
         """
-        _watch_threads()
-        _OPEN.add(self)
         operators, functions = self._modes
         with _stack_of_operators() as stack:
             operators.__enter__()
@@ -370,22 +366,6 @@ _LEAVES = {
 }
 _ADDRESSES = frozenset({"data_ptr", "storage", "untyped_storage"})
 _SHARES = frozenset({"numpy", "dlpack", *_ADDRESSES})
-
-
-_OPEN: weakref.WeakSet[OwnerTrace] = weakref.WeakSet()
-
-
-def _when_threads_start(event: str, _: Any) -> None:
-    """What another thread makes is made unseen."""
-    if event == "_thread.start_new_thread":
-        for trace in list(_OPEN):
-            if not (trace.ended or trace.off):
-                trace.own_python()
-
-
-@functools.cache
-def _watch_threads() -> None:
-    sys.addaudithook(_when_threads_start)
 
 
 def _classes(args: Sequence[Any], kwargs: dict[str, Any]) -> int:

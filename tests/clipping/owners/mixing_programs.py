@@ -6,7 +6,6 @@ Each is a function of rows x of shape (ROWS, WIDTH), labels of shape (ROWS,), a 
 
 from __future__ import annotations
 
-import concurrent.futures
 import copy
 import io
 import pickle
@@ -153,11 +152,6 @@ def _batch_norm_later(x: Tensor) -> Tensor:
     norm = nn.BatchNorm1d(WIDTH, dtype=x.dtype)
     norm(x)
     return norm.eval()(x)
-
-
-def _in_a_thread(x: Tensor) -> Tensor:
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: x.detach() - x.detach().mean(0)).result()
 
 
 def _forward_mode(x: Tensor) -> tuple[Tensor, ...]:
@@ -322,5 +316,4 @@ SIZES: dict[str, Rows] = {
 HIDDEN: dict[str, Rows] = {
     "a written dlpack alias": lambda x, y, m, w: _written(x, _by_dlpack_alias),
     "vmap over columns": lambda x, y, m, w: _mixed_by_vmap(x),
-    "a thread": lambda x, y, m, w: _in_a_thread(x),
 }
