@@ -114,8 +114,13 @@ def attach(
             runs of it by the probe (``RowProbe``).
     """
     owners: OwnerWatch | None = None
-    if probe != "off" and together is None:  # of a divided module no rank has all operators
-        owners = OwnerWatch(uncompiled(module), views=views, when=probe, seed=seed)
+    if probe == "operators":
+        if together is not None:
+            raise ValueError(
+                "Gradients(probe='operators'): of a module that fully_shard divided no rank runs "
+                "all operators, so that none can be followed; use probe='shapes'"
+            )
+        owners = OwnerWatch(uncompiled(module), views=views, seed=seed)
 
     def fed() -> AtHand | None:
         batch = loader.unused

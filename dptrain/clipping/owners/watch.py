@@ -84,12 +84,11 @@ class OwnerWatch:
     Args:
         module: the user's.
         views: rows an example has.
-        when: one of ``PROBES``; ``"off"``: nothing is followed, ``"first"``: only the first step.
         seed: of the choice of steps.
     """
 
-    def __init__(self, module: nn.Module, *, views: int, when: str, seed: int) -> None:
-        self.module, self.views, self.when = module, views, when
+    def __init__(self, module: nn.Module, *, views: int, seed: int) -> None:
+        self.module, self.views = module, views
         self.findings = Findings()
         self._seed = seed
         self._due = True
@@ -107,7 +106,7 @@ class OwnerWatch:
         """The user is about to be given this batch."""
         self.drop()
         self._batch = batch
-        if self.when == "off" or not self._chosen(batch.step) or not len(batch.indices):
+        if not self._chosen(batch.step) or not len(batch.indices):
             return
         self._due = False
         self._halfway = False
@@ -137,8 +136,7 @@ class OwnerWatch:
     def _chosen(self, step: int) -> bool:
         if self._due:
             return True
-        chance = random.Random(f"{self._seed}:{step}").random()
-        return self.when == "shapes" and chance < SHARE
+        return random.Random(f"{self._seed}:{step}").random() < SHARE
 
     def end(self) -> None:
         """The step is to be made: nothing is followed from here."""
@@ -146,7 +144,7 @@ class OwnerWatch:
         failed = trace is None or trace.ended
         self.drop()
         if trace is None or failed:
-            self._due = self._due or (trace is not None and self.when == "shapes")
+            self._due = self._due or trace is not None
             return
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
@@ -205,7 +203,7 @@ class OwnerWatch:
         show is the module and the loss.
         """
         batch = self._batch
-        if batch is None or not len(batch.indices) or self.when == "off":
+        if batch is None or not len(batch.indices):
             return
         self._calls += 1
         look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
@@ -213,7 +211,7 @@ class OwnerWatch:
             within = len(self._looks) < _AT_ONCE + self._calls / _ONE_IN
             if within or self._trace is not None:
                 self._looks.add(look)
-            if self._trace is None and within and self.when == "shapes":
+            if self._trace is None and within:
                 self._halfway = True
                 self._start(lambda trace, rows: declare(trace, (args, kwargs), rows, self._owners))
                 return

@@ -49,8 +49,11 @@ from dptrain.core import (
     same_global_state,
 )
 
-PROBES = ("first", "shapes", "off")
-"""When the probe looks: at the first batch, at every new shape of inputs, or never."""
+PROBES = ("first", "shapes", "operators", "off")
+"""When the probe looks: at the first batch, at every new shape of inputs, or never.
+
+With ``"operators"`` as with ``"shapes"``, and steps are followed besides (``OwnerWatch``).
+"""
 
 _ROUNDS = 5  # of looking for uses of parameters past their layers, and following these
 _PASSES = 6  # over few rows, until nothing new is found in them

@@ -80,11 +80,6 @@ def after_in_place(a, backend):
 WAYS = [before, in_place, a_part, after, after_in_place]
 
 
-def not_followed(private):
-    """As most steps are: only a step that is followed runs without a compiler."""
-    private._attached.owners.drop()
-
-
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize(
     ("how", "backend"),
@@ -99,7 +94,6 @@ def test_a_compiled_model_releases_the_same(how, backend):
     a = case(Net(), torch.randn(ROWS, 4))
     wanted = reference(copy.deepcopy(a.module), a.inputs, a.targets)
     private, forward = how(a, backend)
-    not_followed(private)
     torch._dynamo.utils.counters.clear()
     backward(private, forward)
     check(private, wanted)
@@ -131,7 +125,6 @@ def test_fullgraph_fails_loudly():
     a = case(Net(), torch.randn(ROWS, 4))
     private = run_of(a)
     compiled = torch.compile(private.module, backend="eager", fullgraph=True)
-    not_followed(private)
     with pytest.raises(Exception, match=r"torch\.compiler\.disable"):
         backward(private, compiled)
 

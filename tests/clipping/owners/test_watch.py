@@ -55,7 +55,7 @@ def run(module, criterion, *, steps=1, data=None, each=lambda step, module: None
         noise_multiplier=1.0,
         max_grad_norm=1.0,
         target_delta=1e-5,
-        gradients=Gradients(**gradients),
+        gradients=Gradients(**{"probe": "operators", **gradients}),
         seed=3,
     )
     model, optimizer, loader = private
@@ -251,12 +251,9 @@ def test_a_number_that_leaves_the_tensors_is_said():
     )
 
 
-def test_the_watch_is_limited_as_the_probe_is():
-    """With ``"first"`` to the first step; with ``"off"`` nothing is followed nor said."""
-    private = run(Net(), plain, steps=2, probe="off")
-    assert "operator by operator" not in notes(private)
-    with pytest.raises(RowsMeet):
-        run(Net(), mixup, probe="first")
+@pytest.mark.parametrize("probe", ["shapes", "first", "off"])
+def test_only_what_is_asked_for_is_followed(probe):
+    assert "operator by operator" not in notes(run(Net(), mixup, steps=2, probe=probe))
 
 
 class Counting(TorchDispatchMode):
@@ -304,6 +301,7 @@ def test_an_abandoned_step_leaves_nothing_behind():
         scheme=Poisson(probability=0.5, dataset_size=N, steps=2),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
+        gradients=Gradients(probe="operators"),
     )
     next(iter(private.loader))
     private.detach()
