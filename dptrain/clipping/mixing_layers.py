@@ -49,23 +49,29 @@ def why_not(name: str, layer: nn.Module) -> str | None:
             "over the whole batch, so that clipping it does not bound what it does to the others'; "
             "use scale_grad_by_freq=False, as dptrain.fix(model) sets it"
         )
-    return _why_not_norm(kind, layer) if keeps_statistics(layer) else None
+    return _why_not_norm(kind, name, layer, trained) if _keeps_statistics(layer) else None
 
 
-def _why_not_norm(kind: str, layer: Any) -> str | None:
+def _why_not_norm(kind: str, name: str, layer: Any, trained: list[str]) -> str | None:
     """``why_not`` for what keeps statistics."""
-    frozen = "; or, with statistics of public data, dptrain.freeze_batchnorm(model) keeps them"
+    frozen = f"freeze it (eval() and requires_grad_(False) on {name!r})"
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
-        frozen = "" if layer.running_mean is None else frozen
         return (
             f"{kind}: it mixes the examples of a batch, so no example's contribution can be "
             f"bounded; dptrain.fix(model) replaces it by nn.GroupNorm({groups_for(layer)}, "
-            f"{layer.num_features}), with its weights{frozen}"
+            f"{layer.num_features}), with its weights; or, with statistics of public data, {frozen}"
         )
     if isinstance(layer, _InstanceNorm) and layer.training:
         return (
             f"{kind} with track_running_stats=True: it keeps statistics of the batches without "
-            f"noise; use track_running_stats=False, as dptrain.fix(model) sets it{frozen}"
+            "noise; use track_running_stats=False, as dptrain.fix(model) sets it, or, with "
+            f"statistics of public data, {frozen}"
+        )
+    if trained:
+        return (
+            f"{kind} in eval mode whose {' and '.join(trained)} would be trained, for which there "
+            f"is no rule: {frozen}, or replace it, as dptrain.fix(model) does, by nn.GroupNorm (an "
+            "instance norm by one that tracks nothing)"
         )
     return None
 
@@ -94,12 +100,11 @@ def refuse_training_mode(module: nn.Module) -> list[StandIn]:
     return [
         _InEvalMode(name, layer)
         for name, layer in module.named_modules()
-        if keeps_statistics(layer)
+        if _keeps_statistics(layer)
     ]
 
 
-def keeps_statistics(layer: nn.Module) -> bool:
-    """Whether a layer is a batch norm, or an instance norm that tracks statistics."""
+def _keeps_statistics(layer: nn.Module) -> bool:
     if isinstance(layer, _InstanceNorm):
         return bool(layer.track_running_stats)
     return isinstance(layer, _BatchNorm)
@@ -124,7 +129,6 @@ class _InEvalMode(StandIn):
             raise RuntimeError(
                 f"layer {self._called!r}, a {type(self._layer).__name__}, is in training mode, "
                 "where it keeps statistics of the batch without noise and rows may depend on each "
-                "other: dptrain.freeze_batchnorm(model), before make_private, keeps it in eval "
-                f"mode; or, after model.train(), call eval() on {self._called!r}"
+                f"other; after model.train(), call eval() on {self._called!r}"
             )
         return self.own(*args, **kwargs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,9 +65,6 @@ class _Book:
 
     def replays(self, rule: Any) -> None:
         pass
-
-    def unseen(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def doubt(self, layer: nn.Module) -> str | None:
         return None

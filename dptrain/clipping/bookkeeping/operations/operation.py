@@ -9,7 +9,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from dptrain.clipping.bookkeeping.operations.roots import Root
 from dptrain.clipping.bookkeeping.operations.tracked import Session
 
 
@@ -49,8 +48,8 @@ class Operation:
         self.places, self.factors = places, factors
 
     @property
-    def roots(self) -> list[Root]:
-        """What all tracked arguments were made of."""
+    def roots(self) -> list[nn.Parameter]:
+        """The parameters behind all tracked arguments."""
         return list(dict.fromkeys(p for k in self.places for p in self.leaves[k].roots))
 
     @property
