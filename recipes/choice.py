@@ -210,15 +210,19 @@ def reached(
     found = [(run, guarantee.delta) for run, guarantee in _found(made)]
     fields = [mechanism_fields(settings[folder]) for folder in made]
     alike = dict(zip(fields, found, strict=True))
-    protected = {_protected(settings[folder]) for folder in made}
+    whose = {
+        _protected(settings[folder]): run for folder, (run, _) in zip(made, found, strict=True)
+    }
     for folder, each in settings.items():
         epsilon, at = each.privacy.epsilon, each.privacy.delta
         if folder in made:
             continue
         if (twin := alike.get(mechanism_fields(each))) is not None:
             found.append(twin)
-        elif epsilon is not None and at is not None and _protected(each) in protected:
-            found.append((_point(each), at))
+        elif epsilon is not None and at is not None and _protected(each) in whose:
+            like = whose[_protected(each)]
+            promise = dataclasses.replace(_point(each), adjacency=like.adjacency, unit=like.unit)
+            found.append((promise, at))
         else:
             raise ValueError(
                 f"{folder.name} was planned and has not begun, and its settings do not say what it "

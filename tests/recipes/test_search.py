@@ -231,7 +231,14 @@ def test_a_grid_counts_whole_however_many_runs_were_made(tmp_path, capsys, monke
     one = trade_off(mechanism, of_report(folder), floor=1e-10, points=801)
     # Runs at ε = 2 are like the first; of those at ε = 3 their promise is what is known.
     promise = TradeOff(
-        epsilon=(3.0,), remove=(1e-4,), add=(1e-4,), floor=1e-4, kind=one.kind, accountant="other"
+        epsilon=(3.0,),
+        remove=(1e-4,),
+        add=(1e-4,),
+        floor=1e-4,
+        kind=one.kind,
+        accountant="other",
+        adjacency=one.adjacency,
+        unit=one.unit,
     )
     runs = [one] * 3 + [promise] * 3
     truth = compose_runs(runs, delta=1e-4)
