@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         profile,
         register_accountant,
     )
-    from dptrain.clipping import fix
+    from dptrain.clipping import fix, freeze_batchnorm
     from dptrain.clipping.base import Automatic, ClippingStyle, Flat, PerGroup, PerLayer
     from dptrain.clipping.bookkeeping import GradientRule, LayerRule, register_layer
     from dptrain.core import Adjacency, Guarantee, Kind, Unit
@@ -117,6 +117,7 @@ __all__ = [
     "accountants_for",
     "calibrate",
     "fix",
+    "freeze_batchnorm",
     "profile",
     "register_accountant",
     "register_layer",
@@ -128,7 +129,7 @@ __all__ = [
 # Where a name comes from; a test holds the two lists and the imports above together.
 _NAMES = {
     "accounting": "account accountants_for calibrate profile register_accountant",
-    "clipping": "fix",
+    "clipping": "fix freeze_batchnorm",
     "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
     "clipping.bookkeeping": "GradientRule LayerRule register_layer",
     "core": "Adjacency Guarantee Kind Unit",
@@ -169,8 +170,28 @@ _ROOMS = [
 ]
 
 
+# Names of Opacus's, and what is written here.
+_OF_OPACUS = {
+    "BatchMemoryManager": "make_private(..., loading=Loading(max_physical_batch_size=...))",
+    "ModuleValidator": "dptrain.fix(model)",
+    "GradSampleModule": "PrivacyEngine().make_private(...), whose module is your own",
+    "DPOptimizer": "PrivacyEngine().make_private(...), which returns the optimizer",
+    "DPDataLoader": "PrivacyEngine().make_private(...), which returns the loader",
+    "RDPAccountant": "dptrain.account(mechanism, delta=...)",
+    "PRVAccountant": "dptrain.account(mechanism, delta=...)",
+    "get_noise_multiplier": "dptrain.calibrate(scheme=..., strategy=..., epsilon=..., delta=...)",
+    **dict.fromkeys(
+        ("DPLSTM", "DPGRU", "DPRNN", "DPMultiheadAttention"),
+        "the layer of torch.nn, which is trained as it is",
+    ),
+}
+
+
 def __getattr__(name: str) -> Any:
     """A public name or a room of the package, imported now (PEP 562)."""
+    if name in _OF_OPACUS:
+        # Of an AttributeError "from dptrain import ..." would drop the text.
+        raise ImportError(f"dptrain has no {name}: write {_OF_OPACUS[name]}")
     if name in _ROOMS:
         return importlib.import_module(f"dptrain.{name}")
     if name not in _ORIGINS:

@@ -86,3 +86,11 @@ def test_everything_is_listed_and_nothing_else_is_there() -> None:
         dptrain.PrivacyEngin  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Poison'"):
         exec("from dptrain import Poison")
+
+
+@pytest.mark.parametrize("name", dptrain._OF_OPACUS)
+def test_names_of_opacus_say_what_to_write(name: str) -> None:
+    """Whoever comes from there imports them first."""
+    with pytest.raises(ImportError) as found:
+        exec(f"from dptrain import {name}")
+    assert str(found.value) == f"dptrain has no {name}: write {dptrain._OF_OPACUS[name]}"

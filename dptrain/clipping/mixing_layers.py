@@ -49,29 +49,23 @@ def why_not(name: str, layer: nn.Module) -> str | None:
             "over the whole batch, so that clipping it does not bound what it does to the others'; "
             "use scale_grad_by_freq=False, as dptrain.fix(model) sets it"
         )
-    return _why_not_norm(kind, name, layer, trained) if _keeps_statistics(layer) else None
+    return _why_not_norm(kind, layer) if keeps_statistics(layer) else None
 
 
-def _why_not_norm(kind: str, name: str, layer: Any, trained: list[str]) -> str | None:
+def _why_not_norm(kind: str, layer: Any) -> str | None:
     """``why_not`` for what keeps statistics."""
-    frozen = f"freeze it (eval() and requires_grad_(False) on {name!r})"
+    frozen = "; or, with statistics of public data, dptrain.freeze_batchnorm(model) keeps them"
     if isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None):
+        frozen = "" if layer.running_mean is None else frozen
         return (
             f"{kind}: it mixes the examples of a batch, so no example's contribution can be "
             f"bounded; dptrain.fix(model) replaces it by nn.GroupNorm({groups_for(layer)}, "
-            f"{layer.num_features}), with its weights; or, with statistics of public data, {frozen}"
+            f"{layer.num_features}), with its weights{frozen}"
         )
     if isinstance(layer, _InstanceNorm) and layer.training:
         return (
             f"{kind} with track_running_stats=True: it keeps statistics of the batches without "
-            "noise; use track_running_stats=False, as dptrain.fix(model) sets it, or, with "
-            f"statistics of public data, {frozen}"
-        )
-    if trained:
-        return (
-            f"{kind} in eval mode whose {' and '.join(trained)} would be trained, for which there "
-            f"is no rule: {frozen}, or replace it, as dptrain.fix(model) does, by nn.GroupNorm (an "
-            "instance norm by one that tracks nothing)"
+            f"noise; use track_running_stats=False, as dptrain.fix(model) sets it{frozen}"
         )
     return None
 
@@ -100,11 +94,12 @@ def refuse_training_mode(module: nn.Module) -> list[StandIn]:
     return [
         _InEvalMode(name, layer)
         for name, layer in module.named_modules()
-        if _keeps_statistics(layer)
+        if keeps_statistics(layer)
     ]
 
 
-def _keeps_statistics(layer: nn.Module) -> bool:
+def keeps_statistics(layer: nn.Module) -> bool:
+    """Whether a layer is a batch norm, or an instance norm that tracks statistics."""
     if isinstance(layer, _InstanceNorm):
         return bool(layer.track_running_stats)
     return isinstance(layer, _BatchNorm)
@@ -129,6 +124,7 @@ class _InEvalMode(StandIn):
             raise RuntimeError(
                 f"layer {self._called!r}, a {type(self._layer).__name__}, is in training mode, "
                 "where it keeps statistics of the batch without noise and rows may depend on each "
-                f"other; after model.train(), call eval() on {self._called!r}"
+                "other: dptrain.freeze_batchnorm(model), before make_private, keeps it in eval "
+                f"mode; or, after model.train(), call eval() on {self._called!r}"
             )
         return self.own(*args, **kwargs)

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dptrain.clipping.base.styles import ClippingStyle
-from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers
+from dptrain.clipping.bookkeeping import BookkeepingClipper, Taps, check_layers, uncompiled
 from dptrain.clipping.opacus.per_example import HookedModule, PerExampleClipper
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe
 from dptrain.core import checks, did_you_mean
 from dptrain.sampling import PrivateLoader
@@ -70,6 +71,7 @@ class Attached(NamedTuple):
         own: the user's own.
         clipper: of its gradients.
         probe: looks at what the module is called with.
+        owners: follows some of the steps, where that is wanted.
         detach: leaves the user's module as it was, when called.
     """
 
@@ -77,6 +79,7 @@ class Attached(NamedTuple):
     own: nn.Module
     clipper: BookkeepingClipper | PerExampleClipper
     probe: RowProbe | None
+    owners: OwnerWatch | None
     detach: Callable[[], Any]
 
 
@@ -91,6 +94,7 @@ def attach(
     loader: PrivateLoader,
     views: int = 1,
     probe: str = "shapes",
+    seed: int = 0,
     together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
 ) -> Attached:
     """The module with what forms per-example gradients in one of the modes, and their clipper.
@@ -105,12 +109,21 @@ def attach(
         loader: knows the examples of the batch at hand.
         views: rows that the model sees of an example, one after the other.
         probe: when it is checked that the module keeps the examples apart, one of ``PROBES``.
+        seed: of the choice of steps that are followed (``OwnerWatch``).
         together: where other processes have parts of the module (mode bookkeeping), a context for
             runs of it by the probe (``RowProbe``).
     """
+    owners: OwnerWatch | None = None
+    if probe == "operators":
+        if together is not None:
+            raise ValueError(
+                "Gradients(probe='operators'): of a module that fully_shard divided no rank runs "
+                "all operators, so that none can be followed; use probe='shapes'"
+            )
+        owners = OwnerWatch(uncompiled(module), views=views, seed=seed)
 
     def fed() -> AtHand | None:
-        batch = loader.current
+        batch = loader.unused
         if batch is None:
             return None
         return AtHand(
@@ -125,18 +138,21 @@ def attach(
             module,
             open_book=lambda probe: BookkeepingClipper(
                 parameters,
-                at_hand=lambda: loader.current,
+                at_hand=lambda: loader.unused,
+                between=lambda: loader.between,
                 loss_reduction=loss_reduction,
                 views=views,
                 style=style,
                 groups=groups,
                 probe=probe,
+                owners=owners,
             ),
             fed=fed,
             when=probe,
             together=together,
+            owners=owners,
         )
-        return Attached(module, module, taps.book, taps.probe, taps.detach)
+        return Attached(module, module, taps.book, taps.probe, owners, taps.detach)
     _say_whose(mode)
     # torch says so of Opacus's hook on the first layer, whose input needs no gradient: no news.
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -146,18 +162,20 @@ def attach(
         style=style,
         groups=groups,
         names={p: name for name, p in module.named_parameters()},
-        current=lambda: loader.current,
+        current=lambda: loader.unused,
     )
     wrapped = HookedModule(
         module,
         at_hand=clipper.at_hand,
+        between=lambda: loader.between,
         views=views,
         fed=fed,
         when=probe,
         loss_reduction=loss_reduction,
+        owners=owners,
         force_functorch=mode == "functorch",
     )
-    return Attached(wrapped, module, clipper, wrapped.probe, wrapped.detach)
+    return Attached(wrapped, module, clipper, wrapped.probe, owners, wrapped.detach)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm, remove_spectral_norm
 from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
 
 from dptrain.clipping.bookkeeping import part_of_a_run
-from dptrain.clipping.mixing_layers import groups_for, why_not
+from dptrain.clipping.mixing_layers import groups_for, keeps_statistics, why_not
 from dptrain.core import checks
 
 _OF_BATCH_NORM = frozenset(vars(nn.SyncBatchNorm(1))) - frozenset(vars(nn.Module()))
@@ -36,8 +37,8 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
     - batch norms (``BatchNorm1d`` to ``3d``, ``SyncBatchNorm``, their subclasses that compute the
       same, and timm's with an activation) become group norms with the same weight and bias, under
       the same name. Their running statistics are dropped, so a trained model computes something
-      else and has to be trained on; a batch norm that is frozen (``eval()`` and
-      ``requires_grad_(False)``) is not refused, and stays;
+      else and has to be trained on; a batch norm that is frozen (``freeze_batchnorm``, or
+      ``eval()`` and ``requires_grad_(False)``) stays;
     - instance norms stop to track statistics;
     - embeddings lose ``max_norm`` and ``scale_grad_by_freq``;
     - weight norm and spectral norm of ``torch.nn.utils``, whose hooks compute weights before every
@@ -69,15 +70,9 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
         TypeError: if it is no module.
         ValueError: if it is trained by a private run.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
+    _check_free(module, "fix")
     if not callable(report):
         raise TypeError(f"report={report!r}: a function of one line of text, such as print")
-    if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
-        raise ValueError(
-            "module is trained by a private run, which holds its layers: call dptrain.fix(model) "
-            "before make_private, or private.detach() first"
-        )
     lines: list[str] = []
     statistics = any(n.endswith(_STATISTICS) for n, _ in module.named_buffers())
     module = _fixed("", module, {}, lines)
@@ -90,6 +85,78 @@ def fix(module: nn.Module, *, report: Callable[[str], object] = print) -> nn.Mod
     for line in lines or ["nothing to change"]:
         report(f"dptrain.fix: {line}")
     return module
+
+
+def freeze_batchnorm(module: nn.Module, *, affine: bool = False) -> nn.Module:
+    """Fix the statistics of a model's batch norms, so that a private run takes them as they are.
+
+    Each batch norm, and each instance norm that tracks statistics, is put into eval mode and stays
+    there when ``model.train()`` is called: it maps every row by itself, by the mean and variance
+    that it has, and writes nothing. Weight and bias are trained on, like those of any layer (mode
+    bookkeeping; in the other modes they have to be frozen too). ``state_dict``, ``copy.deepcopy``
+    and pickling keep working, and a copy stays in eval mode as well.
+
+    The statistics are no part of what the run proves: let them be those of public data, as those of
+    a pretrained model are. A model that never saw any has means of 0 and variances of 1.
+
+    Example:
+        >>> model = dptrain.freeze_batchnorm(torchvision.models.resnet18(weights="DEFAULT"))
+
+    Args:
+        module: the user's, before ``make_private``; changed in place.
+        affine: whether to freeze weight and bias as well (``requires_grad_(False)``).
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: if it is no module, or ``affine`` no bool.
+        ValueError: if it has no such layer, one that has no statistics, or is trained by a private
+            run.
+    """
+    _check_free(module, "freeze_batchnorm")
+    checks.flag("affine", affine)
+    found = {name: layer for name, layer in module.named_modules() if keeps_statistics(layer)}
+    if not found:
+        raise ValueError("module has no batch norm, and no instance norm that tracks statistics")
+    for name, layer in found.items():
+        if layer.running_mean is None:
+            raise ValueError(
+                f"layer {_shown(name)!r} is a {type(layer).__name__} without statistics "
+                "(track_running_stats=False), which mixes the examples of a batch in eval mode "
+                "too: dptrain.fix(model) replaces it by nn.GroupNorm"
+            )
+    for layer in found.values():
+        layer.eval()
+        vars(layer)["train"] = functools.partial(_train_within, layer)
+        for p in layer.parameters(recurse=False) if affine else ():
+            p.requires_grad_(False)
+    return module
+
+
+def _train_within(layer: nn.Module, mode: bool = True) -> nn.Module:
+    """``train`` of a layer that stays in eval mode: of what is within it."""
+    layer.training = False
+    for child in layer.children():
+        child.train(mode)
+    return layer
+
+
+def _stays(layer: nn.Module) -> bool:
+    """Whether a layer was frozen by ``freeze_batchnorm``, or has nothing to train."""
+    kept = getattr(vars(layer).get("train"), "func", None) is _train_within
+    return kept or not any(p.requires_grad for p in layer.parameters(recurse=False))
+
+
+def _check_free(module: nn.Module, name: str) -> None:
+    """Refuse what is no module, or one that a run holds, as an argument of one of ours."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{checks.named('module', module)} must be a torch.nn.Module")
+    if part_of_a_run(module) is not None or hasattr(module, "autograd_grad_sample_hooks"):
+        raise ValueError(
+            "module is trained by a private run, which holds its layers: call "
+            f"dptrain.{name}(model) before make_private, or private.detach() first"
+        )
 
 
 def _fixed(
@@ -129,7 +196,7 @@ def _unwrapped(layer: nn.Module) -> Mended:
 
 def _group_norm(layer: nn.Module) -> Mended:
     """A group norm with everything of the batch norm's but what is a batch norm's alone."""
-    if not isinstance(layer, _BatchNorm) or why_not("", layer) is None:
+    if not isinstance(layer, _BatchNorm) or (why_not("", layer) is None and _stays(layer)):
         return layer, []
     kind = _kind_for(layer)
     if kind is None:
@@ -166,7 +233,9 @@ def _kind_for(layer: _BatchNorm) -> type[nn.GroupNorm] | None:
 
 
 def _untracked(layer: nn.Module) -> Mended:
-    if not isinstance(layer, _InstanceNorm) or why_not("", layer) is None:
+    if not isinstance(layer, _InstanceNorm) or not layer.track_running_stats:
+        return layer, []
+    if why_not("", layer) is None and _stays(layer):
         return layer, []
     layer.track_running_stats = False
     _drop_statistics(layer)

@@ -4,6 +4,15 @@ from dptrain.core import checks
 from dptrain.core.arrays import Array
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
 from dptrain.core.json_value import JsonValue, digest, parsed
+from dptrain.core.module_state import (
+    ModuleState,
+    attribute_of,
+    content_of,
+    extra_states,
+    memory_of,
+    parts_of,
+    put_back,
+)
 from dptrain.core.open_family import checked_member
 from dptrain.core.randomness import (
     global_state,
@@ -22,17 +31,24 @@ __all__ = [
     "Guarantee",
     "JsonValue",
     "Kind",
+    "ModuleState",
     "Unit",
     "aligned",
+    "attribute_of",
     "checked_member",
     "checks",
+    "content_of",
     "did_you_mean",
     "digest",
     "duration",
+    "extra_states",
     "global_state",
     "in_words",
+    "memory_of",
     "named_error",
     "parsed",
+    "parts_of",
+    "put_back",
     "remember_globals",
     "restore_global_state",
     "same_global_state",

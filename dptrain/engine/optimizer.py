@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from opacus.optimizers import DPOptimizer
@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dptrain.clipping import Unreached
 from dptrain.clipping.base import GradientClipper, summing_dtype
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import (
     SlicedOptimizer,
@@ -33,6 +34,11 @@ from dptrain.sampling import MicroBatch, PrivateLoader, Scheme
 logger = logging.getLogger(__name__)
 
 _LEAST_NORM, _LARGEST_NORM = 1e-30, 1e30  # R, and N·R: far from what float32 cannot hold
+_NO_COPY = (
+    "the private optimizer of a run is neither copied nor pickled, as it holds the seeds of its "
+    "noise: private.state_dict() saves the run; the optimizer that it wraps, its "
+    "original_optimizer, can be copied"
+)
 NORM_PAD = 1.0 + 1e-6  # on norms that are charged: far above their rounding error in float32
 
 
@@ -75,6 +81,7 @@ class PrivateOptimizer(DPOptimizer):
         rounding: what the grid of the release costs.
         unreached: warns of parameters that no call reaches, on one of the ranks.
         watch: what refuses steps that leave something behind in the module.
+        owners: follows some of the steps, where that is wanted.
         shared: what the processes of the run do together; the sums are added up over them once a
             logical step, and each adds the noise (``Ranks``).
         shards: of the ranks, where each has a slice of the noise, and maybe of the optimizer too;
@@ -100,6 +107,7 @@ class PrivateOptimizer(DPOptimizer):
         ledger: StepLedger,
         ranks: Ranks,
         watch: StateWatch,
+        owners: OwnerWatch | None = None,
         at_boundary: Callable[[int], None],
         shards: Shards | None = None,
         individual: IndividualRecord | None = None,
@@ -117,7 +125,7 @@ class PrivateOptimizer(DPOptimizer):
         self.loader = loader
         self.ledger = ledger
         self.individual = individual
-        self.watch = watch
+        self.watch, self.owners = watch, owners
         self.unreached = unreached
         self.shards = shards
         self.shared = SharedStep(ranks)
@@ -142,6 +150,16 @@ class PrivateOptimizer(DPOptimizer):
         self._parts_done = 0
         self._at_boundary = at_boundary
         self._largest_loss_scale: float | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        raise TypeError(_NO_COPY)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(_NO_COPY)
+
+    def __setstate__(self, state: Any) -> None:
+        # torch's would have every run of the process step by what it knows of plain optimizers.
+        raise TypeError(_NO_COPY)
 
     def restart_at(self, steps_executed: int) -> None:
         """Continue with step ``steps_executed`` (from 0), as after a checkpoint was loaded."""
@@ -304,12 +322,21 @@ class PrivateOptimizer(DPOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.owners is not None:
+            self.owners.end()
         self.check_parameters()
         batch = self.loader.current
         if batch is None:
             raise RuntimeError(
                 "optimizer.step() without an unused batch: take one from the private loader, run "
                 "one backward pass, then call step() once"
+            )
+        if self.loader.unused is None:
+            raise RuntimeError(
+                "optimizer.step() was called a second time for one batch of the private loader, "
+                "which is released once: add up the losses of the batch, call backward() on the "
+                "sum and step() once, or take another batch for the second step. To train another "
+                "module in between, step an optimizer of that module's parameters"
             )
         if batch.part == 0:
             self._reset_sums()  # also drops what an abandoned attempt at this step had summed

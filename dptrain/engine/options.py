@@ -13,14 +13,20 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from dptrain.clipping import check_mode_name
 from dptrain.clipping.base import FLAT, ClippingStyle
 from dptrain.clipping.probe import PROBES
 from dptrain.core import JsonValue, checks
+from dptrain.engine.criteria import ties_rows
 from dptrain.sampling import check_microbatches
 
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
+_UNSEEN = (
+    "the guarantee assumes that the loss, a {}, is the {} over the rows of one loss for each, "
+    "which could not be seen: it takes other arguments than could be made up"
+)
 SHARDS = ("auto", "all", "noise", "off")
 EVERYTHING = ("*",)  # the patterns that buffers="public" stands for
 
@@ -64,6 +70,29 @@ MOVED = {
     "distributed": "PrivacyEngine(distributed=...)",
     "lr_scheduler": "private.register_scheduler(...), of what make_private returns",
     "poisson_sampling": "scheme=, for instance Poisson(...) or Shuffled(...)",
+    "sample_rate": "scheme=Poisson(probability=..., dataset_size=..., steps=...)",
+    "steps": "scheme=Poisson.for_batch_size(batch_size=..., dataset_size=..., steps=...)",
+    "total_steps": "scheme=Poisson.for_batch_size(batch_size=..., dataset_size=..., steps=...)",
+    "batch_size": "data=DataLoader(dataset, batch_size=...)",
+    "batch_first": "not needed, as the examples come first in every batch",
+    "secure_mode": "noise=NoiseOptions(secure=True)",
+    "noise_generator": "seed=, from which the run draws everything",
+    "alphas": "not needed, as an accountant chooses its own orders",
+    "wrap_model": "not needed, as private.module is your own module",
+}
+
+# What Opacus's engine has besides, and what is written here.
+NOT_OF_THE_ENGINE = {
+    "make_private_with_epsilon": "make_private(..., target_epsilon=..., target_delta=...)",
+    "get_epsilon": "private.get_epsilon(delta), of what make_private returns",
+    "get_privacy_spent": "private.get_epsilon(delta), of what make_private returns",
+    "save_checkpoint": "torch.save(private.state_dict(), path), of what make_private returns",
+    "load_checkpoint": "private.load_state_dict(state), of what make_private returns",
+    "is_compatible": "dptrain.fix(model), which says what make_private would refuse",
+    "validate": "dptrain.fix(model), which says what make_private would refuse",
+    "get_compatible_module": "dptrain.fix(model)",
+    "attach": "make_private(module=..., optimizer=..., data=...)",
+    "detach": "private.detach(), of what make_private returns",
 }
 
 
@@ -79,8 +108,9 @@ class Gradients(JsonValue, family="gradients"):
             normalized (``Automatic``). The sensitivity is R in each of them.
         loss: ``"mean"`` or ``"sum"``, as the loss reduces over the rows of the batch; or the loss
             function itself (a torch criterion, one of ``dptrain.losses``), whose ``reduction`` is
-            then taken, and which is refused if it ties the examples together. With a scheme's
-            ``nominal_size`` it has to be a sum: a mean is divided by a private number.
+            then taken. It is called on a few made-up rows, and refused if it ties the examples
+            together; where it takes other arguments the guarantee says that it went unseen. With a
+            scheme's ``nominal_size`` it has to be a sum: a mean is divided by a private number.
         views: K ≥ 1, augmentation multiplicity (De et al. 2022, arXiv 2204.13650): the model is fed
             K rows an example *one after the other* (``x.flatten(0, 1)`` of a batch of shape
             (B, K, ...), labels by ``y.repeat_interleave(K)``), and the loss is reduced over all
@@ -91,6 +121,11 @@ class Gradients(JsonValue, family="gradients"):
             module keeps the examples apart: ``"shapes"`` whenever its arguments come in shapes
             (but for the number of rows) that were not seen before, ``"first"`` on the first
             batch, ``"off"`` never. The guarantee says where less was done than ``"shapes"``.
+            ``"operators"`` does more: the first step is followed operator by operator, and others
+            at random, from the batch to the gradients, with your own lines and the loss; what
+            depends on two examples is refused, and the guarantee says in how many steps that was
+            shown (docs/theory/limits.md#thm-owners). A step that is followed takes two to three
+            times as long, and compiled code runs as it was written.
         buffers: what forward passes may change in the module: its running statistics, caches,
             counters. A step that changes a buffer or an attribute is refused before anything of
             it is released, unless its name (as in ``named_buffers``; patterns as in ``fnmatch``)
@@ -125,6 +160,12 @@ class Gradients(JsonValue, family="gradients"):
         """``"mean"`` or ``"sum"``, of the loss over the rows."""
         assert isinstance(self.loss, str)
         return self.loss
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the guarantee assumes of the loss."""
+        unseen = getattr(self.loss, "unseen", None)
+        return () if unseen is None else (_UNSEEN.format(unseen, self.loss),)
 
     @property
     def public(self) -> tuple[str, ...]:
@@ -243,6 +284,27 @@ class Loading(JsonValue, family="loading"):
         check_microbatches(self.max_physical_batch_size, self.microbatches)
 
 
+class Reduction(str):
+    """How a loss reduces over the rows, read off the loss function.
+
+    Args:
+        name: ``"mean"`` or ``"sum"``.
+        unseen: the type of the function, if it could not be called on made-up rows.
+    """
+
+    unseen: str | None
+
+    def __new__(cls, name: str, *, unseen: str | None = None) -> Self:
+        """A text with that attribute."""
+        made = super().__new__(cls, name)
+        made.unseen = unseen
+        return made
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, str | None]]:
+        """For copies."""
+        return (str(self),), {"unseen": self.unseen}
+
+
 def _reduction_of(loss: Any) -> str:
     """How a loss reduces over the rows, of its name or of the function itself.
 
@@ -273,13 +335,23 @@ def _reduction_of(loss: Any) -> str:
             "reduction='mean': it divides by the number of targets of the whole batch that count, "
             f"which ties the examples together; {remedy}"
         )
-    if getattr(loss, "weight", None) is not None and reduction == "mean":
+    weighs = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+    if weighs and reduction == "mean":
         raise ValueError(
             f"Gradients: loss is a {type(loss).__name__} with class weights and reduction='mean': "
             "it divides by the weights of the whole batch, which ties the examples together; "
             f"{remedy}"
         )
-    return reduction
+    ties = ties_rows(loss, reduction)
+    if ties:
+        raise ValueError(
+            f"Gradients: loss is a {type(loss).__name__} that does not give a few rows together "
+            f"the {reduction} of what it gives each alone: it ties the examples of a batch "
+            "together, as contrastive losses and means over all tokens do, so no clipping bounds "
+            "what one example does. Reduce each example by itself first, for instance by "
+            "dptrain.losses.reduce_examples"
+        )
+    return Reduction(reduction, unseen=type(loss).__name__ if ties is None else None)
 
 
 def _patterns(public: Any) -> tuple[str, ...]:

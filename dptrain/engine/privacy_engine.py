@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import os
 import warnings
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -14,7 +15,13 @@ from torch import nn
 from dptrain.accounting import Accountant, find_accountants
 from dptrain.core import checks, seed_globals, split_seed
 from dptrain.distributed import Ranks
-from dptrain.engine.options import Gradients, Loading, NoiseOptions
+from dptrain.engine.options import (
+    MOVED,
+    NOT_OF_THE_ENGINE,
+    Gradients,
+    Loading,
+    NoiseOptions,
+)
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.request import RunRequest
 from dptrain.engine.shared_run import begin_together, one_run
@@ -60,6 +67,34 @@ class PrivacyEngine:
     accountant: str | Accountant | None = None
     ledger: str | os.PathLike[str] | None = None
     distributed: bool | None = None
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Say where arguments of Opacus's engine, and of ``make_private``, are given."""
+        if args:
+            raise TypeError(
+                "PrivacyEngine takes keywords only, accountant=, ledger= and distributed=; module, "
+                "optimizer and data are given to its make_private"
+            )
+        asked = inspect.signature(cls.make_private).parameters
+        for name in given:
+            if name in MOVED and name not in cls.__dataclass_fields__:
+                raise TypeError(
+                    f"PrivacyEngine has no {name}=: for make_private it is {MOVED[name]}"
+                )
+            if name in asked:
+                raise TypeError(f"PrivacyEngine has no {name}=: it is an argument of make_private")
+        return super().__new__(cls)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NOT_OF_THE_ENGINE:
+            raise AttributeError(
+                f"PrivacyEngine has no {name}: write {NOT_OF_THE_ENGINE[name]}",
+                name=name,
+                obj=self,
+            )
+        raise AttributeError(
+            f"'PrivacyEngine' object has no attribute {name!r}", name=name, obj=self
+        )
 
     def __post_init__(self) -> None:
         owner = type(self).__name__

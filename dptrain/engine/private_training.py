@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import os
 import pathlib
@@ -25,6 +26,7 @@ from dptrain.accounting import (
 )
 from dptrain.clipping import Attached
 from dptrain.clipping.bookkeeping import uncompiled
+from dptrain.clipping.owners import Findings
 from dptrain.core import (
     Guarantee,
     Kind,
@@ -131,6 +133,7 @@ class PrivateTraining:
         probe = request.gradients.probe
         self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
         self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
+        self._notes += request.gradients.notes
         self._schedulers: list[tuple[Any, dict[str, Any]]] = []  # with their own step, if any
         self._guarantees: dict[float, Guarantee] = {}
         if target is not None:
@@ -178,6 +181,8 @@ class PrivateTraining:
             self._boundary.restart()
         self.loader.close(DETACHED)
         self.optimizer.detach()
+        if self._attached.owners is not None:
+            self._attached.owners.drop()
         for scheduler, before in self._schedulers:
             vars(scheduler).pop("step", None)
             vars(scheduler).update(before)
@@ -214,7 +219,14 @@ class PrivateTraining:
         seen = probe is not None and probe.outside
         follows = any(isinstance(s, ReduceLROnPlateau) for s, _ in self._schedulers)
         found = (*((OUTSIDE_NOTE,) if seen else ()), *((PLATEAU_NOTE,) if follows else ()))
-        return tuple(dict.fromkeys((*self._notes, *found)))
+        return tuple(dict.fromkeys((*self._notes, *self.loader.notes, *found)))
+
+    @property
+    def _apart(self) -> tuple[str, ...]:
+        """What the steps that were followed showed of the examples' gradients."""
+        owners = self._attached.owners
+        note = None if owners is None else owners.findings.note()
+        return () if note is None else (note,)
 
     @property
     def steps_executed(self) -> int:
@@ -295,7 +307,7 @@ class PrivateTraining:
         if self.individual_filter is not None:
             guarantee = self.individual_filter.state(guarantee, self.stated_individual)
         drawn = guarantee.drawn_by(noise.generator, caveats=noise.notes)
-        notes = (*self._conditions, *self.optimizer.watch.notes)
+        notes = (*self._conditions, *self._apart, *self.optimizer.watch.notes)
         if self.mechanism.noise_multiplier > 0:
             notes = (self.optimizer.rounding.note(guarantee.epsilon, guarantee.delta), *notes)
         return drawn.after(self.steps_executed).with_notes(*notes)
@@ -417,6 +429,7 @@ class PrivateTraining:
                     optimizer = joined_states(
                         self.optimizer.original_optimizer, ranks.shares(on_cpu(optimizer))
                     )
+        owners = self._attached.owners
         state = {
             "format": FORMAT,
             "mechanism": self.mechanism.to_dict(),
@@ -438,6 +451,7 @@ class PrivateTraining:
                 "loader": self.loader.state_dict(),
                 "rng": global_state() if between else self._boundary.rng(),
                 "nonfinite_examples": self.nonfinite_examples,
+                "apart": None if owners is None else dataclasses.asdict(owners.findings),
                 **(
                     {}
                     if self.individual_filter is None
@@ -517,6 +531,9 @@ class PrivateTraining:
             scheduler.load_state_dict(saved_state)
         self.optimizer.max_grad_norm = state["max_grad_norm"]
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
+        if self._attached.owners is not None:
+            self._attached.owners.drop()
+            self._attached.owners.findings = Findings(**(private.get("apart") or {}))
         self.optimizer.restart_at(state["steps_executed"])
         self._notes = tuple(dict.fromkeys((*state["notes"], *self._probe_notes)))
         if not seen_all:

@@ -29,7 +29,7 @@ from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
 from dptrain.noise import NoiseStream, noise_stream
 from dptrain.sampling import Poisson, PrivateLoader, Scheme, check_microbatches
-from dptrain.sampling.loading import check_length, check_sampler
+from dptrain.sampling.loading import check_length, check_sampler, length_of
 from dptrain.strategies import Identity, Strategy
 
 _DELTA = "below 1/N, often 1/(2N) for N examples"
@@ -407,12 +407,21 @@ def _poisson_like(data: Any, epochs: Any, loading: Loading) -> tuple[Scheme, Loa
             "which Poisson sampling follows; or state scheme=, for instance "
             "dptrain.Poisson.for_batch_size(...)"
         )
-    length = len(data)
-    epochs = checks.integer("epochs", epochs, maximum=checks.MOST_STEPS // max(1, length))
+    dataset_size, epoch = length_of(data.dataset), len(data)
+    if isinstance(epochs, float):
+        remedy = (
+            f"write epochs={int(epochs)}"
+            if epochs.is_integer()
+            else "state a part of an epoch by its steps, "
+            f"scheme=dptrain.Poisson.for_batch_size(batch_size={data.batch_size}, "
+            f"dataset_size={dataset_size}, steps=...), of which an epoch has {epoch}"
+        )
+        raise TypeError(f"{checks.named('epochs', epochs)} must be an integer: {remedy}")
+    epochs = checks.integer("epochs", epochs, maximum=checks.MOST_STEPS // max(1, epoch))
     scheme = Poisson.for_batch_size(
         batch_size=data.batch_size,
-        dataset_size=len(data.dataset),  # type: ignore[arg-type]
-        steps=epochs * length,
+        dataset_size=dataset_size,
+        steps=epochs * epoch,
     )
-    steps = loading.steps_per_epoch or length
+    steps = loading.steps_per_epoch or epoch
     return scheme, dataclasses.replace(loading, steps_per_epoch=steps)

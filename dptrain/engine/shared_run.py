@@ -38,6 +38,11 @@ def one_run(make: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(make)
     def together(*args: P.args, **kwargs: P.kwargs) -> T:
         engine: Any = args[0]
+        if len(args) > 1:
+            raise TypeError(
+                "make_private takes keywords only: make_private(module=..., optimizer=..., "
+                "data=..., ...)"
+            )
         refuse_unknown(kwargs, signature.parameters)
         ranks = Ranks.of(engine.distributed)
 

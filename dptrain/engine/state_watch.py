@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dptrain.engine.module_state import attribute_of, memory_of, state_of
+from dptrain.core import ModuleState, attribute_of, content_of, extra_states, memory_of
 from dptrain.engine.release_ledger import checksum
 
 WINDOW = 1 << 24  # bytes whose values are compared in every step
@@ -32,12 +32,15 @@ class StateWatch:
     A running mean, a cache, a counter that a forward pass leaves behind goes into ``model.pt``
     without noise, and into the gradients that other examples have in later steps. From the moment
     the private loader hands out a batch until ``optimizer.step()`` has its gradients, all state of
-    the module (``state_of``) has to stay as it is, in every microbatch.
+    the module (``ModuleState``) has to stay as it is, in every microbatch.
 
     What is proven, before the step's release:
 
-    - that no parameter, buffer or attribute was assigned, added or removed, no number changed and
-      no tensor written to by an operator of torch, for every module in every step;
+    - that no parameter, buffer or attribute was assigned, added or removed, no number, byte array
+      or generator changed and no tensor written to by an operator of torch, for every module in
+      every step;
+    - that no module was put into training or evaluation mode, but for modes that the step before
+      had, and for those that train() of the whole module makes before the first step;
     - that no tensor's memory was written to past torch's version counters either (through
       ``.data``, NumPy or a kernel of one's own): in every step for a module of up to 16 MiB, and
       of a larger one with the first batch and in the last step, in between for 16 MiB in turn.
@@ -80,6 +83,7 @@ class StateWatch:
         self._untrained: dict[str, str] = {}  # those of what no optimiser changes
         self._refusal: str | None = None
         self._turn = 0
+        self._modes: dict[str, bool] | None = None  # in the last step
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -132,6 +136,7 @@ class StateWatch:
         now = self._look()
         if now.attached is not None:
             self._refuse_attached(now.attached)
+        self._check_modes(self._before.modes, now.modes)
         for path in self._before.changes(now):
             # A tensor may have been written to, or exchanged, with what it held.
             if not (self._window.covers(path) and self._before.same_values(now, path)):
@@ -145,6 +150,7 @@ class StateWatch:
     def settle(self) -> None:
         """What ``check`` saw has become a part of a release: the batch is done with."""
         self._settled = self._checked
+        self._modes = self._modes if self._checked is None else self._checked.modes
         self._before, self._window, self._all = None, None, {}
 
     def check_saved(self) -> None:
@@ -227,6 +233,27 @@ class StateWatch:
         )
         raise RuntimeError(self._refusal)
 
+    def _check_modes(self, before: dict[str, bool], after: dict[str, bool]) -> None:
+        """Refuse a module that was put into another mode, by itself, since the batch came.
+
+        Raises:
+            RuntimeError: naming it.
+        """
+        last = after if self._modes is None else self._modes
+        whole = before[""] != after[""]  # train() of the model itself
+        base = last if whole else before
+        changed = [name for name in after if base.get(name, after[name]) != after[name]]
+        if changed and after != self._modes:
+            mode = "training" if after[changed[0]] else "evaluation"
+            self._refusal = (
+                f"the mode of layer {changed[0]!r} of the model changed to {mode} between the "
+                "batch and its optimizer.step(), and would leave the step without noise; nothing "
+                "of this step was released. Remedy: call train() and eval() of parts of the model "
+                "before a batch is taken, and not within a forward pass; then build the module and "
+                "the run anew, as this module holds it"
+            )
+            raise RuntimeError(self._refusal)
+
     def _refuse_attached(self, path: str) -> NoReturn:
         self._refusal = (
             f"{attribute_of(path)!r}, declared public (buffers of Gradients), holds a tensor "
@@ -252,11 +279,14 @@ class _Look:
     """The module's state at one moment.
 
     Attributes:
+        modes: which modules are in training mode, by name.
         attached: where something that may change belongs to the graph of a forward pass, if any.
     """
 
-    def __init__(self, entries: dict[str, _Entry], attached: str | None = None) -> None:
-        self.entries, self.attached = entries, attached
+    def __init__(
+        self, entries: dict[str, _Entry], modes: dict[str, bool], attached: str | None = None
+    ) -> None:
+        self.entries, self.modes, self.attached = entries, modes, attached
 
     @classmethod
     def at(cls, module: nn.Module, public: Callable[[str], bool], own: Collection[str]) -> _Look:
@@ -264,7 +294,9 @@ class _Look:
         buffers = {id(b) for b in module.buffers()}
         entries: dict[str, _Entry] = {}
         attached: str | None = None
-        for path, value in state_of(module, own).items():
+        state = ModuleState(module, own)
+        found = {path: content_of(value) for path, value in state.by_path.items()}
+        for path, value in (found | extra_states(state)).items():
             if isinstance(value, nn.Parameter):
                 kind = "parameter"
             elif public(path):
@@ -282,7 +314,8 @@ class _Look:
                 place = (value.ctypes.data, value.dtype, value.shape)
             trained = kind == "parameter" and value.requires_grad
             entries[path] = _Entry(value, kind, version, place, trained)
-        return cls(entries, attached)
+        modes = {name: m.training for name, m in state.modules.items()}
+        return cls(entries, modes, attached)
 
     def changes(self, now: _Look, *, trained: bool = True) -> list[str]:
         """Paths at which something else is, or was written to so far as versions tell."""

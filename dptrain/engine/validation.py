@@ -12,7 +12,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from dptrain.clipping import why_not
+from dptrain.clipping import keeps_statistics, why_not
 from dptrain.clipping.bookkeeping import part_of_a_run, uncompiled
 from dptrain.clipping.bookkeeping.rules import rule_of
 from dptrain.core import checks
@@ -54,13 +54,40 @@ def check_module(module: nn.Module) -> None:
             "run (and an optimizer of its parameters); the guarantees of runs on the same data "
             "add up"
         )
+    _check_scripted(module)
     for name, layer in module.named_modules():
         if (why := why_not(name, layer)) is not None:
             raise ValueError(why)
+    for name, p in module.named_parameters():
+        if p.requires_grad and p.is_complex():
+            raise ValueError(
+                f"parameter {name!r} is complex ({p.dtype}), and noise is added to real numbers: "
+                "train its real and imaginary part, two real parameters of which forward() makes "
+                "torch.complex(real, imaginary), or freeze it with requires_grad_(False)"
+            )
     if not any(p.requires_grad for p in module.parameters()):
         raise ValueError(
             "module has no trainable parameter: set requires_grad=True on the layers to train"
         )
+
+
+def _check_scripted(module: nn.Module) -> None:
+    """Refuse to train what runs apart from Python.
+
+    Raises:
+        ValueError: with the layer's name and the remedy.
+    """
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule) and any(
+            p.requires_grad for p in layer.parameters()
+        ):
+            raise ValueError(
+                f"layer {name or '(the module itself)'!r} is a TorchScript module (of "
+                f"{layer.original_name}), which runs apart from Python, where the gradients of its "
+                "examples cannot be told apart: train the module that it was scripted or traced "
+                "from, and script copy.deepcopy(model) when it is trained; or freeze it with "
+                "requires_grad_(False)"
+            )
 
 
 def check_mode(module: nn.Module, mode: str) -> None:
@@ -74,6 +101,16 @@ def check_mode(module: nn.Module, mode: str) -> None:
             f"module is compiled, and Gradients(mode={mode!r}) needs eager mode: pass the module "
             "itself, or use Gradients(mode='bookkeeping')"
         )
+    if mode != "bookkeeping":
+        for name, layer in module.named_modules():
+            own = [n for n, p in layer.named_parameters(recurse=False) if p.requires_grad]
+            if own and keeps_statistics(layer):
+                raise ValueError(
+                    f"layer {name!r} is a {type(layer).__name__} in eval mode whose "
+                    f"{' and '.join(own)} would be trained, which Gradients(mode={mode!r}) cannot "
+                    "do: use Gradients(mode='bookkeeping'), or freeze them with "
+                    "dptrain.freeze_batchnorm(model, affine=True)"
+                )
     errors = [
         f"layer {name!r}: {error}"
         for name, layer in module.named_modules()

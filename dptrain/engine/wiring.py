@@ -112,10 +112,12 @@ def wired(
     )
     record = None if request.individual is None else request.individual.record(mechanism)
 
-    def taken(batch: MicroBatch) -> None:
+    def taken(batch: MicroBatch, data: Any) -> None:
         watch.begin(last=batch.step == mechanism.steps - 1)
         if batch.part == 0:
             boundary.left()
+        if attached.owners is not None:
+            attached.owners.begin(batch, data)
 
     loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, taken=taken)
     shards: Shards | None
@@ -143,6 +145,7 @@ def wired(
             loader=loader,
             views=gradients.views,
             probe=gradients.probe,
+            seed=seeds[0],
             together=None if divided is None else functools.partial(divided.together, ranks),
         )
     undo.callback(attached.detach)
@@ -160,6 +163,7 @@ def wired(
         ranks=ranks,
         shards=shards,
         watch=watch,
+        owners=attached.owners,
         at_boundary=boundary.passed,
         individual=record,
         unreached=Unreached(names) if ranks.rank == 0 else None,
@@ -174,7 +178,7 @@ def _loader(
     seed: int,
     *,
     ranks: Ranks,
-    taken: Callable[[MicroBatch], None],
+    taken: Callable[[MicroBatch, Any], None],
 ) -> PrivateLoader:
     """The run's loader, of its data set or in place of its data loader.
 

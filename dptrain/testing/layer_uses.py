@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,9 @@ class _Book:
 
     def replays(self, rule: Any) -> None:
         pass
+
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def doubt(self, layer: nn.Module) -> str | None:
         return None

@@ -246,9 +246,6 @@ REFUSED = {
     ),
     "batch norm": lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
     "instance norm": lambda: nn.InstanceNorm1d(3, affine=True, track_running_stats=True),
-    "instance norm, eval": lambda: nn.InstanceNorm1d(
-        3, affine=True, track_running_stats=True
-    ).eval(),
     "data parallel": lambda: nn.DataParallel(nn.Linear(3, 2)),
     "data parallel within": lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 2)), nn.ReLU()),
 }

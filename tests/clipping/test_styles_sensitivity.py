@@ -155,6 +155,80 @@ class _Own(Flat):
         return factors, contributed
 
 
+def _by_the_mean(norms, factors, kept):
+    return factors * torch.cat([torch.ones_like(norms[:1]), 1 / (1 + norms[1:].mean() - norms[1:])])
+
+
+def _by_the_last(norms, factors, kept):
+    return factors / (1 + norms[-1])
+
+
+def _by_the_place(norms, factors, kept):
+    return factors * 0.5 ** torch.arange(len(norms)).to(norms)[:, None]
+
+
+def _by_the_size(norms, factors, kept):
+    return factors / len(norms)
+
+
+def _by_the_one_before(norms, factors, kept):
+    found = []
+    for norm, factor in zip(norms, factors, strict=True):
+        found.append(factor / (1 + kept.get("norm", 0.0)))
+        kept["norm"] = float(norm.sum())
+    return torch.stack(found)
+
+
+def _by_coins(norms, factors, kept):
+    return factors * torch.rand_like(factors)
+
+
+def _written_into(norms, factors, kept):
+    norms.zero_()
+    return torch.ones_like(factors)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tied(Flat):
+    """A style that makes factors of more than an example's own norm."""
+
+    of: object = None
+    kept: dict = dataclasses.field(default_factory=dict, compare=False)
+
+    def clip(self, norms, max_grad_norm):
+        factors, contributed = super().clip(norms, max_grad_norm)
+        return self.of(norms, factors, self.kept).clamp(max=factors), contributed
+
+
+TIES = [
+    _by_the_mean,
+    _by_the_last,
+    _by_the_place,
+    _by_the_size,
+    _by_the_one_before,
+    _by_coins,
+]
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_no_factor_of_a_style_of_ones_own_is_of_others(tie):
+    """Also where the first example's is its own, or not finite."""
+    for first in (0.5, math.nan):
+        norms = torch.tensor([[first], [2.0], [0.3], [4.0], [1.5]])
+        with pytest.raises(ValueError, match="when it is alone"):
+            clip_factors(norms, 1.0, torch.ones(5), style=_Tied(of=tie))
+
+
+def test_a_style_of_ones_own_may_write_into_the_norms_that_it_is_given():
+    """What is checked and counted are the norms as they are."""
+    norms = torch.tensor([[0.5], [2.0], [3.0]])
+    style = _Tied(of=_written_into)
+    style.clip(norms.clone(), 1.0)
+    factors, _ = clip_factors(norms, 1.0, torch.ones(3), style=style)
+    assert norms.tolist() == [[0.5], [2.0], [3.0]]
+    assert float((factors * norms).max()) <= 1 + 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_style_of_ones_own_may_not_break_the_bound(dtype):
     norms = torch.tensor([[0.3], [2.0], [0.0], [math.nan], [1e30]], dtype=dtype)

@@ -159,6 +159,17 @@ def test_datasets_without_length():
 
     with pytest.raises(ValueError, match="without length"):
         make(small_net(), Stream(), scheme=ONE)
+    with pytest.raises(ValueError, match=r"Stream, a dataset without length.*map-style"):
+        make(small_net(), DataLoader(Stream(), batch_size=4), epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "written"),
+    [(2.0, "write epochs=2$"), (0.3, r"by its steps, .*dataset_size=24, steps=\.\.\.\).* has 6$")],
+)
+def test_epochs_that_are_no_integer(epochs, written):
+    with pytest.raises(TypeError, match=f"epochs={epochs} must be an integer: .*{written}"):
+        make(small_net(), DataLoader(DATA, batch_size=4), epochs=epochs)
 
 
 def test_criterion_that_ties_examples_together_is_refused():

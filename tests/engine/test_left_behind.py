@@ -1,6 +1,7 @@
 """Nothing but the release leaves a private step: what a forward pass leaves behind is refused."""
 
 import copy
+import random
 from collections import deque
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForSequenceClassification
 
 from dptrain import PrivacyEngine
+from dptrain.clipping.probe import untouched
 from dptrain.engine import state_watch
 from tests.helpers.engine import (
     everything_every_step,
@@ -41,6 +43,10 @@ class Leaves(nn.Module):
         self.meter = Meter()
         self.unlisted = [nn.Linear(1, 1).requires_grad_(False)]
         self.register_buffer("adjacency", torch.eye(3).to_sparse())
+        self.tensors, self.bytes = {torch.zeros(1)}, bytearray(3)
+        self.learned = torch.zeros(2, requires_grad=True)
+        self.drawn = torch.Generator(), np.random.default_rng(0), random.Random(0)
+        self.legacy = np.random.RandomState(0)
         self.leave = Switch(leave)
 
     def forward(self, x):
@@ -125,6 +131,16 @@ LEAVES = {
     "on a parameter": ("sum", lambda m, v: setattr(m.frozen.weight, "sum", float(v))),
     "on a trained one": ("sum", lambda m, v: setattr(m.net[5].weight, "sum", v.clone())),
     "on a buffer": ("sum", lambda m, v: setattr(m.mean, "sum", [float(v)])),
+    "tensor in a set": ("tensors", lambda m, v: next(iter(m.tensors)).data.add_(v)),
+    "another tensor in a set": ("tensors", lambda m, v: m.tensors.add(v)),
+    "byte array": ("bytes", lambda m, v: m.bytes.__setitem__(0, 7)),
+    "gradient of an attribute": ("grad", lambda m, v: setattr(m.learned, "grad", v.expand(2))),
+    "gradient of a buffer": ("grad", lambda m, v: setattr(m.mean, "grad", v.expand(1))),
+    "generator": ("drawn", lambda m, v: torch.rand(int(v.abs()) + 1, generator=m.drawn[0])),
+    "numpy's generator": ("drawn", lambda m, v: m.drawn[1].random()),
+    "Python's generator": ("drawn", lambda m, v: m.drawn[2].random()),
+    "generator of another kind": ("legacy", lambda m, v: m.legacy.rand()),
+    "evaluation mode of a layer": ("frozen", lambda m, v: m.frozen.eval()),
     "module in a list": ("unlisted", lambda m, v: m.unlisted[0].weight.add_(v)),
 }
 
@@ -145,6 +161,69 @@ def test_what_a_forward_pass_leaves_is_refused_and_named(mode, kind):
         private.state_dict()
     with pytest.raises(RuntimeError, match="without noise"):
         train(private)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LEAVES if "weight" not in kind])
+def test_a_probe_puts_back_whatever_the_watch_compares(kind):
+    """One walk for both: what a pass leaves in any of these places is gone after ``untouched``."""
+    torch.manual_seed(0)
+    model = Leaves(LEAVES[kind][1])
+    if kind.endswith("bias") or kind in ("module in a list", "on a parameter"):
+        pytest.skip("parameters themselves are not put back")
+    before = [state_watch._Look.at(model, lambda _: False, ()) for _ in range(2)]
+    assert not before[0].changes(before[1])
+    gradients = [p.grad for p in model.parameters()]
+    values = {path: m.clone() for path, m in before[0].memory().items()}
+    with untouched(model):
+        model(torch.randn(3, 1, 4, 4)).sum().backward()
+    after = state_watch._Look.at(model, lambda _: False, ())
+    assert not before[0].changes(after)
+    assert before[0].modes == after.modes
+    assert all(torch.equal(m, values[path]) for path, m in after.memory().items())
+    assert list(after.entries) == list(before[0].entries)
+    assert [p.grad for p in model.parameters()] == gradients
+
+
+class KeepsFrozen(nn.Module):
+    """Has a part that stays in evaluation mode when the whole trains, as frozen norms do."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.frozen = small_net(), nn.Dropout(0.5)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x):
+        return self.frozen(self.net(x))
+
+
+def test_the_whole_may_be_put_into_training_mode_after_a_batch_was_taken():
+    """As trainers do, which evaluate between steps."""
+    private = make(KeepsFrozen(), images(), scheme=everything_every_step(24, 3))
+    _evaluating_between(private)
+    assert private.steps_executed == 3
+
+
+def _evaluating_between(private, within=lambda step: None):
+    private.module.eval()
+    for step, (x, y) in enumerate(private.loader):
+        private.module.train()
+        loss = nn.functional.cross_entropy(private.module(x), y)
+        within(step)
+        loss.backward()
+        private.optimizer.step()
+        private.module.eval()
+
+
+def test_a_mode_that_a_forward_pass_leaves_after_train_is_refused():
+    """Modes of the step before say what train() of the whole makes of the parts."""
+    private = make(KeepsFrozen(), images(), scheme=everything_every_step(24, 3), probe="off")
+    with pytest.raises(RuntimeError, match=r"the mode of layer 'net\.2' of .* to evaluation"):
+        _evaluating_between(private, lambda step: private.module.net[2].train(step != 1))
+    assert private.steps_executed == 1
 
 
 def test_a_module_that_leaves_nothing_trains(mode):
@@ -349,7 +428,7 @@ def test_running_statistics_of_instance_norms_are_refused_at_once(mode, kind, af
     """At σ = 1000 one example moved such a mean, and so model.pt, from .012 to 1.26."""
     norm = kind(3, track_running_stats=True, affine=affine).requires_grad_(False)
     net = nn.Sequential(nn.Linear(4, 4), norm)
-    with pytest.raises(ValueError, match=r"layer '1' .*track_running_stats=False.*eval\(\)"):
+    with pytest.raises(ValueError, match=r"layer '1' .*track_running_stats=False.*freeze_batch"):
         make(net, images(), mode, scheme=everything_every_step(24, 1))
 
 
@@ -427,6 +506,7 @@ def test_frozen_norms_refuse_to_run_after_train(mode, name):
     private.detach().train()(images().tensors[0])  # and then it is the user's
 
 
+@pytest.mark.parametrize("older", ["hooks", "functorch"])
 @pytest.mark.parametrize(
     "norm",
     [
@@ -434,9 +514,10 @@ def test_frozen_norms_refuse_to_run_after_train(mode, name):
         nn.InstanceNorm2d(4, affine=True, track_running_stats=True).eval(),
     ],
 )
-def test_norms_in_eval_mode_with_trained_weights_are_refused(mode, norm):
-    with pytest.raises(ValueError, match=r"weight and bias would be trained.*requires_grad_"):
-        make(nn.Sequential(nn.Conv2d(1, 4, 3), norm), images(), mode, scheme=None, epochs=1)
+def test_older_modes_refuse_to_train_the_weights_of_frozen_norms(older, norm):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), norm)
+    with pytest.raises(ValueError, match=r"layer '1' .*weight and bias would be.*affine=True"):
+        make(net, images(), older, scheme=None, epochs=1)
 
 
 def test_a_batch_norm_without_statistics_is_refused_in_eval_mode(mode):

@@ -1,10 +1,12 @@
 """The keywords of make_private, and the groups of options among them."""
 
 import ast
+import copy
 import dataclasses
 import inspect
 import json
 import pathlib
+import pickle
 import tempfile
 
 import pytest
@@ -25,7 +27,7 @@ from dptrain import (
     Poisson,
     PrivacyEngine,
 )
-from dptrain.engine.options import MAY_DIFFER, MOVED
+from dptrain.engine.options import MAY_DIFFER, MOVED, NOT_OF_THE_ENGINE
 from dptrain.individual import GDPFilter
 from dptrain.losses import TokenCrossEntropy
 from tests.engine.test_resume import through_disk
@@ -83,6 +85,39 @@ def test_a_keyword_that_is_gone_says_where_it_went(old):
     with pytest.raises(TypeError) as found:
         PrivacyEngine().make_private(**{old: 1})
     assert str(found.value) == f"make_private has no {old}=: it is {MOVED[old]}"
+
+
+@pytest.mark.parametrize("old", sorted(MOVED.keys() - {"accountant", "ledger", "distributed"}))
+def test_a_keyword_of_opacus_engine_says_where_it_went(old):
+    with pytest.raises(TypeError) as found:
+        PrivacyEngine(**{old: 1})
+    assert str(found.value) == f"PrivacyEngine has no {old}=: for make_private it is {MOVED[old]}"
+
+
+def test_arguments_of_make_private_are_not_those_of_the_engine():
+    with pytest.raises(TypeError, match="no noise_multiplier=: it is an argument of make_private"):
+        PrivacyEngine(noise_multiplier=1.0)
+    with pytest.raises(TypeError, match=r"keywords only.*given to its make_private"):
+        PrivacyEngine(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"keywords only: make_private\(module="):
+        PrivacyEngine().make_private(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'acountant'"):
+        PrivacyEngine(acountant="pld")
+    engine = PrivacyEngine(ledger="steps")
+    assert pickle.loads(pickle.dumps(engine)) == copy.deepcopy(engine) == engine
+
+
+@pytest.mark.parametrize("old", NOT_OF_THE_ENGINE)
+def test_a_method_of_opacus_engine_says_what_to_write(old):
+    with pytest.raises(AttributeError) as found:
+        getattr(PrivacyEngine(), old)
+    assert str(found.value) == f"PrivacyEngine has no {old}: write {NOT_OF_THE_ENGINE[old]}"
+    assert not hasattr(PrivacyEngine(), old)
+
+
+def test_other_attributes_are_missed_as_usual():
+    with pytest.raises(AttributeError, match="'PrivacyEngine' object has no attribute 'banana'"):
+        _ = PrivacyEngine().banana
 
 
 @pytest.mark.parametrize(

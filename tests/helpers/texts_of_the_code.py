@@ -18,27 +18,28 @@ _TEXT = {"join", "replace", "rstrip", "removeprefix", "ceil"}
 # Names that stand for something public wherever they occur in these rooms.
 _PUBLIC = """
 DEBUG MOST_STEPS PRIVATE_FILE UserWarning WARNING _between_draws _called _called() _checkpointed()
-_closed _digest _family _join() _largest_loss_scale _log_checkpoints _name _name() _named()
-_names() _owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down()
-_short() _shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
-accumulate_grad_batches argument artifacts asked assignment attribute attribute_of() batch_idx
-batch_size beside booked budget burn_in by called checksum() ckpt_path column_names
-config cycle dataset_size delta digest() done doubt due edges epoch epochs epsilon errors
-every examples examples_before examples_distinct executed expected_batch_size failed few field
-fingerprint fixed folder free frozen fsdp global_step group group_size groups groups_for()
-guarantee head hidden_size hint how ignored index inner input_size kept_by kind kinds known layer
-layers line math max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
+_closed _digest _family _largest_loss_scale _log_checkpoints _name _name() _named() _names()
+_owner _parts_done _plan() _planned _planned_from _reduction _refusal _rounded_down() _short()
+_shown() _start_method _tensor_name _train_time_interval accept_lost_ledger accountant
+accumulate_grad_batches argument artifacts asked assignment attribute_of() batch_idx
+batch_size beside booked budget burn_in by called checksum() ckpt_path column_names config cycle
+dataset_size delta digest() done doubt due edges epoch epochs epsilon errors every examples
+examples_before examples_distinct executed expected_batch_size failed few field fingerprint fixed
+folder free frozen fsdp global_step group group_size groups groups_for() guarantee head hidden_size
+hint how ignored index inner input_size kept_by kind kinds known layer layers line loss_scale math
+max_batch_size max_epochs max_examples max_grad_norm max_norm max_participations
 max_physical_batch_size max_steps mechanism mechanism_hash method microbatches min_sep
-mixed_precision mode monitor more multiplier n_examples n_gpu name named named() named_error()
-names near no_length noise noise_multiplier nominal_size note num_channels num_features num_groups
+mixed_precision mode monitor more multiplier n_examples n_gpu name named named() named_error() names
+near no_length noise noise_multiplier nominal_size note num_channels num_features num_groups
 num_processes operation order original_name other own owner owners package padding_mode part
 participations parts path patterns per_example_max_grad_norm personal_clipping placements plan
 planned position positional prefix public rank rate reason reduction released remedy report
 resume_from_checkpoint rounds rows rule run runs said scheme self separation settings_of() shape
 shapes shard short sigma size some spread start started step steps steps_executed steps_per_epoch
 stop str strategy style suffix target target_delta target_epsilon task tens theirs ties told tools
-trained type types user_column users users_at_bound users_before uses val_check_interval variable
-views wanted watched weight what when where where() who whole why within world world_size
+type types user_column users users_at_bound users_before uses val_check_interval variable
+views wanted watched weight what when where where() who whole whole_epoch why within world
+world_size
 """
 PUBLIC = set(_PUBLIC.split())
 
@@ -53,6 +54,9 @@ clipping/bookkeeping/rules/rules.py: expected found missing
 clipping/bookkeeping/tap.py: error
 clipping/bookkeeping/taps.py: format() get()
 clipping/opacus/per_example.py: new others
+clipping/owners/rules.py: k
+clipping/owners/trace.py: basename() f_lineno operator
+clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed shown tested
 clipping/probe/inputs.py: k key
 clipping/probe/probe.py: format() get()
 clipping/probe/signature.py: sizes
@@ -62,16 +66,15 @@ distributed/ranks.py: get() r row text
 distributed/transport.py: error
 engine/checkpoints/divided.py: key next() number odd total
 engine/checkpoints/sealed.py: found get() here missing n there value wrong
-engine/module_state.py: key
 engine/optimizer.py: largest missing scale
 engine/optimizers/joined.py: twice
 engine/optimizers/sliced.py: sizes sum()
-engine/options.py: value
+engine/options.py: loss unseen value
 engine/private_training.py: saved
 engine/release_ledger.py: _size error found total
 engine/request.py: given
 engine/shards.py: left odd
-engine/state_watch.py: number
+engine/state_watch.py: changed number
 engine/unfinished.py: counts
 engine/validation.py: error extra missing n wrong
 individual/filter.py: error largest value

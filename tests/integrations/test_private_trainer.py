@@ -123,7 +123,8 @@ def test_epochs_and_batch_sizes_become_steps_and_an_expected_batch(
     assert result.global_step == private.private.steps_executed == steps
     said = [r.getMessage() for r in caplog.records if "private training:" in r.getMessage()]
     assert len(said) == 1
-    assert f"become {steps} steps of Poisson with {expected} examples expected" in said[0]
+    epochs = f"{steps * expected / 40:g} epochs of 40 rows"  # also where they are no whole one
+    assert f"{epochs} become {steps} steps of Poisson with {expected} examples expected" in said[0]
     assert "ended early" not in caplog.text
     assert private.args.gradient_accumulation_steps == 1
 

@@ -28,6 +28,7 @@ USED_OTHERWISE = {
     *("mkdocs_material", "mkdocs_awesome_nav", "mkdocs_autorefs", "mkdocstrings"),  # in mkdocs.yml
     *("pymdown_extensions", "ziamath"),  # its extensions, and a font in its package
     *("sqlalchemy", "alembic"),  # by MLflow, for its database
+    "expecttest",  # by torch.testing
 }
 EXTRAS = (
     *("recipes", "vision", "text", "trainer", "dev", "docs", "peer", "fast", "users", "coverage"),

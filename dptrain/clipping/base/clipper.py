@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,8 @@ from torch import nn
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import clip_factors, total_norms
 from dptrain.sampling import MicroBatch
+
+_log = logging.getLogger(__name__)
 
 Admit = Callable[[torch.Tensor], torch.Tensor]
 """From norms to factors in [0, 1], one for each example."""
@@ -100,6 +103,16 @@ class GradientClipper(ABC):
             return factors, None
         self.nonfinite_examples += int((~finite & (weights != 0)).sum())
         return factors, finite
+
+
+def tell_of_no_gradient() -> None:
+    """Log that a backward pass between two batches is none of the run's."""
+    _log.warning(
+        "a backward pass went through the private module after optimizer.step() and before the "
+        "next batch of the private loader: it is no part of the run, whose parameters are trained "
+        "by the loader's batches alone. Gradients of its inputs, and of other modules, are right; "
+        "to train the module on other data as well, end the run with private.detach()"
+    )
 
 
 def check_same_batch(since: MicroBatch | None, batch: MicroBatch | None) -> None:

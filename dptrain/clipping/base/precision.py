@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 _DEVICES = ("cpu", "cuda")
-_AS_SUCH = ("ieee", "none")  # what is inherited from wider switches is read, not "none"
+_AS_SUCH = ("ieee", "none", "highest")  # what wider switches hand down is read, not "none"
+_ENTERING = threading.Lock()  # the switches are those of all threads
+_within: list[list[str]] = []  # what was read by each that is within
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
@@ -39,27 +42,38 @@ def full_float32() -> Iterator[None]:
 
 @contextlib.contextmanager
 def full_products() -> Iterator[None]:
-    """The same where autocast is to be left alone."""
-    new = _switches()
-    if not new:  # torch before 2.9
-        kept = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(kept)
-        return
-    before = [kind.fp32_precision for kind in new]
-    if all(value in _AS_SUCH for value in before):  # to set them takes longer than to look
-        yield
-        return
+    """The same where autocast is to be left alone; of several threads the last puts back."""
+    with _ENTERING:
+        before = _read()
+        # To set them takes longer than to look.
+        counted = bool(_within) or not all(value in _AS_SUCH for value in before)
+        if counted:
+            if not _within:
+                _write(["ieee" if _switches() else "highest"] * len(before))
+            _within.append(before)
     try:
-        for kind in new:
-            kind.fp32_precision = "ieee"
         yield
     finally:
-        for kind, value in zip(new, before, strict=True):
+        if counted:
+            with _ENTERING:
+                before = _within[0]
+                _within.pop()
+                if not _within:
+                    _write(before)
+
+
+def _read() -> list[str]:
+    if kinds := _switches():
+        return [kind.fp32_precision for kind in kinds]
+    return [torch.get_float32_matmul_precision()]  # torch before 2.9
+
+
+def _write(values: list[str]) -> None:
+    if kinds := _switches():
+        for kind, value in zip(kinds, values, strict=True):
             kind.fp32_precision = value
+    else:
+        torch.set_float32_matmul_precision(values[0])
 
 
 @functools.cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 
 class UnclearRows(RuntimeError):
@@ -104,3 +106,36 @@ def check_rows(found: int, expected: int, views: int = 1) -> None:
         "keep them in the first dimension of every layer's input, and train on the loader's batch "
         "as a whole"
     )
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def check_dense(called: str, *values: Any) -> None:
+    """Refuse tensors of which a row is not found by its place.
+
+    Args:
+        called: what is called on the values, as a message begins.
+        values: arguments of the call, in which tensors are looked for.
+
+    Raises:
+        RuntimeError: naming the layout and the remedy.
+    """
+    for value in tree_leaves(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.is_nested:
+            raise RuntimeError(
+                f"{called}, is called on a nested tensor, of which no example has a row by its "
+                "place: call it on torch.nested.to_padded_tensor(x, 0.0), and give it the lengths "
+                "or a mask, with one row per example, beside it"
+            )
+        if value.layout is not torch.strided:
+            raise RuntimeError(
+                f"{called}, is called on a sparse tensor (of layout {value.layout}), of which no "
+                "example has a row by its place: call it on x.to_dense(), in the collate function, "
+                "in the loop or before this layer; ids of what is there, padded, and an embedding "
+                "take less memory"
+            )

@@ -6,7 +6,14 @@ import copy
 import functools
 from typing import Any
 
+import torch
 from torch import nn
+
+_NO_EXPORT = (
+    "this module is trained by a private run, whose bookkeeping runs in the place of its layers: "
+    "export, trace or script copy.deepcopy(module), which is of no run, or end the run with "
+    "private.detach() first"
+)
 
 
 class StandIn:
@@ -37,6 +44,8 @@ class StandIn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the method returns."""
+        if self.attached and _exporting():
+            raise RuntimeError(_NO_EXPORT)
         if args and args[0] is self._module:  # accelerate makes a method of whatever is there
             args = args[1:]
         return self.run(*args, **kwargs) if self.attached else self.own(*args, **kwargs)
@@ -44,6 +53,11 @@ class StandIn:
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """What is done in place of the method."""
         raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("__code__", "__globals__"):  # which torch.export and torch.jit.script read
+            raise AttributeError(_NO_EXPORT)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def remove(self) -> None:
         """Give the module its method back; what was put over this one meanwhile stays."""
@@ -71,3 +85,8 @@ def stand_in(module: nn.Module, name: str) -> StandIn | None:
                 return each
         found = getattr(found, "__wrapped__", None)
     return None
+
+
+def _exporting() -> bool:
+    """Whether torch.jit.trace or torch.export is at work, with what a run does for gradients."""
+    return torch.is_grad_enabled() and (torch.jit.is_tracing() or torch.compiler.is_exporting())

@@ -29,8 +29,9 @@ class ClippingStyle(JsonValue, ABC, family="clipping style"):
     (docs/theory/clipping.md#thm-clip; ``test_neighbouring_batches_have_sums_within_the_bound``).
 
     A style of one's own is a frozen dataclass that derives from this class; a checkpoint holds
-    ``to_dict``, and a run is resumed in the same style only. What its ``clip`` returns is checked
-    at every step (``clip_factors``): the guarantee rests on it.
+    ``to_dict``, and a run is resumed in the same style only. The guarantee rests on what its
+    ``clip`` returns, so that is called for every example alone, and checked at every step
+    (``clip_factors``).
     """
 
     @abstractmethod

@@ -21,6 +21,9 @@ __all__ = [
 ]
 
 _ROUNDING = 1e-6  # of float32 factors and norms, relative
+_ORDINARY = 2.0**27  # unit / R up to which lost squares are below 1e-6 R for 10^9 numbers
+_LEAST_BOUND = 2.0**-60  # of R, whose square float32 has
+_LEAST_REPORTED = 2.0**-100  # of S · R: products that were lost are below 2⁻⁵⁰ R each
 
 
 def group_norms(parts: Sequence[torch.Tensor | None], groups: Sequence[int]) -> torch.Tensor:
@@ -89,8 +92,10 @@ def clip_factors(
         ValueError: if a style that is none of dptrain's breaks what ``ClippingStyle.clip`` states.
     """
     finite = (norms < math.inf).all(dim=1)  # NaN is not
-    factors, contributed = style.clip(norms, max_grad_norm)
-    if type(style) not in PROVEN:
+    if type(style) in PROVEN:
+        factors, contributed = style.clip(norms, max_grad_norm)
+    else:
+        factors, contributed = _clipped_alone(style, norms, max_grad_norm, finite)
         _check_clipped(style, norms, max_grad_norm, factors, contributed, finite)
     factors = weights[:, None] * factors
     if admit is not None:
@@ -107,14 +112,78 @@ def by_row(unit: float | torch.Tensor, like: torch.Tensor) -> float | torch.Tens
     return unit if isinstance(unit, float) else unit.to(like)[:, None]
 
 
+def enlargement(unit: float | torch.Tensor, max_grad_norm: float, loss_scale: float = 1.0) -> float:
+    """A power of two to multiply gradients by before they are squared, 1 for ordinary ones.
+
+    Of gradients that are far shorter as they are reported than in the unit that they are clipped
+    in, squares would be below the least number that float32 has: such a gradient would have the
+    norm 0, and be released ``unit`` times as long (docs/theory/clipping.md#thm-units;
+    ``test_a_tiny_loss_scale_does_not_hide_a_gradient``).
+
+    Args:
+        unit: what reported gradients are multiplied by; also one for each row.
+        max_grad_norm: R.
+        loss_scale: S, part of the unit.
+
+    Raises:
+        RuntimeError: if R or S · R is so small that float32 has too few digits of the gradients.
+    """
+    if max_grad_norm < _LEAST_BOUND or max_grad_norm * loss_scale < _LEAST_REPORTED:
+        raise RuntimeError(
+            f"max_grad_norm={max_grad_norm:g} with a loss that is multiplied by {loss_scale:g}: "
+            "float32 has too few digits of gradients as short as that to clip them. Choose a "
+            f"max_grad_norm of {_LEAST_BOUND:.0e} or more, and a scale (GradScaler's init_scale) "
+            f"of {_LEAST_REPORTED:.0e} / max_grad_norm or more; nothing of this step was released"
+        )
+    ratio = (unit if isinstance(unit, float) else float(unit.max())) / max_grad_norm
+    return 1.0 if ratio <= _ORDINARY else 2.0 ** math.floor(math.log2(ratio))
+
+
 def per_reported(factors: torch.Tensor, unit: float | torch.Tensor) -> torch.Tensor:
     """Factors on gradients as they were reported, of which g is ``unit`` times as long.
 
     The unit may be one for each row. Factors that come out below the least normal number are 0, as
-    in ``clip_factors``.
+    in ``clip_factors``, and so are those that are above the largest.
     """
     scaled = factors * by_row(unit, factors)
-    return torch.where(scaled >= torch.finfo(scaled.dtype).tiny, scaled, 0.0)
+    kept = (scaled >= torch.finfo(scaled.dtype).tiny) & (scaled < math.inf)
+    return torch.where(kept, scaled, 0.0)
+
+
+def _clipped_alone(
+    style: ClippingStyle, norms: torch.Tensor, max_grad_norm: float, finite: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a style makes of every example by itself, from the last to the first.
+
+    So no factor is made of another example's norm; that one is, of the batch, the example's place
+    in it or what the style has kept, shows in that the whole comes out otherwise
+    (``test_no_factor_of_a_style_of_ones_own_is_of_others``).
+
+    Raises:
+        ValueError: if it does, or the shapes are wrong.
+    """
+    start = f"clipping={style}: its clip()"
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for some in (norms, *(norms[k : k + 1] for k in reversed(range(len(norms))))):
+        factors, contributed = style.clip(some.clone(), max_grad_norm)  # which it may write into
+        if factors.shape != some.shape or contributed.shape != some.shape[:1]:
+            raise ValueError(
+                f"{start} returned the shapes {tuple(factors.shape)} and "
+                f"{tuple(contributed.shape)} for norms of shape {tuple(some.shape)}; return (rows, "
+                "groups) and (rows,)"
+            )
+        found.append((factors.detach().clone(), contributed.detach().clone()))
+    together, alone = found[0], found[:0:-1]
+    if not alone:
+        return together
+    each = tuple(torch.cat(parts) for parts in zip(*alone, strict=True))
+    for whole, own in zip(together, each, strict=True):
+        if not torch.allclose(whole[finite], own[finite], rtol=1e-5, atol=0.0):
+            raise ValueError(
+                f"{start} gives an example another factor when it is alone: a factor must follow "
+                "from that example's norms only, or one example moves what others contribute"
+            )
+    return each[0], each[1]
 
 
 def _check_clipped(
@@ -133,11 +202,6 @@ def _check_clipped(
         ValueError: saying which of its promises the style breaks.
     """
     start = f"clipping={style}: its clip()"
-    if factors.shape != norms.shape or contributed.shape != norms.shape[:1]:
-        raise ValueError(
-            f"{start} returned the shapes {tuple(factors.shape)} and {tuple(contributed.shape)} "
-            f"for norms of shape {tuple(norms.shape)}; return (rows, groups) and (rows,)"
-        )
     slack = 1.0 + _ROUNDING
     left = torch.linalg.vector_norm(factors.double() * norms.double(), dim=1)[finite]
     stated = contributed.double()[finite]
@@ -150,10 +214,4 @@ def _check_clipped(
         raise ValueError(
             f"{start} leaves an example's gradient longer than max_grad_norm={max_grad_norm:g}, "
             "for which the noise is too little; shorten it, for instance as Flat() does"
-        )
-    first, _ = style.clip(norms[:1], max_grad_norm)
-    if bool(finite[:1].all()) and not torch.allclose(first, factors[:1], rtol=1e-5, atol=0.0):
-        raise ValueError(
-            f"{start} gives an example another factor when it is alone: a factor must follow from "
-            "that example's norms only, or one example moves what others contribute"
         )

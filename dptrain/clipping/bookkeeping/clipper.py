@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,17 +11,30 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import (
+    Admit,
+    GradientClipper,
+    check_same_batch,
+    tell_of_no_gradient,
+)
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_rows, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import by_row, group_norms, per_reported, total_norms
+from dptrain.clipping.base.weights import (
+    by_row,
+    enlargement,
+    group_norms,
+    per_reported,
+    total_norms,
+)
 from dptrain.clipping.bookkeeping.combine import merge, norms_of_sum
+from dptrain.clipping.bookkeeping.copies import Copies
 from dptrain.clipping.bookkeeping.parted import folded
 from dptrain.clipping.bookkeeping.replay_costs import ReplayCosts, Replays
 from dptrain.clipping.bookkeeping.uses.convolved import Formed
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use, chunked_norms
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import RowProbe
 from dptrain.sampling import MicroBatch
 
@@ -39,7 +53,9 @@ class BookkeepingClipper(GradientClipper):
         style: how a gradient is clipped.
         groups: the number of each parameter's group in that style; ``None``: one for all.
         at_hand: returns the batch that the user holds, ``None`` if there is none.
+        between: returns whether all batches so far have been used.
         probe: of the module, where there is one.
+        owners: follows some of the steps, where that is wanted.
     """
 
     def __init__(
@@ -47,20 +63,24 @@ class BookkeepingClipper(GradientClipper):
         parameters: Sequence[nn.Parameter],
         *,
         at_hand: Callable[[], MicroBatch | None],
+        between: Callable[[], bool] = lambda: False,
         loss_reduction: str,
         views: int = 1,
         style: ClippingStyle = FLAT,
         groups: Sequence[int] | None = None,
         probe: RowProbe | None = None,
+        owners: OwnerWatch | None = None,
     ) -> None:
         super().__init__(parameters, style=style, groups=groups)
+        self.owners = owners
         self.at_hand = at_hand
+        self._between, self._told = between, False
         self.probe = probe
         self.loss_reduction = loss_reduction
         self.views = views
         self._uses: dict[nn.Parameter, list[Use]] = {}
         self._norms: dict[nn.Parameter, torch.Tensor] = {}
-        self._versions: dict[nn.Parameter, list[int]] = {}  # of what these norms are of
+        self._copies = Copies()
         self._several: set[nn.Parameter] = set()  # whose norms can wait for the other uses
         self._costs = ReplayCosts()
         self._records: int | RowGroups | None = None  # rows of the records of the batch
@@ -76,14 +96,23 @@ class BookkeepingClipper(GradientClipper):
         return None if self.probe is None else self.probe.doubt(layer)
 
     def idle(self) -> bool:
-        """Whether nothing was drawn: the rows at hand are padding, on which no probe has run."""
+        """Whether no row at hand is an example: on padding, and between batches, no probe ran."""
         batch = self.at_hand()
-        return batch is not None and not len(batch.indices)
+        return self._between() if batch is None else not len(batch.indices)
+
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        """Without what follows the step."""
+        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     def saw(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> bool:
-        """Nothing to look at: uses are made of every call, but of padding alone."""
+        """Check whose the rows are; uses are made of every call, but of those where it is idle."""
         if not self.idle():
+            if self.owners is not None:
+                self.owners.check(layer, inputs, gradient)
             return False
+        if self.at_hand() is None and not self._told:
+            self._told = True
+            tell_of_no_gradient()
         self.discard()
         self.batch = self.at_hand()
         return True
@@ -117,7 +146,8 @@ class BookkeepingClipper(GradientClipper):
         if batch is None:
             raise RuntimeError(
                 "take a batch from the private loader before the backward pass; a trainer has to "
-                "be given that one, private.loader, and not the loader it was made from"
+                "be given that one, private.loader, and not the loader it was made from. Gradients "
+                "of other parameters than the run's are had by loss.backward(inputs=...)"
             )
         check_same_batch(since, batch)
         if batch is not self.batch:
@@ -129,6 +159,7 @@ class BookkeepingClipper(GradientClipper):
             if self.probe is not None:
                 self.probe.resolve(doubt)
             use = (use if self._records is None else folded(use, self._records)).compact()
+            use.keep(self._copies)
             self._norms.pop(p, None)  # first, that none is left of a part should this be cut short
             held = self._uses.setdefault(p, [])
             if held:
@@ -140,7 +171,6 @@ class BookkeepingClipper(GradientClipper):
             # At once, while what it is made of is in the processor's cache.
             if p not in self._several:
                 self._norms[p] = use.norms()
-                self._versions[p] = use.versions()
 
     @override
     @full_float32()
@@ -212,10 +242,10 @@ class BookkeepingClipper(GradientClipper):
                 "no per-example gradients: before optimizer.step(), call loss.backward() on the "
                 "private module's output"
             )
-        self._check_unwritten()
+        self._copies.clear()  # each goes with the sum that it is for
         scaling = [None] * len(self.parameters) if scales is None else scales
         unit = self._unit(len(weights)) / loss_scale
-        norms = self._group_norms(scaling, unit)
+        norms = self._group_norms(scaling, unit, enlargement(unit, max_grad_norm, loss_scale))
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         index = None if finite is None else finite.nonzero()[:, 0]
         by_group = per_reported(factors, unit).unbind(1)
@@ -238,26 +268,13 @@ class BookkeepingClipper(GradientClipper):
 
     def unclipped_norms(self, examples: int) -> torch.Tensor:
         """‖g_i‖₂ of what was reported, shape (examples,), which stays."""
-        self._check_unwritten()
         return total_norms(self._group_norms([None] * len(self.parameters), self._unit(examples)))
 
     def discard(self) -> None:
         """Forget gradients of a batch that will not be used."""
         self._uses.clear()
         self._norms.clear()
-        self._versions.clear()
-
-    def _check_unwritten(self) -> None:
-        """Refuse to form sums of what has been written into since its norms were taken."""
-        for p, uses in self._uses.items():
-            if p in self._norms and uses[0].versions() != self._versions[p]:
-                raise RuntimeError(
-                    f"a tensor that gradients of a parameter of shape {tuple(p.shape)} are made of "
-                    "was written into after the backward pass came there: the batch, the input of "
-                    "a layer, or a gradient in a hook. Its norms would be those of other gradients "
-                    "than what is released: write into a copy (x.clone(), x = x * 2 and not "
-                    "x.mul_(2)), or after optimizer.step()"
-                )
+        self._copies.clear()
 
     def _grouping(self, batch: MicroBatch) -> int | RowGroups | None:
         """Rows that the model sees of each record; ``None``: one."""
@@ -274,18 +291,25 @@ class BookkeepingClipper(GradientClipper):
         return each * float(sizes.sum()) if self.loss_reduction == "mean" else each / self.views
 
     def _group_norms(
-        self, scales: Sequence[torch.Tensor | None], unit: float | torch.Tensor
+        self,
+        scales: Sequence[torch.Tensor | None],
+        unit: float | torch.Tensor,
+        times: float = 1.0,
     ) -> torch.Tensor:
-        """‖s ⊙ g_ig‖₂, shape (examples, groups)."""
-        parts = [self._norms_of(p, s) for p, s in zip(self.parameters, scales, strict=True)]
+        """‖s ⊙ g_ig‖₂, shape (examples, groups); ``times`` as ``enlargement`` has it."""
+        parts = [self._norms_of(p, s, times) for p, s in zip(self.parameters, scales, strict=True)]
         norms = group_norms(parts, self.groups)
-        return norms * by_row(unit, norms)
+        return norms * by_row(unit / times, norms)
 
-    def _norms_of(self, p: nn.Parameter, scale: torch.Tensor | None) -> torch.Tensor | None:
-        """Norms of one parameter's gradients of the reduced loss, shape (examples,)."""
+    def _norms_of(
+        self, p: nn.Parameter, scale: torch.Tensor | None, times: float
+    ) -> torch.Tensor | None:
+        """Norms of one parameter's gradients of the reduced loss, enlarged, shape (examples,)."""
         uses = self._uses.get(p)
         if uses is None:
             return None
+        if times != 1.0:
+            scale = torch.full((), times, device=p.device) if scale is None else scale * times
         if scale is not None:
             return chunked_norms(uses, scale)
         if p in self._norms:

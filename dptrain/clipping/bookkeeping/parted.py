@@ -139,9 +139,5 @@ class Parted(Use):
         parts = [Part(part.records, [use.compact() for use in part.uses]) for part in self.parts]
         found = Parted(parts, self.rows, self._groups)
         if all(isinstance(use, Materialized) for part in parts for use in part.uses):
-            return Materialized(found.per_example(0, self.rows))
+            return Materialized(found.per_example(0, self.rows), own=True)
         return found
-
-    @override
-    def versions(self) -> list[int]:
-        return [v for part in self.parts for use in part.uses for v in use.versions()]

@@ -5,24 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map_only
 from typing_extensions import override
 
 from dptrain.clipping.base.precision import without_autocast
 from dptrain.clipping.base.products import multiplies_bfloat16
-from dptrain.clipping.base.rows import UnclearRows, summing_dtype
+from dptrain.clipping.base.rows import UnclearRows, check_dense, is_dense, summing_dtype
 from dptrain.clipping.base.stand_in import StandIn
 from dptrain.clipping.base.untapped import is_untapped
 from dptrain.clipping.bookkeeping.operations import OperationsRule, RowPlan, Tracked, Unhandled
 from dptrain.clipping.bookkeeping.replay_costs import Replays
 from dptrain.clipping.bookkeeping.rules.generic import GenericRule
-from dptrain.clipping.bookkeeping.rules.rules import LayerRule, Uses, owned, rule_of
-from dptrain.clipping.bookkeeping.rules.shared_rows import SharedRows
+from dptrain.clipping.bookkeeping.rules.rules import (
+    Exchanged,
+    LayerRule,
+    Uses,
+    detached,
+    owned,
+    rule_of,
+)
+from dptrain.clipping.bookkeeping.rules.shared_ids import are_shared
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
 
 
@@ -54,6 +62,9 @@ class Book(Protocol):
 
     def replays(self, rule: Replays) -> None:
         """Know that this rule, of one layer, ran its layer again."""
+
+    def unseen(self) -> contextlib.AbstractContextManager[Any]:
+        """A context for what is done in a backward pass, and is no part of the user's program."""
 
     def doubt(self, layer: nn.Module) -> str | None:
         """What speaks against gradients of a call that is being made, for ``record``."""
@@ -93,10 +104,9 @@ class LayerTap(StandIn):
         self.parameters = owned(layer, rule)
         self._holders = list(rule.holders(layer))
         self.keeps_inputs = rule.keeps_inputs(layer)
-        embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
-        self.sharing = SharedRows() if embeds else None
+        self._embeds = isinstance(layer, nn.Embedding) and rule_of(layer) is rule
         self._plan = RowPlan()
-        self._shared = OperationsRule(layer, name, shared=True)  # calls on what examples share
+        self._shared = OperationsRule(layer, name, shared=rule)  # calls on what examples share
         self._observer = _Observer(self)
         super().__init__(layer, "forward")
         self._signature = inspect.signature(self.own)
@@ -120,8 +130,7 @@ class LayerTap(StandIn):
             self.book.hidden()
             return self.own(*args, **kwargs)
         if self.muted:  # the rule of what this is within finds what the call comes to
-            with Detached(self._holders):
-                return self.own(*args, **kwargs)
+            return self.own(*args, **kwargs)
         if self.book.idle():
             return self._idly(args, kwargs)
         if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -139,12 +148,12 @@ class LayerTap(StandIn):
                 if error.layer is not self.layer or (error.of_rows and rule.plan.settled):
                     raise
             if rule.plan.tentative:
-                with Detached(self._holders):
+                with detached(self._holders):
                     return forward(*args, **kwargs)
             self.run_again()
             rule = self.rule
         if isinstance(rule, GenericRule):
-            with Detached(self._holders), self._alone():
+            with detached(self._holders), self._alone():
                 args = _one_row_each(args)
                 return rule.call(self.layer, forward, args, kwargs, self._observer)
         if kwargs:
@@ -153,8 +162,11 @@ class LayerTap(StandIn):
             args = bound.args
             if bound.kwargs:
                 forward = functools.partial(forward, **bound.kwargs)
-        if self._is_shared(args):
-            return self._run_by(self._shared, forward, args)
+        try:
+            if self._is_shared(args):
+                return self._run_by(self._shared, forward, args)
+        except UnclearRows as error:
+            raise RuntimeError(f"{self.called}: {error}") from error
         if self._has_rows_second(rule, args):
             return self._run_by(rule, forward, (args[0].transpose(0, 1),)).transpose(0, 1)
         return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
@@ -162,19 +174,30 @@ class LayerTap(StandIn):
     def _idly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The layer's output for rows of which nothing is made, so that no rule has to fit."""
 
+        since = self.book.at_hand()
+
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            self.book.saw(self.layer, (), gradient)
+            with self.book.unseen():
+                if not self.book.saw(self.layer, (), gradient):
+                    self.book.record({}, since)  # refuses it, as another batch is there now
 
         def observed(y: torch.Tensor) -> torch.Tensor:
             return _Tap.apply(y, self.anchor, report) if y.is_floating_point() else y
 
-        with Detached(self._holders):
+        with detached(self._holders):
             return tree_map_only(torch.Tensor, observed, self.own(*args, **kwargs))
 
     def _run_by(self, rule: LayerRule, forward: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        if not all(is_dense(a) for a in args if isinstance(a, torch.Tensor)):
+            check_dense(self.called, *args)
         try:
-            with Detached(self._holders):
-                return rule.forward(self.layer, forward, args, self._observer)
+            with detached(self._holders):
+                try:
+                    return rule.forward(self.layer, forward, args, self._observer)
+                except UnclearRows:
+                    if not self._plan.tentative:  # these passes are to show what is shared
+                        raise
+                    return forward(*args)
         except UnclearRows as error:
             raise RuntimeError(f"{self.called}: {error}") from error
 
@@ -218,15 +241,11 @@ class LayerTap(StandIn):
 
     def watch(self, *, anew: bool) -> None:
         """From now on, in passes over few rows, note what follows them; see ``RowPlan.watch``."""
-        if self.sharing is not None:
-            self.sharing.watch()
         for plan in self._plans():
             plan.watch(anew=anew)
 
     def settle(self) -> None:
         """Tell from what was noted how the layer is used."""
-        if self.sharing is not None:
-            self.sharing.settle()
         for plan in self._plans():
             plan.settle()
 
@@ -241,31 +260,37 @@ class LayerTap(StandIn):
     def _is_shared(self, args: tuple[Any, ...]) -> bool:
         """Whether all examples share what the layer is called on, as passes over few rows showed.
 
-        Embeddings of one row, or of ids of one dimension, give it to every example themselves.
+        Without such, ids of an embedding may show it.
         """
         rows = self.book.rows()
-        tensors = [(k, a) for k, a in enumerate(args) if isinstance(a, torch.Tensor) and a.dim()]
-        if rows is None or not tensors:
+        if rows is None:
             return False
-        factors: list[int | None] = []
-        for k, a in tensors:
-            place = ("input", k, a.dim())
-            factors.append(0 if isinstance(a, Tracked) else self._plan.factor(place, a.shape, rows))
-            # What was computed with parameters, and is not tracked, is the examples'. Of a single
-            # row both would be that one's.
-            unclear = rows > 1 and self._plan.ambiguous(place, a.shape, rows)
-            if unclear and not a.requires_grad:
-                raise RuntimeError(
-                    f"{self.called}, is called on a tensor of shape {tuple(a.shape)} in a batch of "
-                    f"{rows} rows, and was called on rows of the batch as well as on what all "
-                    "examples share before: this may be either. Give what they share a row for "
-                    "each of them (x.expand(rows, ...)), or have the batch another size"
-                )
-        if any(factor != 0 for factor in factors):
+        inputs = list(_inputs(args))
+        factors = [self._input_factor(*each, rows) for each in inputs]
+        if self._embeds and factors == [None] and not self._plan.watching:
+            ((place, ids, shape),) = inputs
+            return are_shared(ids, rows, stayed=self._plan.stayed_once(place, shape, rows))
+        if not inputs or any(factor != 0 for factor in factors):
             return False
-        if self.sharing is not None and (tensors[0][1].dim() == 1 or len(tensors[0][1]) == 1):
-            return False
-        return not any(a.requires_grad and not isinstance(a, Tracked) for _, a in tensors)
+        return not any(a.requires_grad and not isinstance(a, Tracked) for _, a, _ in inputs)
+
+    def _input_factor(
+        self, place: Hashable, a: torch.Tensor, shape: tuple[int, ...], rows: int
+    ) -> int | None:
+        """Rows of an input for each of the batch's, as ``RowPlan.factor`` has it."""
+        if isinstance(a, Tracked) or not shape:
+            return 0
+        factor = self._plan.factor(place, shape, rows)
+        # What was computed with parameters, and is not tracked, is the examples'. Of a single row
+        # both would be that one's.
+        if rows > 1 and self._plan.ambiguous(place, shape, rows) and not a.requires_grad:
+            raise RuntimeError(
+                f"{self.called}, is called on a tensor of shape {shape} in a batch of {rows} rows, "
+                "and was called on rows of the batch as well as on what all examples share before: "
+                "this may be either. Give what they share a row for each of them "
+                "(x.expand(rows, ...)), or have the batch another size"
+            )
+        return factor
 
     def _has_rows_second(self, rule: LayerRule, args: tuple[Any, ...]) -> bool:
         """Whether the examples are in the second dimension of a layer's only input, and may be."""
@@ -302,9 +327,7 @@ class LayerTap(StandIn):
     ) -> torch.Tensor:
         """What a rule calls as ``Observe``: the output, with its gradient read on the way back."""
         if factor is None:  # a rule, not the operations of a shared call
-            if self.sharing is not None:
-                output = self.sharing.one_row_each(inputs[0], output, self.book.rows())
-            inputs = self.rule.kept(inputs) if self.keeps_inputs else ()
+            inputs = inputs if self.keeps_inputs else ()
         places = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
         rest = [None if isinstance(value, torch.Tensor) else value for value in inputs]
         tensors = [inputs[k].detach() for k in places]
@@ -312,17 +335,30 @@ class LayerTap(StandIn):
         several = self._factor("output", output.shape, factor)
 
         def report(saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            seen = _apart((gradient, *saved), several)
-            # Of these no row is any example's.
-            whole = [constant[None] for constant in shared]
-            if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
-                return
-            try:
-                self._report(uses, rest, places, saved, gradient, since, doubt, several)
-            except UnclearRows as error:
-                raise RuntimeError(f"{self.called}: {error}") from error
+            with self.book.unseen():
+                seen = _apart((gradient, *saved), several)
+                # Of these no row is any example's.
+                whole = [constant[None] for constant in shared]
+                if self.book.saw(self.layer, (*seen[1:], *whole), seen[0]):
+                    return
+                try:
+                    self._report(uses, rest, places, saved, gradient, since, doubt, several)
+                except UnclearRows as error:
+                    raise RuntimeError(f"{self.called}: {error}") from error
 
         return _Tap.apply(output, self.anchor, report, *tensors)
+
+    def guarded(self, why: str) -> Exchanged:
+        """What a rule calls as ``Observe.guarded``."""
+
+        def refuse(*_: Any) -> None:
+            raise RuntimeError(why)
+
+        def guard(name: str, p: nn.Parameter) -> torch.Tensor:
+            value = p.detach()
+            return _Tap.apply(value, self.anchor, refuse) if name in self.parameters else value
+
+        return Exchanged(self._holders, guard)
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         """What a rule calls as ``Observe.each``: the parameter, once for every row."""
@@ -334,12 +370,13 @@ class LayerTap(StandIn):
         several = self._factor(name, (rows, *parameter.shape), None)
 
         def report(_: tuple[torch.Tensor, ...], gradient: torch.Tensor) -> None:
-            if self.book.saw(self.layer, (), *_apart((gradient,), several)):
-                return
-            if p.requires_grad:  # it may have been frozen since
-                use: Use = Materialized(gradient.to(summing_dtype(gradient)))
-                use = use.folded(several) if several > 1 else use
-                self.book.record({p: use}, since, doubt)
+            with self.book.unseen():
+                if self.book.saw(self.layer, (), *_apart((gradient,), several)):
+                    return
+                if p.requires_grad:  # it may have been frozen since
+                    use: Use = Materialized(gradient.to(summing_dtype(gradient)))
+                    use = use.folded(several) if several > 1 else use
+                    self.book.record({p: use}, since, doubt)
 
         return _Each.apply(parameter, self.anchor, report, rows)
 
@@ -367,10 +404,7 @@ class LayerTap(StandIn):
             # Half precision would round norms and sums past R; see summing_dtype.
             gradient = gradient.to(summing_dtype(gradient))
         for k, value in zip(places, saved, strict=True):
-            kept = value.to(gradient.dtype) if value.is_floating_point() else value
-            if len(kept) == 1 != len(gradient):  # one row for all, see SharedRows
-                kept = kept.expand(len(gradient), *kept.shape[1:])
-            inputs[k] = kept
+            inputs[k] = value.to(gradient.dtype) if value.is_floating_point() else value
         with without_autocast(gradient.device.type):
             found = dict(uses(self.layer, tuple(inputs), gradient))
             # A rule that observes several outputs has uses of some of the parameters in each, and
@@ -409,6 +443,9 @@ class _Observer:
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         return self._tap.each(name, rows)
+
+    def guarded(self, why: str) -> Exchanged:
+        return self._tap.guarded(why)
 
 
 class _Tap(torch.autograd.Function):
@@ -467,23 +504,18 @@ def _report(ctx: Any, saved: tuple[torch.Tensor, ...], gradient: torch.Tensor) -
         ctx.report(saved, gradient)
 
 
-class Detached:
-    """Modules with their own parameters detached, within the context."""
-
-    def __init__(self, holders: Iterable[tuple[str, nn.Module]]) -> None:
-        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
-        # this takes. A call may come within one of another layer that has changed them too.
-        self._kept = [(own, own["_parameters"]) for own in (vars(m) for _, m in holders)]
-
-    def __enter__(self) -> None:
-        for attributes, parameters in self._kept:
-            attributes["_parameters"] = {
-                name: None if p is None else p.detach() for name, p in parameters.items()
-            }
-
-    def __exit__(self, *_: object) -> None:
-        for attributes, parameters in self._kept:
-            attributes["_parameters"] = parameters
+def _inputs(
+    args: Sequence[Any], within: tuple[Hashable, ...] = ("input",)
+) -> Iterator[tuple[Hashable, torch.Tensor, tuple[int, ...]]]:
+    """The tensors of a call, with their places and shapes; of packed sequences by number first."""
+    for k, a in enumerate(args):
+        if isinstance(a, PackedSequence):
+            shape = int(a.batch_sizes[0]), *a.data.shape
+            yield (*within, k, len(shape)), a.data, shape
+        elif isinstance(a, torch.Tensor):
+            yield (*within, k, a.dim()), a, tuple(a.shape)
+        elif isinstance(a, tuple | list):
+            yield from _inputs(a, (*within, k))
 
 
 def _one_row_each(args: tuple[Any, ...], second: Container[int] = ()) -> tuple[Any, ...]:

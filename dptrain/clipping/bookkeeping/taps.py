@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
+from dptrain.clipping.base.rows import check_dense
 from dptrain.clipping.base.stand_in import StandIn, stand_in
 from dptrain.clipping.bookkeeping.operations import OperationsRule
 from dptrain.clipping.bookkeeping.readers import Readers
@@ -23,6 +24,7 @@ from dptrain.clipping.bookkeeping.rules.layers import register_imported
 from dptrain.clipping.bookkeeping.rules.rules import LayerRule, layers_with_rules, refusals
 from dptrain.clipping.bookkeeping.tap import Book, LayerTap
 from dptrain.clipping.mixing_layers import refuse_training_mode
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
 
 B = TypeVar("B", bound=Book)
@@ -80,6 +82,7 @@ class Taps(Generic[B]):
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
         together: of the probe, where other processes have parts of the module.
+        owners: follows some of the steps, where that is wanted.
 
     Attributes:
         module: as given.
@@ -96,8 +99,9 @@ class Taps(Generic[B]):
         fed: Callable[[], AtHand | None] | None = None,
         when: str = "shapes",
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
+        owners: OwnerWatch | None = None,
     ) -> None:
-        self.module = module
+        self.module, self.owners = module, owners
         self.bare = bare = uncompiled(module)
         self.probe: RowProbe | None = None
         if fed is not None:
@@ -110,6 +114,7 @@ class Taps(Generic[B]):
                 follow=self.follow_escaped,
                 confirms=True,
                 together=together,
+                owners=owners,
             )
         self.book = open_book(self.probe)
         self._reports_to: Book = self.book
@@ -154,12 +159,19 @@ class Taps(Generic[B]):
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module's forward is about to be called: probe it, if need be."""
         assert self.probe is not None
-        with self._innermost():
+        if self.probe.when != "off":  # nor could it be run on a few of the rows
+            check_dense(f"module, a {type(self.bare).__name__}", args, kwargs)
+        with self._unseen(), self._innermost():
             try:
                 self.probe.begin(args, kwargs)
             except CheckpointError as error:
                 raise RuntimeError(self._checkpointed(args, kwargs)) from error
             self._called = True
+        if self.owners is not None:
+            self.owners.called(args, kwargs)
+
+    def _unseen(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
 
     def _checkpointed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Why a checkpoint does not come to the same again, by the layers that it is within."""
@@ -177,8 +189,10 @@ class Taps(Generic[B]):
         """The call has come to its end."""
         assert self.probe is not None
         self._called = False
-        with self._innermost():
+        with self._unseen(), self._innermost():
             self.probe.end(output)
+        if output is None and self.owners is not None:  # the call failed
+            self.owners.drop()
 
     @contextlib.contextmanager
     def _innermost(self) -> Iterator[None]:

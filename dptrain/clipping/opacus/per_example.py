@@ -12,16 +12,22 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.clipper import Admit, GradientClipper, check_same_batch
+from dptrain.clipping.base.clipper import (
+    Admit,
+    GradientClipper,
+    check_same_batch,
+    tell_of_no_gradient,
+)
 from dptrain.clipping.base.precision import full_float32
 from dptrain.clipping.base.row_groups import RowGroups
-from dptrain.clipping.base.rows import check_rows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import check_dense, check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
-from dptrain.clipping.base.weights import group_norms, per_reported
+from dptrain.clipping.base.weights import enlargement, group_norms, per_reported
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
 from dptrain.clipping.opacus.recomputation import recomputation
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe import AtHand, RowProbe, Witness
 from dptrain.sampling import MicroBatch
 
@@ -35,9 +41,11 @@ class HookedModule(OpacusLayers, GradSampleModule):
     Args:
         m: the user's module.
         at_hand: returns the batch at hand, ``None`` if there is none.
+        between: returns whether all batches so far have been used.
         views: rows an example has.
         fed: what the module is fed at the moment; ``None``: there is no probe.
         when: one of ``PROBES``.
+        owners: follows some of the steps, where that is wanted.
         kwargs: those of Opacus's module.
 
     Attributes:
@@ -56,17 +64,21 @@ class HookedModule(OpacusLayers, GradSampleModule):
         m: nn.Module,
         *,
         at_hand: Callable[[], MicroBatch | None],
+        between: Callable[[], bool] = lambda: False,
         views: int = 1,
         fed: Callable[[], AtHand | None] | None = None,
         when: str = "shapes",
+        owners: OwnerWatch | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(m, **kwargs)
+        self.owners = owners
         self.at_hand = at_hand
+        self._between, self._told = between, False
         self.views = views
         self.probe: RowProbe | None = None
         if fed is not None:
-            self.probe = RowProbe(m, self.reporting_to, fed, when=when)
+            self.probe = RowProbe(m, self.reporting_to, fed, when=when, owners=owners)
         self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
         self._witness: Witness | None = None
         self.autograd_grad_sample_hooks.extend(
@@ -77,13 +89,27 @@ class HookedModule(OpacusLayers, GradSampleModule):
         """The user's forward; before it the probe, where there is one, of what it may do."""
         if self.probe is None:
             return super().forward(*args, **kwargs)
-        self.probe.begin(args, kwargs)
+        if self.probe.when != "off":  # nor could it be run on a few of the rows
+            check_dense(f"module, a {type(self._module).__name__}", args, kwargs)
+        with self._aside():
+            self.probe.begin(args, kwargs)
+        if self.owners is not None:
+            self.owners.called(args, kwargs)
         output: Any = None
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            self.probe.end(output)
+            with self._aside():
+                self.probe.end(output)
+            if output is None and self.owners is not None:  # the call failed
+                self.owners.drop()
         return output
+
+    def _aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.owners is None else self.owners.aside()
+
+    def _unseen(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.owners is None else self.owners.unseen()
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:
@@ -112,7 +138,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         What non-reentrant checkpointing runs anew is not kept: it was, when it ran first, and
         Opacus would wait for gradients of both.
         """
-        if recomputation() == "non-reentrant":
+        if recomputation() == "non-reentrant" or self._between():
             return
         if self._witness is None and self.at_hand() is not self._since:
             self._forget_calls()
@@ -129,10 +155,22 @@ class HookedModule(OpacusLayers, GradSampleModule):
         self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
     ) -> None:
         """Per-example gradients of one call of a layer."""
+        with self._unseen():
+            self._capture(module, _forward_input, forward_output, *args, **kw)
+
+    def _capture(
+        self, module: nn.Module, _forward_input: Any, forward_output: Any, *args: Any, **kw: Any
+    ) -> None:
         if self._witness is not None:
             calls: Any = getattr(module, "activations", None)
             if self.hooks_enabled and calls:
                 self._witness.saw(module, calls.pop(), forward_output[0])
+            return
+        if self.hooks_enabled and self._between():
+            self._forget_calls()
+            if not self._told:
+                self._told = True
+                tell_of_no_gradient()
             return
         batch = self.at_hand()
         rows = None if batch is None else batch.rows
@@ -148,6 +186,9 @@ class HookedModule(OpacusLayers, GradSampleModule):
             )
         if self.hooks_enabled and rows is not None:
             self.refuse_shared_ids(module, rows * self.views)
+        if self.owners is not None and self.hooks_enabled and rows is not None:
+            calls = getattr(module, "activations", None)
+            self.owners.check(module, calls[-1] if calls else (), forward_output[0])
         doubts = self._doubts.get(module)
         if self.hooks_enabled and doubts and self.probe is not None:
             self.probe.resolve(doubts.pop())
@@ -170,6 +211,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
                 "make_private, and have neither per-example gradients nor noise: call "
                 "requires_grad_(False) on them again, or make a new run that trains them"
             )
+        check_dense(f"layer {self._name(module)!r}, a {type(module).__name__}", *inputs)
         others = sorted({type(x).__name__ for x in inputs if not isinstance(x, torch.Tensor)})
         plain = self.force_functorch or type(module) not in self.GRAD_SAMPLERS
         if not others and not (plain and len(inputs) > 1):
@@ -262,15 +304,16 @@ class PerExampleClipper(GradientClipper):
                 "training mode that is not followed by backward() belongs under torch.no_grad()"
             )
         parts: list[torch.Tensor | None] = []
+        unit = 1.0 / loss_scale
+        times = enlargement(unit, max_grad_norm, loss_scale)
         scaling = [None] * len(samples) if scales is None else scales
         for g, s in zip(samples, scaling, strict=True):
             if g is None:
                 parts.append(None)
                 continue
             rows = g.flatten(1) if s is None else g.flatten(1) * s.flatten()
-            parts.append(row_norms(rows))
-        unit = 1.0 / loss_scale
-        norms = group_norms(parts, self.groups) * unit
+            parts.append(row_norms(rows if times == 1.0 else rows * times))
+        norms = group_norms(parts, self.groups) * (unit / times)
         factors, finite = self._factors(norms, max_grad_norm, weights, admit)
         factors = per_reported(factors, unit)
         sums: list[torch.Tensor | None] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class Confirmation:
         module: the user's.
         trained: its parameters that the run trains, by name.
         witnessed: a context in which the layers report to the given witness.
-        floats: the tensors in what the module returns, in an order of its own.
+        floats: the tensors in what the module returns for so many rows, in an order of its own.
 
     Attributes:
         replayed: whether layers were run again for the gradients that were compared.
@@ -111,7 +111,7 @@ class Confirmation:
         module: nn.Module,
         trained: Mapping[str, nn.Parameter],
         witnessed: Callable[[Witness], contextlib.AbstractContextManager[Any]],
-        floats: Callable[[Any], Iterator[torch.Tensor]],
+        floats: Callable[[Any, int], Iterable[torch.Tensor]],
     ) -> None:
         self.module, self.witnessed, self.floats = module, witnessed, floats
         self._trained = trained
@@ -230,7 +230,7 @@ class Confirmation:
 
     def _backward(self, rows: Rows, *, by_factors: bool = False, moved: bool = False) -> None:
         """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, taken back."""
-        outputs = list(self.floats(rows.call(self.module)))
+        outputs = list(self.floats(rows.call(self.module), rows.rows))
         factors: torch.Tensor | None = None
         if by_factors:
             self._by_rows = all(y.dim() > 0 and len(y) == rows.rows for y in outputs)

@@ -20,6 +20,10 @@ _LABELS = ("label", "target")
 _LENGTHS = ("length", "lens")
 
 
+class Items(list[Any]):
+    """A list with an item for each row, as detection models take their targets: a leaf."""
+
+
 def steps(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """±1 to ±4."""
     up = torch.randint(0, 2, shape, generator=generator) * 2 - 1
@@ -79,6 +83,8 @@ def _switches(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _follows(leaf: Any, rows: int) -> bool:
+    if isinstance(leaf, Items):
+        return len(leaf) == rows
     if isinstance(leaf, PackedSequence):
         return int(leaf.batch_sizes[0]) == rows
     return np.ndim(leaf) > 0 and len(leaf) == rows
@@ -106,6 +112,7 @@ class Rows:
         """With all leaves following that have so many rows."""
         names: list[str] = []
         following: list[int] = []
+        args, kwargs = _with_items(args, rows), _with_items(kwargs, rows)
 
         def note(leaf: Any, name: str) -> Any:
             if _follows(leaf, rows):
@@ -113,12 +120,13 @@ class Rows:
             names.append(name)
             return leaf
 
-        map_leaves([args, kwargs], note)
+        _map_leaves([args, kwargs], note)
         return cls(args, kwargs, rows, tuple(names), frozenset(following))
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The module's output of them."""
-        return module(*self.args.values(), **self.kwargs)
+        args, kwargs = _without_items(self.args), _without_items(self.kwargs)
+        return module(*args.values(), **kwargs)
 
     def moved(self, unit: Callable[[torch.Tensor], float]) -> Rows:
         """Floating-point numbers off by a few units in the last place, up or down at random."""
@@ -129,7 +137,7 @@ class Rows:
                 return leaf
             return leaf * (1 + unit(leaf) * steps(leaf.shape, generator).to(leaf))
 
-        args, kwargs = map_leaves([self.args, self.kwargs], move)
+        args, kwargs = _map_leaves([self.args, self.kwargs], move)
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
     def supposing(self, following: frozenset[int]) -> Rows:
@@ -140,6 +148,8 @@ class Rows:
         """Of all other dimensions."""
         found: set[int] = set()
         for place, leaf in enumerate(self.leaves()):
+            if isinstance(leaf, Items):
+                continue
             data = leaf.data if isinstance(leaf, PackedSequence) else leaf
             found.update(data.shape[1:] if place in self.following else data.shape)
         return found
@@ -158,7 +168,8 @@ class Rows:
         fine = torch.ones(self.rows, dtype=torch.bool)
 
         def note(leaf: Any, place: int) -> Any:
-            rows = _padded(leaf)[0] if place in self.following else None
+            follows = place in self.following and not isinstance(leaf, Items)
+            rows = _padded(leaf)[0] if follows else None
             if rows is not None and rows.is_floating_point() and rows.numel():
                 size = rows.flatten(1).abs().amax(1) if rows.dim() > 1 else rows.abs()
                 finite = size.isfinite()
@@ -191,6 +202,10 @@ class Rows:
             nonlocal differs
             if place not in self.following:
                 return leaf
+            if isinstance(leaf, Items):
+                items = _changed_items(leaf, own, other, change)
+                differs = differs or items is not leaf
+                return items
             rows, back = _padded(leaf)
             new = rows.clone()
             new[own.start : own.stop] = change(
@@ -204,17 +219,87 @@ class Rows:
 
     def _map(self, change: Callable[[Any, int], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         places = iter(range(len(self.names)))
-        call = map_leaves([self.args, self.kwargs], lambda leaf, _: change(leaf, next(places)))
+        call = _map_leaves([self.args, self.kwargs], lambda leaf, _: change(leaf, next(places)))
         return call[0], call[1]
 
 
+def _map_leaves(value: Any, change: Callable[[Any, str], Any], name: str = "") -> Any:
+    """``map_leaves``, to which lists of items are leaves."""
+    if isinstance(value, Items):
+        return change(value, name)
+    if type(value) is dict:
+        return {key: _map_leaves(item, change, str(key)) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_map_leaves(item, change, name) for item in value)
+    return map_leaves(value, change, name)
+
+
+def _with_items(value: Any, rows: int) -> Any:
+    """Lists that have an item for each row, and are no tensors with rows, become ``Items``."""
+    if type(value) is dict:
+        return {key: _with_items(item, rows) for key, item in value.items()}
+    if type(value) not in (list, tuple):
+        return value
+    if len(value) == rows and not all(_follows(item, rows) for item in value if _is_leaf(item)):
+        return Items(value)
+    if type(value) is list and len(value) == rows and not any(_is_leaf(item) for item in value):
+        return Items(value)
+    return type(value)(_with_items(item, rows) for item in value)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | PackedSequence | np.ndarray)
+
+
+def _without_items(value: Any) -> Any:
+    if isinstance(value, Items):
+        return list(value)
+    if type(value) is dict:
+        return {key: _without_items(item) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_without_items(item) for item in value)
+    return value
+
+
+def _changed_items(items: Items, own: range, other: range, change: Change) -> Items:
+    """An example has another's items, or the first half of what its own hold."""
+    if change in (contents, contents_of_sequences):
+        new = [items[k] for k in other]
+    elif getattr(change, "func", None) is ends_early:
+        new = [_halved(items[k]) for k in own]
+    else:
+        return items
+    found = Items(items)
+    found[own.start : own.stop] = new
+    return found
+
+
+def _halved(item: Any) -> Any:
+    """The first half of it: of a text, of a list, of the tensors in a record of equal lengths."""
+    if isinstance(item, Mapping):
+        sizes = {len(v) for v in item.values() if isinstance(v, torch.Tensor) and v.dim()}
+        if len(sizes) != 1:
+            return item
+        lengths = isinstance(item, dict)
+        return {k: _halved(v) for k, v in item.items()} if lengths else item
+    if isinstance(item, torch.Tensor):
+        return item[: max(1, len(item) // 2)].clone() if item.dim() else item
+    if isinstance(item, str | list | tuple):
+        return item[: max(1, len(item) // 2)]
+    return item
+
+
 def _own(leaf: Any) -> Any:
+    if isinstance(leaf, Items):
+        return leaf
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
     return leaf if isinstance(leaf, PackedSequence) else leaf.copy()
 
 
 def _taken(leaf: Any, index: torch.Tensor) -> Any:
+    if isinstance(leaf, Items):
+        return Items(leaf[k] for k in index.tolist())
     if isinstance(leaf, PackedSequence):
         padded, lengths = pad_packed_sequence(leaf, batch_first=True)
         return _packed(padded[index.to(padded.device)], lengths[index], leaf)

@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import CheckpointError
 
+from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     Disagreement,
@@ -36,6 +36,7 @@ from dptrain.clipping.probe.inputs import (
     structure,
 )
 from dptrain.clipping.probe.left_out import moved_without
+from dptrain.clipping.probe.outputs import Outputs
 from dptrain.clipping.probe.restoring import attached, eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
 from dptrain.clipping.probe.weighing import take_back, weigh
@@ -48,13 +49,15 @@ from dptrain.core import (
     same_global_state,
 )
 
-PROBES = ("first", "shapes", "off")
-"""When the probe looks: at the first batch, at every new shape of inputs, or never."""
+PROBES = ("first", "shapes", "operators", "off")
+"""When the probe looks: at the first batch, at every new shape of inputs, or never.
+
+With ``"operators"`` as with ``"shapes"``, and steps are followed besides (``OwnerWatch``).
+"""
 
 _ROUNDS = 5  # of looking for uses of parameters past their layers, and following these
 _PASSES = 6  # over few rows, until nothing new is found in them
 _MOST = 8  # examples that a probe is made of
-_DEPTH = 4  # of objects within what a module returns
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
 
 _SWITCH = "Gradients(probe='off') goes on without this check, which the guarantee then says"
@@ -172,6 +175,7 @@ class RowProbe:
             each of them enters whenever the module is called; given whether any are to be made.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
+        owners: follows some of the steps, where that is wanted.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -189,8 +193,9 @@ class RowProbe:
         follow: Callable[[], bool] = lambda: False,
         confirms: bool = False,
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
+        owners: OwnerWatch | None = None,
     ) -> None:
-        self.together = together
+        self.together, self._owners = together, owners
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
         self.when, self.confirms = when, confirms
@@ -206,11 +211,15 @@ class RowProbe:
         self._in_vain: set[nn.Module] = set()  # those that a further probe did not reach either
         self._answers: dict[str, str | None] = {}  # what became of their doubts
         self._inside = False
-        self._signature = LossSignature()
+        self._signature = LossSignature(self._aside)
+        self._outputs = Outputs()
         self.outside = False
         self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
+
+    def _aside(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._owners is None else self._owners.unseen()
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is about to be called with these arguments: probe it, if need be.
@@ -237,7 +246,8 @@ class RowProbe:
             self._look_again(*call)
         batch = self.at_hand()
         if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
-            self._signature.look_at(_tensors(output), batch.rows, batch.reduction)
+            first = (y for y in self._outputs.rows_first(output) if y.requires_grad)
+            self._signature.look_at(first, batch.rows, batch.reduction)
 
     def _look_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Callable[[], dict[str, Any]]
@@ -338,7 +348,8 @@ class RowProbe:
         key, batch = due
         arguments = named(self.module, args)
         self._probed = True
-        self._signature = LossSignature()  # other shapes may have another loss
+        self._signature = LossSignature(self._aside)  # other shapes may have another loss
+        self._outputs = Outputs()
         whole = Rows.of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)
@@ -466,7 +477,7 @@ class RowProbe:
         """Which parameter's gradients are not those of autograd, and what may be done about it."""
         if not self.confirms:
             return None
-        check = Confirmation(self.module, self._trained, self.witnessed, _floats)
+        check = Confirmation(self.module, self._trained, self.witnessed, self._outputs.of)
         try:
             off = check.disagreement(base, start)
             # What other layers' gradients are made of was compared itself.
@@ -534,7 +545,8 @@ class RowProbe:
         start()
         witness = Witness(rows.rows)
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
-            outputs = list(_tensors(rows.call(self.module)))
+            every = self._outputs.of(rows.call(self.module), rows.rows, note=True)
+            outputs = [y for y in every if y.requires_grad]
             if witness.hides:
                 take_back(outputs, _gradients(outputs)[0])
 
@@ -555,7 +567,8 @@ class RowProbe:
         start()
         witness = Witness(rows.rows)
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
-            outputs = list(_tensors(rows.call(self.module)))
+            every = self._outputs.of(rows.call(self.module), rows.rows)
+            outputs = [y for y in every if y.requires_grad]
             gradients, reduced = _gradients(outputs, rows.rows, of)
             take_back(outputs, gradients)
         return _Run(witness.sightings, witness.finite, reduced, rows)
@@ -731,30 +744,6 @@ def _gradients(
             w = torch.randn(shape, generator=generator)
             found.append(weigh(y, w if picked is None else w[picked]))
     return found, reduced
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a module returned that a gradient can be taken by."""
-    return (y for y in _floats(value) if y.requires_grad)
-
-
-def _floats(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """The floating-point tensors in what a module returned."""
-    if isinstance(value, torch.Tensor):
-        if value.is_floating_point():
-            yield value
-        return
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = value.values()
-    elif isinstance(value, PackedSequence):
-        items = (value.data,)
-    elif isinstance(value, list | tuple):
-        items = value
-    elif depth and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
-        items = vars(value).values()
-    for item in items:
-        yield from _floats(item, depth - 1)
 
 
 def _is_random(

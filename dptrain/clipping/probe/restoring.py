@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import functools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from dptrain.core import remember_globals, restore_global_state
+from dptrain.core import ModuleState, put_back, remember_globals, restore_global_state
 
-# What makes a module one: layers, parameters, hooks.
-_STRUCTURE = frozenset(vars(nn.Module())) - {"_buffers"}
 _HOOKS = [name for name, value in vars(nn.Module()).items() if "hooks" in name and value == {}]
-_CONTAINERS = (list, dict, set, tuple, collections.OrderedDict, collections.deque)
-_COPIED = (np.ndarray, bytearray, random.Random, np.random.Generator, np.random.RandomState)
 
 
 def replay() -> Callable[[], None]:
@@ -31,42 +24,35 @@ def replay() -> Callable[[], None]:
 
 @contextlib.contextmanager
 def untouched(module: nn.Module) -> Iterator[None]:
-    """Run on copies of all that a forward pass may leave in the module, which is dropped then.
+    """Run such that nothing that a forward pass leaves in the module is there afterwards.
 
-    Buffers and plain attributes: tensors, arrays, generators, and lists, dictionaries, sets and
-    queues of them. The originals are put back as the very objects that they were, so that not even
-    their versions tell; so is what parameters carry, ``p.grad`` among it, and hooks. Objects of
-    other kinds, and values that are written into parameters, are not copied.
+    Whatever a step's watch compares (``ModuleState``) is put back: tensors are exchanged for copies
+    meanwhile, so that not even their versions tell; lists, dicts, sets, queues and attributes hold
+    the very objects again that they held; arrays, byte arrays and generators hold what they did;
+    and so do gradients and attributes of parameters, and hooks. Values that are written into
+    parameters are not put back.
 
     Args:
         module: the one to be run; its parameters are used as they are.
     """
-    seen: dict[int, Any] = {}
-    kept = []
-    hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
-    parameters = list(module.parameters())
-    carried = [(p, p.grad, dict(vars(p))) for p in parameters]
-    for layer in module.modules():
-        own = vars(layer)
-        kept.append((own, dict(own)))
-        hooks += [(own[name], dict(own[name])) for name in _HOOKS]
+    state = ModuleState(module)
+    before = [(c, dict(c) if isinstance(c, dict) else list(c)) for c in state.containers]
+    again = [put_back(value) for value in state.held]
+    carried = [(p, p.grad, dict(vars(p))) for p in state.parameters]
+    exchanged = _Exchanged()
     try:
-        for own, before in kept:
-            own.update({n: _copied(v, seen) for n, v in before.items() if n not in _STRUCTURE})
-        for p in parameters:
+        for container, held in before:
+            exchanged.within(container, held)
+        for p in state.parameters:
             p.grad = None
         yield
     finally:
-        for own, before in kept:
-            own.clear()
-            own.update(before)
-        for held, those in hooks:  # in place: handles know the very object
-            if held != those:
-                held.clear()
-                held.update(those)
+        for container, held in before:
+            _restore(container, held)
+        for held_again in again:
+            held_again()
         for p, gradient, own in carried:
-            vars(p).clear()
-            vars(p).update(own)
+            _restore(vars(p), own)
             p.grad = gradient
 
 
@@ -102,39 +88,68 @@ def eagerly(layers: Sequence[nn.Module]) -> Iterator[None]:
         yield
 
 
-def _copied(value: Any, seen: dict[int, Any]) -> Any:
-    """The value, or a copy where it can be written to."""
-    if id(value) in seen:
-        return seen[id(value)]
-    found: Any = value
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        found = value.detach().clone().requires_grad_(value.requires_grad)
-    elif isinstance(value, torch.Generator):
-        found = torch.Generator(device=value.device)
-        found.set_state(value.get_state())
-    elif isinstance(value, _COPIED):
-        found = copy.deepcopy(value)
-    elif type(value) in _CONTAINERS:
-        found = _copied_container(value, seen)
-    seen[id(value)] = found
-    return found
+class _Exchanged:
+    """Copies of tensors, the same one wherever a tensor is."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def within(self, container: Any, held: Any) -> None:
+        """Exchange the tensors of a list, dict, set or queue.
+
+        Args:
+            container: to be written into.
+            held: what it holds.
+        """
+        if isinstance(container, set):
+            for value in held:
+                if (new := self.of(value)) is not value:
+                    container.remove(value)
+                    container.add(new)
+            return
+        items = held.items() if isinstance(held, dict) else enumerate(held)
+        for key, value in items:
+            if (new := self.of(value)) is not value:
+                _kind(container).__setitem__(container, key, new)
+
+    def of(self, value: Any) -> Any:
+        """The value, or a copy of a tensor or of what holds one and cannot be written into."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value, self._copied(value)
+            return self._seen[id(value)][1]
+        if isinstance(value, tuple | frozenset):
+            items = [self.of(item) for item in value]
+            if any(a is not b for a, b in zip(items, value, strict=True)):
+                return getattr(value, "_make", type(value))(items)
+        return value
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            found.grad = self.of(tensor.grad)
+        vars(found).update({name: self.of(value) for name, value in vars(tensor).items()})
+        return found
 
 
-def _copied_container(value: Any, seen: dict[int, Any]) -> Any:
-    if isinstance(value, tuple):
-        items = tuple(_copied(item, seen) for item in value)
-        return items if _differ(items, value) else value
-    if isinstance(value, set):
-        return set(value)  # of what can be hashed, and is not written to
-    clone = copy.copy(value)
-    seen[id(value)] = clone  # it may hold itself
-    if isinstance(clone, dict):
-        clone.update({key: _copied(item, seen) for key, item in value.items()})
-    else:
-        for k, item in enumerate(value):
-            clone[k] = _copied(item, seen)
-    return clone
+def _restore(container: Any, held: Any) -> None:
+    """Have it hold the very objects that it held, in the same order."""
+    if isinstance(container, dict):
+        kind = _kind(container)
+        if list(container) != list(held):
+            kind.clear(container)
+        for key, value in held.items():
+            if key not in container or container[key] is not value:
+                kind.__setitem__(container, key, value)
+    elif isinstance(container, set):
+        container.clear()
+        container.update(held)
+    elif list(map(id, container)) != list(map(id, held)):
+        container.clear()
+        container.extend(held)
 
 
-def _differ(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    return any(a is not b for a, b in zip(ours, theirs, strict=True))
+def _kind(container: Any) -> Any:
+    """The plain class of a container, past methods that its own class may have in their place."""
+    kinds = (collections.OrderedDict, dict, list, collections.deque)
+    return next(kind for kind in kinds if isinstance(container, kind))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -79,9 +81,15 @@ class LossSignature:
     rounding explains what is left of Σ c_t - 1.
 
     Not recognised: other losses, label smoothing, losses that are scaled.
+
+    Args:
+        unseen: a context for what is done in the backward pass and is no part of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, unseen: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    ) -> None:
+        self._unseen = unseen
         self._looked = 0
         self._alike = 0  # batches in a row of single labels that looked normalised by the batch
         self._told = False
@@ -103,6 +111,15 @@ class LossSignature:
                 y.register_hook(functools.partial(self._look, kept, reduction))
 
     def _look(
+        self,
+        kept: Mapping[int, torch.Tensor | Outlines],
+        reduction: str,
+        gradient: torch.Tensor,
+    ) -> None:
+        with self._unseen():
+            self._look_at(kept, reduction, gradient)
+
+    def _look_at(
         self,
         kept: Mapping[int, torch.Tensor | Outlines],
         reduction: str,

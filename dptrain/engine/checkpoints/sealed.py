@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dptrain.core import Guarantee
-from dptrain.engine.module_state import parts_of
+from dptrain.core import Guarantee, parts_of
 from dptrain.engine.options import GROUPS, MAY_DIFFER
 from dptrain.engine.release_ledger import checksum
 from dptrain.mechanism import MatrixMechanism

@@ -19,19 +19,24 @@ class TrainerPlan(NamedTuple):
     Attributes:
         scheme: with the steps.
         strategy: bound to them.
-        steps_per_epoch: logical steps that the trainer calls an epoch.
+        whole_epoch: logical steps in which an epoch's worth of rows is expected.
         parts: most examples in memory at once, on each process.
     """
 
     scheme: Scheme
     strategy: Strategy
-    steps_per_epoch: int
+    whole_epoch: int
     parts: int
 
     @property
     def steps(self) -> int:
         """Number n of logical steps."""
         return self.scheme.steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Logical steps that the trainer calls an epoch."""
+        return min(self.whole_epoch, self.steps)
 
     @property
     def epochs(self) -> int:
@@ -83,7 +88,7 @@ def plan_of(
         return TrainerPlan(
             scheme,
             strategy.bind(scheme.steps),
-            _epoch(counted, scheme.expected_batch_size, scheme.steps),
+            max(1, math.ceil(counted / scheme.expected_batch_size)),
             part,
         )
     assert isinstance(stated, dict)
@@ -107,17 +112,13 @@ def plan_of(
             f"per_device_train_batch_size × gradient_accumulation_steps × processes = {batch_size} "
             f"of {dataset_size} rows: {error}"
         ) from error
-    return TrainerPlan(scheme, strategy.bind(scheme.steps), min(per_epoch, steps), part)
+    return TrainerPlan(scheme, strategy.bind(scheme.steps), per_epoch, part)
 
 
 def _counted(scheme: Scheme, dataset_size: int) -> int:
     """What an epoch goes through: examples, or users where batches count those."""
     graph = getattr(scheme, "graph", None)
     return graph.users if scheme.group_size is not None and graph is not None else dataset_size
-
-
-def _epoch(counted: int, batch_size: float, steps: int) -> int:
-    return min(steps, max(1, math.ceil(counted / batch_size)))
 
 
 def graph_of(dataset: Any, column: str) -> AttributionGraph:

@@ -396,7 +396,7 @@ class PrivateTrainerMixin(_Base):
             "batch, at most %d in memory at once; each example's gradient is clipped to %g "
             "(max_grad_norm of TrainingArguments is not used); %s. Losses of training batches are "
             "computed without noise and are %s%s",
-            plan.steps / plan.steps_per_epoch,
+            plan.steps / plan.whole_epoch,
             len(self.train_dataset),
             plan.steps,
             type(plan.scheme).__name__,

@@ -22,22 +22,32 @@ ROWS = 64  # rows that are looked at where the data set has no fingerprint of it
 _SEED = 0x66696E676572  # of random augmentations while rows are read
 
 
+def length_of(dataset: Any) -> int:
+    """Number N of examples.
+
+    Raises:
+        ValueError: with the remedy, for a dataset without length; no example is read.
+    """
+    no_length = (
+        f"dataset is of type {type(dataset).__name__}, a dataset without length: a scheme has to "
+        "know how many examples there are, and to draw each by its number; use a map-style dataset "
+        "(list(dataset) is one, if it fits into memory)"
+    )
+    if isinstance(dataset, IterableDataset):  # which may have one, and no rows
+        raise ValueError(no_length)
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(no_length) from error
+
+
 def check_length(dataset: Any, scheme: Scheme) -> None:
     """Refuse a dataset without length, or of another length than the scheme was made for.
 
     Raises:
         ValueError: with the remedy; no example is read.
     """
-    no_length = (
-        f"dataset is of type {type(dataset).__name__}, a dataset without length: a scheme has to "
-        "know how many examples there are; use a map-style dataset"
-    )
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(no_length)
-    try:
-        length = len(dataset)
-    except (TypeError, NotImplementedError) as error:
-        raise ValueError(no_length) from error
+    length = length_of(dataset)
     if length != scheme.dataset_size:
         raise ValueError(
             f"the dataset has {length} examples but the scheme was made for "

@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from dptrain.core import seeded_globals
-from dptrain.sampling.loading.collating import CollateCheck
+from dptrain.sampling.loading.collating import CollateCheck, CompanionCheck
 from dptrain.sampling.loading.microbatch import MicroBatch
 from dptrain.sampling.loading.padding import blank, blank_rows
 
@@ -41,7 +41,7 @@ class FetchedBatches(Dataset[tuple[MicroBatch, Any]]):
     Args:
         dataset: map-style.
         collate_fn: makes a batch of a list of samples.
-        check: whether that keeps the examples apart is tried on the first batches, in each worker.
+        check: whether these keep the examples apart is tried on a few batches, in each worker.
     """
 
     def __init__(
@@ -49,15 +49,18 @@ class FetchedBatches(Dataset[tuple[MicroBatch, Any]]):
     ) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
-        self._check = CollateCheck(collate_fn) if check else None
+        self._checks = (CollateCheck(collate_fn), CompanionCheck(dataset)) if check else None
 
     def __getitem__(self, request: Request) -> tuple[MicroBatch, Any]:
         micro = request.micro
         used, rows = len(micro.indices), micro.rows
         with seeded_globals(request.seed):
-            samples = self._samples(micro.indices.tolist() or [0])
-            if self._check is not None:
-                self._check.look_at(samples)
+            indices = micro.indices.tolist() or [0]
+            samples = self._samples(indices)
+            if self._checks is not None:
+                collated, together = self._checks
+                collated.look_at(samples, request.seed)
+                together.look_at(indices, request.seed)
             batch = self.collate_fn([*samples, *[samples[0]] * (rows - len(samples))])
         if used == 0:
             return micro, blank(batch)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, SequentialSampler, default_collate
 
 from dptrain.core import checks, digest, seed_globals
 from dptrain.sampling.fields import check_microbatches
+from dptrain.sampling.loading.collating import notes_of
 from dptrain.sampling.loading.dataset import (
     check_length,
     check_sampler,
@@ -24,6 +25,16 @@ from dptrain.sampling.loading.position import BatchPlan, check_state
 from dptrain.sampling.scheme import Scheme
 
 _log = logging.getLogger(__name__)
+
+# What torch's and Opacus's loaders have besides, and what is written here.
+_NOT_OF_THE_LOADER = {
+    "sample_rate": "its batches are drawn by loader.scheme, whose probability it is, of Poisson",
+    "batch_sampler": "its batches are drawn by loader.scheme; in place of Opacus's "
+    "BatchMemoryManager write make_private(loading=Loading(max_physical_batch_size=...))",
+    "sampler": "its batches are drawn by loader.scheme",
+    "batch_size": "its batches vary in size; loader.scheme.expected_batch_size is their mean",
+    "num_workers": "the data loader that make_private was given has it",
+}
 
 
 def _as_is(batch: Any) -> Any:
@@ -57,14 +68,16 @@ class PrivateLoader:
             seed, draw the same logical batches, and each takes its own share of the rows. With an
             engine, several ranks seed their global generators anew for every batch, so that dropout
             differs between them and a repeated step comes out the same.
-        check_collate: refuse a ``collate_fn`` that is seen to mix the examples of a batch
-            (``CollateCheck``).
+        check_collate: refuse a ``collate_fn``, or a data set's ``__getitems__``, that is seen to
+            mix the examples of a batch (``CollateCheck``, ``CompanionCheck``).
         driven: whether an engine reports microbatches and completed steps.
-        taken: called with every batch just before the user gets it; ``None``: nothing is.
+        taken: called with every batch, and its data, just before the user gets them; ``None``:
+            nothing is.
 
     Attributes:
         current: the ``MicroBatch`` of the batch that the user holds, ``None`` before the
             first one and after the end.
+        notes: what a guarantee says of how batches are made.
 
     Raises:
         ValueError: for a dataset without length or of another length than the scheme's, and for
@@ -94,7 +107,7 @@ class PrivateLoader:
         world_size: int = 1,
         check_collate: bool = False,
         driven: bool = False,
-        taken: Callable[[MicroBatch], None] | None = None,
+        taken: Callable[[MicroBatch, Any], None] | None = None,
     ) -> None:
         owner = "PrivateLoader"
         checks.instance("scheme", scheme, Scheme, owner=owner)
@@ -119,11 +132,13 @@ class PrivateLoader:
         self.scheme = scheme
         self.steps_per_epoch = steps_per_epoch
         self.collate_fn = default_collate if collate_fn is None else collate_fn
+        self.notes = notes_of(dataset, self.collate_fn, tested=check_collate)
         self._driven = checks.flag("driven", driven, owner=owner)
         self.current: MicroBatch | None = None
         checks.function("taken", taken, owner=owner)
         self._taken = taken
         self._reported = False
+        self._given = False
         self._iteration = 0
         self._running: range | None = None
         self._closed: str | None = None
@@ -185,10 +200,29 @@ class PrivateLoader:
         taken_over = fetching_options(data_loader)
         return cls(dataset=data_loader.dataset, scheme=scheme, **options, **taken_over)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_OF_THE_LOADER:
+            raise AttributeError(
+                f"PrivateLoader has no {name}: {_NOT_OF_THE_LOADER[name]}", name=name, obj=self
+            )
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
+
     @property
     def position(self) -> int:
         """Number of completed logical steps."""
         return self._plan.position
+
+    @property
+    def unused(self) -> MicroBatch | None:
+        """The batch that the user holds, until ``optimizer.step()`` has used it."""
+        return None if self._reported else self.current
+
+    @property
+    def between(self) -> bool:
+        """Whether a batch was given, and every one that was has been used or given up."""
+        return self._given and self.unused is None
 
     @property
     def steps(self) -> int:
@@ -249,9 +283,9 @@ class PrivateLoader:
                     self.current = None
                     return
                 self.current, data = item
-                self._reported = False
+                self._reported, self._given = False, True
                 if self._taken is not None:
-                    self._taken(self.current)
+                    self._taken(self.current, data)
                 if self._driven and self._world_size > 1:
                     seed_globals(self._plan.compute_seed(self.current))
                 yield data
@@ -288,7 +322,8 @@ class PrivateLoader:
             raise RuntimeError(
                 f"no optimizer.step() since the batch of step {micro.step} (part {micro.part + 1} "
                 f"of {micro.parts}) was drawn; optimizer.step() has to be called once for every "
-                "batch of the private loader, before the next one is taken. A trainer may take one "
+                "batch of the private loader, before the next one is taken, on the optimizer that "
+                "make_private returned and not on the one it was given. A trainer may take one "
                 "ahead where it does not know len(loader): set microbatches= instead of "
                 "max_physical_batch_size="
             )

@@ -316,6 +316,14 @@ KNOWN = {
         kind: lambda kind=kind, d=d: (kind(4, affine=True), torch.randn(IMAGES[d]))
         for d, kind in enumerate((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), 1)
     },
+    **{
+        kind: lambda kind=kind, d=d: (kind(4).eval(), torch.randn(IMAGES[d]))
+        for kind, d in zip(
+            (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+            (1, 2, 3, 2),
+            strict=True,
+        )
+    },
 }
 
 

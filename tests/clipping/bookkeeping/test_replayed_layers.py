@@ -431,11 +431,11 @@ class Cache:
     ("layer", "run", "says"),
     [
         (Centred, None, r"layer 'f', a Centred without a rule, gave other outputs .*mixes the exa"),
-        (Pooled, lambda m, h: h + m.f(h), "layer 'f', a Pooled .* returns a tensor of shape"),
+        (Pooled, lambda m, h: h + m.f(h), "layer 'f', a Pooled .* otherwise than .* row for each"),
         (
             Positions,
             lambda m, h: h + m.f(h),
-            "layer 'f', a Positions .* returns .* of what all share",
+            "layer 'f', a Positions .* output of another shape.* of what all share",
         ),
         (OwnGenerator, None, "layer 'f', a OwnGenerator .* draws random numbers from a generator"),
         (Cached, lambda m, h: m.f(h, Cache()), "layer 'f' has no rule, and is called with a Cache"),

@@ -156,7 +156,7 @@ def test_what_mixes_rows_is_refused(collate):
 
     def first_batches():
         for start in range(4):
-            check.look_at([data[k] for k in range(start, start + 5)])
+            check.look_at([data[k] for k in range(start, start + 5)], seed=start)
 
     with pytest.raises(RuntimeError, match=r"mixes the examples.*probe='off'"):
         first_batches()
@@ -166,9 +166,9 @@ def test_what_mixes_rows_is_refused(collate):
 def test_what_keeps_rows_apart_is_not(collate):
     check, data = CollateCheck(collate), Sequences()
     for start in range(12):
-        check.look_at([data[k] for k in range(start, start + 2 + start % 5)])
+        check.look_at([data[k] for k in range(start, start + 2 + start % 5)], seed=start)
     if collate in (_padded, _longest_first, _masked, _counted, _two_views, _popping):
-        assert check._apart == 2  # it could tell
+        assert check._apart >= 8  # it could tell
 
 
 @pytest.mark.parametrize("probe", ["shapes", "first", "off"])
@@ -199,6 +199,157 @@ def test_a_run_refuses_before_anything_is_released(probe):
     with pytest.raises(RuntimeError, match="mixes the examples"):
         run()
     assert private.steps_executed == 0
+
+
+def _mixup_of(probability):
+    def collate(samples):
+        return _mixup(samples) if random.random() < probability else default_collate(samples)
+
+    return collate
+
+
+def test_what_mixes_now_and_then_is_found_by_seeds_of_the_run():
+    """One batch in five: 24 coins in the first eight batches miss it with .8^24 = .5 %."""
+    data, found = _points(), 0
+    for run in range(40):
+        check = CollateCheck(_mixup_of(0.2))
+        try:
+            for step in range(8):
+                check.look_at([data[k] for k in range(5)], seed=1000 * run + step)
+        except RuntimeError:
+            found += 1
+    assert found >= 37
+
+
+def test_what_does_not_mix_under_known_seeds_is_found():
+    """Seeds of the check must not be told apart from those of the run."""
+    known = set()
+    for seed in range(3):
+        random.seed(seed)
+        known.add(random.random())
+
+    def collate(samples):
+        return default_collate(samples) if random.random() in known else _mixup(samples)
+
+    with pytest.raises(RuntimeError, match="mixes the examples"):
+        CollateCheck(collate).look_at([_points()[k] for k in range(5)], seed=7)
+
+
+def test_what_mixes_later_is_found_at_random_steps():
+    """After a thousand batches: of later ones every twentieth is looked at."""
+    late = [False]
+    check = CollateCheck(lambda samples: (_mixup if late[0] else default_collate)(samples))
+    data = _points()
+    for step in range(30):
+        check.look_at([data[k] for k in range(5)], seed=step)
+    late[0] = True
+
+    def later():
+        for seed in np.random.SeedSequence(5).generate_state(500, np.uint64).tolist():
+            check.look_at([data[k] for k in range(5)], seed=seed)
+
+    with pytest.raises(RuntimeError, match="mixes the examples"):
+        later()
+
+
+class Together(Dataset):
+    """Makes the rows of a batch at once, by ``make`` of their tensor."""
+
+    def __init__(self, make):
+        self.x, self.make = _points().tensors[0], make
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, k):
+        return self.__getitems__([k])[0]
+
+    def __getitems__(self, indices):
+        return list(self.make(self.x[indices]))
+
+
+def _row_of_the_batch(x):
+    return x / (1 + x.norm(dim=1, keepdim=True))
+
+
+def _augmented(x):
+    return x + torch.randn(len(x), 1) * 0.1
+
+
+def _standard(x):
+    return x - x.mean(0)
+
+
+def _mixed(x):
+    return 0.7 * x + 0.3 * x[torch.randperm(len(x))]
+
+
+def _mixed_seldom(x):
+    return _mixed(x) if torch.rand(()) < 0.3 else x
+
+
+def _run_on(dataset, probe="shapes", collate=None, steps=12):
+    model = nn.Linear(4, 3)
+    private = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        data=DataLoader(dataset, collate_fn=collate),
+        scheme=Poisson(probability=0.5, dataset_size=N, steps=steps),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        gradients=Gradients(probe=probe),
+    )
+    for x in private.loader:
+        private.module(x[0] if isinstance(x, list) else x).sum().backward()
+        private.optimizer.step()
+    return private
+
+
+@pytest.mark.parametrize("make", [_standard, _mixed, _mixed_seldom])
+def test_a_data_set_that_mixes_the_rows_that_it_makes_at_once_is_refused(make):
+    with pytest.raises(RuntimeError, match=r"__getitems__ of the data set, a Together, mixes"):
+        _run_on(Together(make))
+    _run_on(Together(make), probe="off")
+
+
+@pytest.mark.parametrize("make", [_row_of_the_batch, _augmented])
+def test_a_data_set_that_makes_rows_apart_is_not(make):
+    _run_on(Together(make))
+
+
+@pytest.mark.parametrize("probe", ["shapes", "off"])
+def test_the_guarantee_says_what_of_the_batches_was_tested_and_what_is_assumed(probe):
+    told = "was not tested" if probe == "off" else "was tested on a few examples"
+    private = _run_on(Together(_augmented), probe, lambda samples: torch.stack(samples), steps=1)
+    notes = private.guarantee(1e-3).notes
+    assert any("collate_fn=" in note and told in note for note in notes)
+    assert any("__getitems__" in note and told in note for note in notes)
+    assert any("row i of the data set, a Together, is made of record i alone" in n for n in notes)
+    plain = _run_on(TensorDataset(_points().tensors[0]), steps=1).guarantee(1e-3).notes
+    assert not any("collate" in note or "data set" in note for note in plain)
+
+
+def test_transforms_of_hugging_face_get_a_batch_of_rows():
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": _points().tensors[0].tolist()}
+
+    def standard(batch):
+        x = torch.tensor(batch["x"])
+        return {"x": list(x - x.mean(0))}
+
+    def alone(batch):
+        return {"x": [torch.tensor(x) for x in batch["x"]]}
+
+    def collate(samples):
+        return torch.stack([sample["x"] for sample in samples])
+
+    found = datasets.Dataset.from_dict(rows)
+    with pytest.raises(RuntimeError, match=r"__getitems__ of the data set, a Dataset, mixes"):
+        _run_on(found.with_transform(standard), collate=collate)
+    notes = _run_on(found.with_transform(alone), collate=collate, steps=1).guarantee(1e-3).notes
+    assert any("row i of the data set, a Dataset" in note for note in notes)
+    notes = _run_on(found.with_format("torch"), collate=collate, steps=1).guarantee(1e-3).notes
+    assert not any("row i of the data set" in note for note in notes)
 
 
 class Counting:

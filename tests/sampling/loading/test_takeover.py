@@ -6,6 +6,7 @@ import logging
 
 import pytest
 import torch
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -15,6 +16,7 @@ from torch.utils.data import (
 )
 
 from dptrain.sampling import PrivateLoader
+from dptrain.sampling.loading.loader import _NOT_OF_THE_LOADER
 from tests.helpers.loaders import SCHEME, N, Untouchable, dataset, make, planned
 
 
@@ -107,3 +109,19 @@ def test_data_loaders_that_choose_for_themselves(options, message):
 def test_data_loader_over_a_stream():
     with pytest.raises(ValueError, match="dataset without length"):
         PrivateLoader.from_data_loader(DataLoader(Endless(), batch_size=4), scheme=SCHEME, seed=0)
+
+
+@pytest.mark.parametrize("name", _NOT_OF_THE_LOADER)
+def test_attributes_of_other_loaders_say_what_there_is(name):
+    """And trainers that look whether they are there find that they are not."""
+    loader = make()
+    with pytest.raises(AttributeError, match=f"PrivateLoader has no {name}: "):
+        getattr(loader, name)
+    assert not hasattr(loader, name)
+    assert not hasattr(loader, "banana")
+
+
+def test_opacus_memory_manager_is_answered():
+    manager = BatchMemoryManager(data_loader=make(), max_physical_batch_size=2, optimizer=None)
+    with pytest.raises(AttributeError, match=r"loading=Loading\(max_physical_batch_size="):
+        manager.__enter__()

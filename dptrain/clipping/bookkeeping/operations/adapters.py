@@ -13,11 +13,7 @@ from dptrain.clipping.bookkeeping.rules.rules import LayerRule
 
 
 class PromptRule(OperationsRule):
-    """A prompt of shape (1, tokens, width), followed through all that makes it.
-
-    No layer within has a row for each example, as each has where all share an embedding's output
-    (``SharedRows``): the copies are made by whoever asks for the prompt.
-    """
+    """A prompt of shape (1, tokens, width), followed through all that makes it."""
 
     recurses = True
 

@@ -187,11 +187,12 @@ def masked_fill(op: Operation) -> Any:
         return torch.where(mask, value.to(x.dtype), x)
 
 
+_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
+
+
 def embedding(op: Operation) -> Any:
     """Rows of a table, looked up by the examples."""
-    ids, weight, padding, max_norm, _, by_frequency = _arguments(
-        op, ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq")
-    )
+    ids, weight, padding, max_norm, _, by_frequency = _arguments(op, _EMBEDDING)
     place = op.place(weight)
     if place is None or max_norm is not None or by_frequency or not op.by_row(ids):
         return NotImplemented
@@ -209,6 +210,35 @@ def index(op: Operation) -> Any:
     if ids.is_floating_point() or ids.dtype == torch.bool:
         return NotImplemented
     return _looked_up(op, ids, place, None)
+
+
+def looked_up(op: Operation) -> tuple[int, torch.Tensor, int | None] | None:
+    """Where the table is that an operation without rows takes rows from, their ids, the padding.
+
+    ``None`` for other operations, and of a table that is no parameter itself.
+    """
+    func, padding = op.func, None
+    table: Any = op.args[0] if op.args else None
+    index: Any = None
+    if func is F.embedding:
+        index, table, padding, max_norm, _, by_frequency = _arguments(op, _EMBEDDING)
+        if max_norm is not None or by_frequency:
+            return None
+    elif func is torch.Tensor.__getitem__:
+        index = op.args[1]
+    elif func in (torch.index_select, torch.Tensor.index_select):
+        table, dim, index = _arguments(op, ("input", "dim", "index"))
+        if dim not in (0, -2):
+            return None
+    place = op.place(table)
+    if place is None or not op.leaves[place].whole or table.dim() != 2:
+        return None
+    if isinstance(index, int | slice) and not isinstance(index, bool):
+        index = torch.arange(len(table), device=table.device)[index]
+    if not isinstance(index, torch.Tensor) or index.dtype not in (torch.int64, torch.int32):
+        return None
+    padding = None if padding is None else padding % len(table)
+    return place, index.to(table.device) % len(table), padding
 
 
 def _looked_up(op: Operation, ids: torch.Tensor, place: int, padding: int | None) -> Any:
@@ -281,6 +311,7 @@ DIRECT: dict[Callable[..., Any], Handler] = {
             "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "__mul__",
             "__rmul__", "__imul__", "__truediv__", "__rtruediv__", "__itruediv__", "__div__",
             "__rdiv__", "__idiv__", "__pow__", "__rpow__", "scaled_dot_product_attention",
+            "broadcast_tensors",
         ),
         broadcast,
     ),

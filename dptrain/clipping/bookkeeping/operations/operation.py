@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
+from dptrain.clipping.bookkeeping.operations.roots import Root
 from dptrain.clipping.bookkeeping.operations.tracked import Session
 
 
@@ -48,8 +49,8 @@ class Operation:
         self.places, self.factors = places, factors
 
     @property
-    def roots(self) -> list[nn.Parameter]:
-        """The parameters behind all tracked arguments."""
+    def roots(self) -> list[Root]:
+        """What all tracked arguments were made of."""
         return list(dict.fromkeys(p for k in self.places for p in self.leaves[k].roots))
 
     @property

@@ -25,6 +25,8 @@ class RowPlan:
         self._before: dict[Hashable, frozenset[int]] = {}  # what earlier probes showed
         self.found: dict[Hashable, frozenset[int]] = {}
         self._shared: dict[Hashable, set[Shape]] = {}  # shapes that stayed
+        # Shapes for one number of rows, where the module took no other.
+        self._once: dict[Hashable, set[tuple[int, Shape]]] = {}
         self._second: dict[Hashable, bool] = {}  # where the second dimension follows, see second()
         self._second_before: dict[Hashable, bool] = {}
         self._noted: dict[Hashable, set[tuple[int, Shape]]] | None = None
@@ -63,6 +65,8 @@ class RowPlan:
                 self.found[place] = _factors(sizes)
                 self._second[place] = self.found[place] == {NEITHER} and _follow_second(sizes)
                 self._shared.setdefault(place, set()).update(_stayed(sizes))
+            else:
+                self._once.setdefault(place, set()).update(sizes)
 
     def _known(self, place: Hashable) -> frozenset[int]:
         return self._before.get(place, frozenset()) | self.found.get(place, frozenset())
@@ -108,6 +112,11 @@ class RowPlan:
             return False
         lengths = {s[0] for s in self._shared.get(place, ()) if s[1:] == tuple(shape[1:])}
         return shape[0] in lengths or len(lengths) > 1
+
+    def stayed_once(self, place: Hashable, shape: Shape, rows: int) -> bool:
+        """Whether this shape was seen for another number of rows, which the module did not take."""
+        once = self._once.get(place, ())
+        return any(other != rows and s == tuple(shape) for other, s in once)
 
     def unseen(self, place: Hashable, shape: Shape, rows: int) -> bool:
         """Whether rows were seen in this place, and never so many of them for each of the batch."""

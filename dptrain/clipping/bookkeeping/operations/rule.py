@@ -12,6 +12,7 @@ from typing_extensions import override
 from dptrain.clipping.bookkeeping.operations.plan import RowPlan
 from dptrain.clipping.bookkeeping.operations.session import LayerSession
 from dptrain.clipping.bookkeeping.rules.rules import (
+    Exchanged,
     LayerRule,
     Observe,
     not_called,
@@ -34,14 +35,16 @@ class OperationsRule(LayerRule):
     Args:
         layer: the one that it is for.
         name: of it in the user's module.
-        shared: whether it is for calls on what all examples share, so that no tensor there has
-            rows of the batch, whatever its size.
+        shared: the layer's own rule, if this is for calls on what all examples share, so that no
+            tensor there has rows of the batch, whatever its size.
 
     Attributes:
         others: layers within, by their names, whose parameters are used past their own forward.
     """
 
-    def __init__(self, layer: nn.Module, name: str = "", *, shared: bool = False) -> None:
+    def __init__(
+        self, layer: nn.Module, name: str = "", *, shared: LayerRule | None = None
+    ) -> None:
         self.layer, self.name, self.shared = layer, name, shared
         self.plan = RowPlan()
         self.others: dict[str, nn.Module] = {}
@@ -49,7 +52,10 @@ class OperationsRule(LayerRule):
     @override
     def holders(self, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         """The layer, and what holds parameters for it without being called."""
-        yield from not_called("", layer)
+        if self.shared is None:
+            yield from not_called("", layer)
+        else:
+            yield from self.shared.holders(layer)
         yield from self.others.items()
 
     @override
@@ -66,23 +72,16 @@ class OperationsRule(LayerRule):
         users = past_their_own(self.others)
         session = LayerSession(layer, observe, self.plan, rows, self.name, users)
         own = observe.parameters()
-        before = []
-        for prefix, holder in self.holders(layer):
-            attributes = vars(holder)
-            before.append((attributes, attributes["_parameters"]))
-            attributes["_parameters"] = {
-                name: session.parameter(own[full]) if full in own else p
-                for name, p in attributes["_parameters"].items()
-                for full in [f"{prefix}.{name}" if prefix else name]
-            }
+
+        def tracked(name: str, p: nn.Parameter) -> torch.Tensor:
+            return session.parameter(own[name]) if name in own else p
+
+        session.without_rows = self.shared is not None
         try:
-            session.without_rows = self.shared
-            with uncached():
+            with Exchanged(self.holders(layer), tracked), uncached():
                 return forward(*inputs)
         finally:
             session.without_rows = False
-            for attributes, parameters in before:
-                attributes["_parameters"] = parameters
 
     @override
     def uses(

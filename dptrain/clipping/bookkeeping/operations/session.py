@@ -10,17 +10,18 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dptrain.clipping.base.rows import summing_dtype
 from dptrain.clipping.bookkeeping.operations.direct import (
     COPIES,
     DIRECT,
     SAME_ROWS,
+    looked_up,
     only_looked_at,
     others_only_looked_at,
 )
 from dptrain.clipping.bookkeeping.operations.operation import Operation, Unhandled
 from dptrain.clipping.bookkeeping.operations.plan import NEITHER, RowPlan
 from dptrain.clipping.bookkeeping.operations.replay import replayed
+from dptrain.clipping.bookkeeping.operations.roots import Root
 from dptrain.clipping.bookkeeping.operations.tracked import Tracked, track
 from dptrain.clipping.bookkeeping.rules.rules import Observe
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
@@ -57,12 +58,15 @@ class LayerSession:
         self.name, self.users = name, users
         self.layer, self.observe, self.plan, self.rows = layer, observe, plan, rows
         # Of what was written into tracked tensors: all that are views of the same memory have it.
-        self._written_roots: list[nn.Parameter] = []
+        self._written_roots: list[Root] = []
         self._written_constants: list[torch.Tensor] = []
 
     def parameter(self, p: nn.Parameter) -> torch.Tensor:
         """A parameter of the layer as its forward is to see it."""
-        return track(p.view_as(p), self, [p], whole=True) if p.requires_grad else p.detach()
+        if not p.requires_grad:
+            return p.detach()
+        view = p.view_as(p)
+        return track(view, self, [Root.of(view, p)], whole=True)
 
     def operate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -84,6 +88,8 @@ class LayerSession:
         for k, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor) and k not in places and not looked_at:
                 factors[k] = self._factor((name, k), leaf)
+        if any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for leaf in leaves):
+            raise self.refusal(func, "is made of complex numbers")
         op = Operation(self, func, leaves, spec, places, factors)
         if not any(factors.values()):
             return self._without_rows(op, name)
@@ -117,17 +123,23 @@ class LayerSession:
         """Of tracked tensors and constants: tracked again, unless it is a row for each example."""
         used = [op.leaves[k] for k in op.places if op.leaves[k].used]
         versions = [op.leaves[k]._version for k in op.places]
+        roots, constants, table = op.roots, op.constants, looked_up(op)
         with _kept():  # a gradient by this is taken in the backward pass, see pulled()
-            result = op.func(*op.args, **op.kwargs)
+            if table is None:
+                result = op.func(*op.args, **op.kwargs)
+            else:  # of a view of its own, see Root
+                place, ids, padding = table
+                (p,) = (root.parameter for root in roots)
+                result = op.run({place: p.view_as(p)})
+                roots = [Root.looked_up(result, p, ids, padding)]
         after = [op.leaves[k]._version for k in op.places]
         changed = (k for k, a, b in zip(op.places, versions, after, strict=True) if a != b)
         written = [op.leaves[k] for k in changed]
         if any(tracked is one for tracked in written for one in used):
             raise self.refusal(op.func, "writes into what the batch has met already")
         for tracked in written:
-            tracked.session.note_written(op.roots, op.constants)
+            tracked.session.note_written(roots, constants)
         found, spec = tree_flatten(result)
-        roots, constants = op.roots, op.constants
         for k, value in enumerate(found):
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 continue
@@ -179,15 +191,13 @@ class LayerSession:
         shared = [*tracked.constants, *tracked.session.written()[1]]
         return self.observe(copies, (), uses, factor=factor, shared=shared)
 
-    def note_written(
-        self, roots: Sequence[nn.Parameter], constants: Sequence[torch.Tensor]
-    ) -> None:
+    def note_written(self, roots: Sequence[Root], constants: Sequence[torch.Tensor]) -> None:
         """Take note of what was written into a tracked tensor."""
         self._written_roots += roots
         self._written_constants += constants
 
-    def written(self) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
-        """What was written into tracked tensors: of these parameters, and these constants."""
+    def written(self) -> tuple[list[Root], list[torch.Tensor]]:
+        """What was written into tracked tensors: of these roots, and these constants."""
         return self._written_roots, self._written_constants
 
     def each_second(self, tracked: Tracked) -> torch.Tensor:
@@ -209,22 +219,23 @@ class LayerSession:
     def pulled(self, tracked: Tracked, gradients: torch.Tensor) -> Found:
         """From the gradients of a tracked tensor, one a row, to those of its parameters."""
         if tracked.whole:
-            return {tracked.roots[0]: Materialized(gradients)}
+            (root,) = tracked.roots
+            return {root.parameter: root.use(gradients)}
         roots = list(dict.fromkeys([*tracked.roots, *tracked.session.written()[0]]))
         with torch._C.DisableTorchFunctionSubclass():
-            found = torch.autograd.grad(
+            pulled = torch.autograd.grad(
                 tracked,
-                roots,
+                [root.edge for root in roots],
                 gradients.to(tracked.dtype),
                 is_grads_batched=True,
                 retain_graph=True,
                 allow_unused=True,
             )
-        return {
-            p: Materialized(g.to(summing_dtype(p)))  # an operation may have had less precision
-            for p, g in zip(roots, found, strict=True)
-            if g is not None
-        }
+        found: Found = {}
+        for root, g in zip(roots, pulled, strict=True):
+            if g is not None:
+                _add(found, root.parameter, root.use(g))
+        return found
 
     def observed(
         self, op: Operation, output: torch.Tensor, kept: Sequence[torch.Tensor], uses: Any
@@ -246,11 +257,11 @@ class LayerSession:
             found: Found = {}
             for place, use in uses(saved, gradient).items():
                 tracked = sources[place]
-                parts: Found = {tracked.roots[0]: use}
+                parts: Found = {tracked.roots[0].parameter: use}
                 if not tracked.whole:
                     parts = self.pulled(tracked, use.per_example(0, use.rows))
                 for p, part in parts.items():
-                    found[p] = part if p not in found else _together(found[p], part)
+                    _add(found, p, part)
             return found
 
         written = [c for k in op.places for c in op.leaves[k].session.written()[1]]
@@ -286,9 +297,10 @@ def _as_it_is(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _together(one: Use, other: Use) -> Use:
-    """Both uses of a parameter as one."""
-    merged = one.merged(other)
-    if merged is not None:
-        return merged
-    return Materialized(one.per_example(0, one.rows) + other.per_example(0, other.rows))
+def _add(found: Found, p: nn.Parameter, use: Use) -> None:
+    """One more use of a parameter, together with those that are there."""
+    if p in found:
+        one = found[p]
+        merged = one.merged(use) or use.merged(one)
+        use = merged or Materialized(one.per_example(0, one.rows) + use.per_example(0, use.rows))
+    found[p] = use

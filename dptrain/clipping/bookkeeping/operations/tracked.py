@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_leaves
+
+from dptrain.clipping.bookkeeping.operations.roots import Root
 
 
 class Session(Protocol):
@@ -15,9 +16,11 @@ class Session(Protocol):
 
     Attributes:
         rows: that the model is fed.
+        without_rows: whether no tensor at hand has rows of the batch.
     """
 
     rows: int
+    without_rows: bool
 
     def operate(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -35,13 +38,11 @@ class Session(Protocol):
     ) -> torch.Tensor:
         """The output of an operation on rows, with the uses of its tracked tensors."""
 
-    def note_written(
-        self, roots: Sequence[nn.Parameter], constants: Sequence[torch.Tensor]
-    ) -> None:
+    def note_written(self, roots: Sequence[Root], constants: Sequence[torch.Tensor]) -> None:
         """Take note of what was written into a tracked tensor."""
 
-    def written(self) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
-        """What was written into tracked tensors: of these parameters, and these constants."""
+    def written(self) -> tuple[list[Root], list[torch.Tensor]]:
+        """What was written into tracked tensors: of these roots, and these constants."""
 
     def refusal(self, func: Callable[..., Any], what: str) -> RuntimeError:
         """Why an operation cannot be followed."""
@@ -58,8 +59,8 @@ class Tracked(torch.Tensor):
 
     Attributes:
         session: of the layer that the parameters belong to.
-        roots: the parameters that it was made of.
-        whole: whether it is the one root itself.
+        roots: what it was made of.
+        whole: whether it is a parameter itself, its one root.
         constants: other tensors and numbers that it was made of, which must be the same for
             all batches.
         used: whether rows of the batch have met it.
@@ -69,7 +70,7 @@ class Tracked(torch.Tensor):
     """
 
     session: Session
-    roots: Sequence[nn.Parameter]
+    roots: Sequence[Root]
     whole: bool
     constants: Sequence[torch.Tensor]
     used: bool
@@ -82,6 +83,10 @@ class Tracked(torch.Tensor):
         """Whether all entries of the second dimension are copies of one, and none was written."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.repeats and self._version == self.made
+
+    def by_rows(self) -> torch.Tensor:
+        """The same with a copy for every row, in a new first dimension."""
+        return self.session.each_row(self, 1, self.dim() + 1)
 
     @classmethod
     def __torch_function__(
@@ -102,7 +107,7 @@ class Tracked(torch.Tensor):
 def track(
     value: torch.Tensor,
     session: Session,
-    roots: Sequence[nn.Parameter],
+    roots: Sequence[Root],
     *,
     whole: bool = False,
     constants: Sequence[torch.Tensor] = (),
@@ -117,6 +122,10 @@ def track(
 
 
 def operate(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation with tracked tensors among its arguments, by the first one's session."""
-    first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tracked))
-    return first.session.operate(func, args, kwargs)
+    """An operation with tracked tensors among its arguments, by the first one's session.
+
+    Or by that of a call under way on what all examples share, of which no tensor has rows.
+    """
+    sessions = [leaf.session for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tracked)]
+    session = next((each for each in sessions if each.without_rows), sessions[0])
+    return session.operate(func, args, kwargs)

@@ -85,7 +85,7 @@ class ExpertsRule(LayerRule):
 def experts_rule(layer: nn.Module) -> LayerRule | None:
     """The rule, for layers of a class that Hugging Face's ``use_experts_implementation`` made."""
     moe = sys.modules.get("transformers.integrations.moe")
-    forward = type(layer).forward
+    forward = getattr(type(layer), "forward", None)  # TorchScript has none there
     if moe is None or getattr(forward, "__globals__", None) is not vars(moe):
         return None
     if "forward" in vars(layer) or not all(hasattr(layer, name) for name in _SWITCHES):

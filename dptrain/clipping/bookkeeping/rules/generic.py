@@ -19,10 +19,11 @@ from typing_extensions import override
 
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
+from dptrain.clipping.bookkeeping.copies import Copies
 from dptrain.clipping.bookkeeping.rules.rules import (
+    Exchanged,
     LayerRule,
     Observe,
-    joined,
     not_called,
     owned,
     past_their_own,
@@ -30,11 +31,12 @@ from dptrain.clipping.bookkeeping.rules.rules import (
 )
 from dptrain.clipping.bookkeeping.uses.replayed import Parts, Replay
 from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
-from dptrain.clipping.probe import eagerly, untouched
+from dptrain.clipping.probe import attributes, eagerly, untouched
 from dptrain.core import global_state, named_error, restore_global_state, same_global_state
 
 _MEMORY = {"cpu": 2**26}  # bytes that the rows of one replay may take
 _DEVICE_MEMORY = 2**28
+_DEPTH = 4  # of objects within what a layer returns
 _KEPT = 2**24  # numbers of a call's per-example gradients that are kept; more are found twice
 
 # How far the outputs of a replay may be from those of the forward pass, relative to their length.
@@ -96,6 +98,11 @@ class GenericRule(LayerRule):
     In the backward pass the vector-Jacobian product of the layer with the gradients of its outputs
     is formed row by row: for many rows at once by ``torch.func.vmap``, where vmap refuses in a
     loop. The layers within are run along, as constants; their own rules had their uses already.
+
+    In the forward pass the layer runs twice. Of the first call come the tensors that it returns
+    with a row for each example, in tuples, dictionaries or attributes of objects, without a way
+    back to its parameters. The second leaves everything else, attributes for instance, with a way
+    back on which a gradient is refused: none is lost.
 
     Args that have as many entries in the first dimension as the batch has rows are taken for the
     examples'; all others are given to each replay whole. A replay has to come to the outputs that
@@ -160,23 +167,30 @@ class GenericRule(LayerRule):
         versions = [x._version for x in inputs]
         kept = [x.detach() if self._writes is False else x.detach().clone() for x in inputs]
         state = global_state()
-        returned = forward(*args, **kwargs)
+        found = self._outputs_alone(layer, forward, args, kwargs)
+        random = not same_global_state(state, global_state())
+        if random:
+            restore_global_state(state)
+        with observe.guarded(self._escaped(layer)):
+            returned = forward(*args, **kwargs)
         self._note_writes([x._version for x in inputs] != versions)
         _tensors_of((args, kwargs), self._refuse_opaque)  # a cache may have been empty before
         passed = [] if self._writes else inputs
-        found = _tensors_of(returned)
+        left = _tensors_of(returned, objects=_DEPTH)
+        if [y.shape for y in left] != [y.shape for y in found]:
+            raise RuntimeError(
+                f"{self._called(layer)} returned other tensors when it was called a second time, "
+                f"with all as it was before: let it keep no state outside of itself; {_REMEDY}"
+            )
         places = [
             k
-            for k, y in enumerate(found)
+            for k, y in enumerate(left)
             if y.is_floating_point() and not any(y is x for x in passed)
         ]
         rows = observe.rows()
         if rows is None:
             rows = next((len(found[k]) for k in places if found[k].dim()), 0)
         by_rows = [x.dim() > 0 and len(x) == rows for x in inputs]
-        for k in places:
-            if found[k].dim() == 0 or len(found[k]) != rows:
-                found[k] = self._guarded(layer, found[k], rows, observe)
         places = [k for k in places if found[k].dim() and len(found[k]) == rows]
         if places:
             call = _Call(
@@ -184,15 +198,29 @@ class GenericRule(LayerRule):
                 rebuild=functools.partial(_rebuilt, _structure((args, kwargs))),
                 outputs=functools.partial(_chosen, places=places),
                 by_rows=by_rows,
-                state=None if same_global_state(state, global_state()) else state,
+                state=state if random else None,
                 autocast=_autocast(found[places[0]].device.type),
                 marks=[self._mark(found[k].detach()) for k in places],
                 writes=bool(self._writes),
             )
             observed = self._observed(call, [found[k] for k in places], kept, observe)
             for k, y in zip(places, observed, strict=True):
-                found[k] = y
-        return _rebuilt(_structure(returned), found)
+                left[k] = y
+        given = iter(left)
+        return _mapped(returned, torch.Tensor, lambda _: next(given), objects=_DEPTH)
+
+    def _outputs_alone(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> list[torch.Tensor]:
+        """The tensors of the output of a call that leaves nothing but these."""
+        if self._writes is not False:
+            args, kwargs = _mapped((args, kwargs), torch.Tensor, torch.clone)
+        with untouched(layer):
+            return _tensors_of(forward(*args, **kwargs), objects=_DEPTH)
 
     def _observed(
         self,
@@ -228,20 +256,15 @@ class GenericRule(LayerRule):
             y.reshape(-1, *shape).to(t) for y, shape, t in zip(split, shapes, types, strict=True)
         ]
 
-    def _guarded(
-        self, layer: nn.Module, output: torch.Tensor, rows: int, observe: Observe
-    ) -> torch.Tensor:
-        """An output without rows, of which no gradient may come."""
-        what = (
-            f"{self._called(layer)} returns a tensor of shape {tuple(output.shape)} for a batch of "
-            f"{rows} rows, so that no gradient of it is one example's: return one row per example "
-            f"in the first dimension (x.expand(rows, ...), say, of what all share); {_REMEDY}"
+    def _escaped(self, layer: nn.Module) -> str:
+        """Why a gradient is refused that comes another way than by the outputs' rows."""
+        return (
+            f"a gradient reached the parameters of {self._called(layer)} otherwise than through "
+            "what it returns with a row for each example: through an output of another shape, an "
+            "attribute, or an object that hides its tensors. Return it from forward() with the "
+            "examples in the first dimension (x.expand(rows, ...), say, of what all share), as a "
+            "tensor or in a tuple, a dictionary or an attribute of an object; " + _REMEDY
         )
-
-        def refuse(*_: Any) -> Mapping[str, Use]:
-            raise RuntimeError(what)
-
-        return observe(output[None], (), refuse)[0]
 
     def _note_writes(self, wrote: bool) -> None:
         if wrote and self._writes is False:
@@ -300,6 +323,7 @@ class GenericRule(LayerRule):
         parts = functools.partial(self._timed, run, plan)
         found: dict[str, Use]
         if rows * sum(shape.numel() for shape in shapes.values()) > _KEPT:
+            run.keep()  # for the second time
             found = Replay(parts, shapes, rows).uses()
         else:
             whole = {
@@ -309,7 +333,7 @@ class GenericRule(LayerRule):
             for first, last, part in parts(0, rows):
                 for name, g in part.items():
                     whole[name][first:last] = g
-            found = {name: Materialized(g) for name, g in whole.items()}
+            found = {name: Materialized(g, own=True) for name, g in whole.items()}
         return found
 
     def _timed(self, run: _Rerun, plan: _Plan, first: int, last: int) -> Parts:
@@ -360,6 +384,12 @@ class _Rerun:
         self.inputs, self.gradients = inputs, gradients
         self.rows = len(gradients[0])
         self.parameters = {n: p.detach() for n, p in owned(layer, rule).items()}
+
+    def keep(self) -> None:
+        """Hold copies of what others may write into, see ``Use.keep``."""
+        copy = Copies()
+        self.inputs = [copy(x) for x in self.inputs]
+        self.gradients = [copy(g) for g in self.gradients]
 
     def plan(self) -> _Plan:
         """How many rows fit at once, and which way to try first."""
@@ -507,7 +537,7 @@ class _Rerun:
         self, parameters: Mapping[str, torch.Tensor], inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         args, kwargs = self.call.rebuild(inputs)
-        with _Given(self.layer, parameters):
+        with Exchanged(self.layer.named_modules(), lambda n, p: parameters.get(n, p.detach())):
             return self.call.outputs(self.call.forward(*args, **kwargs))
 
     @contextlib.contextmanager
@@ -577,28 +607,6 @@ class _Differs(RuntimeError):
     """A replay that did not come to what the forward pass did."""
 
 
-class _Given:
-    """The layer with these parameters, and all others detached, within the context."""
-
-    def __init__(self, layer: nn.Module, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._kept: list[tuple[dict[str, Any], Any, dict[str, torch.Tensor | None]]] = []
-        for prefix, m in layer.named_modules():
-            own = vars(m)
-            new = {
-                name: None if p is None else parameters.get(joined(prefix, name), p.detach())
-                for name, p in m._parameters.items()
-            }
-            self._kept.append((own, own["_parameters"], new))
-
-    def __enter__(self) -> None:
-        for attributes, _, new in self._kept:
-            attributes["_parameters"] = new
-
-    def __exit__(self, *_: object) -> None:
-        for attributes, before, __ in self._kept:
-            attributes["_parameters"] = before
-
-
 class _Memory(TorchDispatchMode):
     """Counts the bytes of all results of operations: what a backward pass may keep of them."""
 
@@ -636,16 +644,20 @@ def _mapped(
     kind: type,
     change: Callable[[Any], Any],
     other: Callable[[Any], None] | None = None,
+    objects: int = 0,
 ) -> Any:
     """``change`` applied to what is of a kind in tuples, lists, mappings and dataclasses, in order.
 
-    Nothing that is given is changed; ``other`` is called with whatever else there is.
+    Nothing that is given is changed; ``other`` is called with whatever else there is. So many
+    objects within one another are looked into as well.
     """
     if isinstance(value, kind):
         return change(value)
-    again = functools.partial(_mapped, kind=kind, change=change, other=other)
+    again = functools.partial(_mapped, kind=kind, change=change, other=other, objects=objects)
     if isinstance(value, tuple):
         items = [again(item) for item in value]
+        if all(item is before for item, before in zip(items, value, strict=True)):
+            return value  # a torch.Size, say
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
         return [again(item) for item in value]
@@ -659,14 +671,27 @@ def _mapped(
         for field in dataclasses.fields(value):
             object.__setattr__(record, field.name, again(getattr(value, field.name)))
         return record
+    if objects and _holds_tensors(value, objects):
+        thing = copy.copy(value)
+        for name in attributes(value):
+            item = _mapped(getattr(value, name), kind, change, other, objects - 1)
+            object.__setattr__(thing, name, item)
+        return thing
     if other is not None:
         other(value)
     return value
 
 
-def _tensors_of(value: Any, other: Callable[[Any], None] | None = None) -> list[torch.Tensor]:
+def _tensors_of(
+    value: Any, other: Callable[[Any], None] | None = None, objects: int = 0
+) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    _mapped(value, torch.Tensor, found.append, other)
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    _mapped(value, torch.Tensor, note, other, objects)
     return found
 
 
@@ -688,7 +713,7 @@ def _rebuilt(structure: Any, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _chosen(returned: Any, places: Sequence[int]) -> list[torch.Tensor]:
-    found = _tensors_of(returned)
+    found = _tensors_of(returned, objects=_DEPTH)
     return [found[k] for k in places]
 
 
@@ -700,9 +725,9 @@ def _holds_tensors(value: Any, depth: int = 3) -> bool:
         return any(_holds_tensors(item, depth) for item in value)
     if isinstance(value, Mapping):
         return any(_holds_tensors(item, depth) for item in value.values())
-    if not depth or isinstance(value, type | nn.Module) or not hasattr(value, "__dict__"):
+    if not depth or isinstance(value, type | nn.Module):
         return False
-    return any(_holds_tensors(item, depth - 1) for item in vars(value).values())
+    return any(_holds_tensors(getattr(value, n), depth - 1) for n in attributes(value))
 
 
 def _autocast(device: str) -> tuple[str, torch.dtype, bool]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from typing_extensions import override
 
-from dptrain.clipping.base.rows import UnclearRows, row_norms, summing_dtype
+from dptrain.clipping.base.rows import UnclearRows, summing_dtype
 from dptrain.clipping.bookkeeping.cache import cached
 from dptrain.clipping.bookkeeping.convolution.convolution import ConvShape
 from dptrain.clipping.bookkeeping.rules.attention import AttentionRule
@@ -18,6 +18,7 @@ from dptrain.clipping.bookkeeping.rules.bags import EmbeddingBagRule, refusal_of
 from dptrain.clipping.bookkeeping.rules.experts import experts_rule
 from dptrain.clipping.bookkeeping.rules.normalization import (
     ChannelNormRule,
+    FrozenNormRule,
     LayerNormRule,
     RMSNormRule,
 )
@@ -27,7 +28,7 @@ from dptrain.clipping.bookkeeping.rules.sequence_first import sequence_first_rul
 from dptrain.clipping.bookkeeping.uses.convolved import Convolved
 from dptrain.clipping.bookkeeping.uses.gathered import Gathered
 from dptrain.clipping.bookkeeping.uses.outer import OuterProducts
-from dptrain.clipping.bookkeeping.uses.uses import Materialized, Use
+from dptrain.clipping.bookkeeping.uses.uses import Materialized, SideNorms, Use
 from dptrain.clipping.bookkeeping.uses.viewed import Viewed
 
 
@@ -55,28 +56,20 @@ class LinearRule(WeightRule):
     def alike(self, layer: nn.Module, dims: int) -> int:
         return dims - 1
 
-    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The inputs and, for one position, their norms.
-
-        In the backward pass they would have to be fetched from memory for that.
-        """
-        (x,) = inputs
-        return (x, row_norms(x.detach())) if x.dim() == 2 else inputs
-
     @override
     def uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
     ) -> Mapping[str, Use]:
         left = positions(gradient)
         single = left.shape[1] == 1
-        norms = row_norms(left[:, 0]) if single else None  # of the bias, and half of the weight's
+        norms = SideNorms(left[:, 0]) if single else None  # of the bias, and half of the weight's
         found: dict[str, Use] = {}
         if inputs:
-            right, right_norms = positions(inputs[0]), inputs[1] if len(inputs) > 1 else None
+            right = positions(inputs[0])
             found["weight"] = (
-                OuterProducts(right, left, left_norms=right_norms, right_norms=norms)
+                OuterProducts(right, left, right_norms=norms)
                 if self.transposed
-                else OuterProducts(left, right, left_norms=norms, right_norms=right_norms)
+                else OuterProducts(left, right, left_norms=norms)
             )
         if layer.bias is not None and layer.bias.requires_grad:
             found["bias"] = Materialized(left[:, 0], norms) if single else Materialized(left.sum(1))
@@ -135,8 +128,6 @@ class EmbeddingRule(LayerRule):
     ) -> Mapping[str, Use]:
         assert isinstance(layer, nn.Embedding)
         ids = inputs[0]
-        if gradient.dim() == ids.dim() + 2:  # positions (T,) that all rows share
-            ids = ids.expand(len(gradient), *ids.shape)
         ids, gradient = ids.reshape(len(gradient), -1), positions(gradient)
         if layer.padding_idx is not None:
             gradient = gradient.masked_fill((ids == layer.padding_idx)[..., None], 0.0)
@@ -204,6 +195,8 @@ for cell in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
     register_own(cell, CellRule())
 for norm in (nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d):
     register_own(norm, ChannelNormRule())
+for frozen in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm):
+    register_own(frozen, FrozenNormRule())
 
 
 def register_imported() -> None:

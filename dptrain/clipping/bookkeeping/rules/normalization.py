@@ -101,6 +101,43 @@ class LayerNormRule(RMSNormRule):
         return (x - mean).mul_(inverse)
 
 
+class FrozenNormRule(WeightRule):
+    """Batch norms, and instance norms that track statistics, in eval mode.
+
+    With fixed statistics x̂ = (x - mean)/√(var + ε) is a map of each entry by itself, and w belongs
+    to dimension 1.
+    """
+
+    @override
+    def uses(
+        self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
+    ) -> Mapping[str, Use]:
+        shape = (1, -1, *[1] * (gradient.dim() - 2))
+        mean, variance = (
+            layer.get_buffer(name).to(gradient.dtype).view(shape)
+            for name in ("running_mean", "running_var")
+        )
+        inverse = (variance + layer.eps).rsqrt()  # type: ignore[operator]
+        weights, biases = [], []
+        for start, stop in cached(gradient, _TOUCHED * gradient[:1].numel()):
+            part = gradient[start:stop]
+            if layer.bias is not None and layer.bias.requires_grad:
+                biases.append(_over_places(part))
+            if inputs:
+                scaled = (inputs[0][start:stop] - mean).mul_(inverse)
+                weights.append(_over_places(scaled.mul_(part)))
+        found = {"weight": weights, "bias": biases}
+        return {name: Materialized(torch.cat(parts)) for name, parts in found.items() if parts}
+
+
+def _over_places(values: torch.Tensor) -> torch.Tensor:
+    """Sums over all but the rows and dimension 1."""
+    return values.flatten(2).sum(2) if values.dim() > 2 else values
+
+
+_FROZEN = FrozenNormRule()
+
+
 class ChannelNormRule(LayerRule):
     """Group and instance norms, whose w belongs to dimension 1.
 
@@ -110,7 +147,7 @@ class ChannelNormRule(LayerRule):
 
     @override
     def refusal(self, layer: nn.Module) -> str | None:
-        if getattr(layer, "track_running_stats", False):
+        if getattr(layer, "track_running_stats", False) and layer.training:
             return "track_running_stats=True keeps statistics of the data without noise"
         return None
 
@@ -122,11 +159,16 @@ class ChannelNormRule(LayerRule):
         inputs: tuple[Any, ...],
         observe: Observe,
     ) -> Any:
+        if getattr(layer, "track_running_stats", False):
+            return _FROZEN.forward(layer, forward, inputs, observe)
         (x,) = inputs
         instance = isinstance(layer, nn.modules.instancenorm._InstanceNorm)
         groups = x.shape[1] if instance else layer.num_groups
         channels = x.reshape(1, -1, *x.shape[2:])
-        weight, bias = (observe.each(name, len(x)).flatten() for name in ("weight", "bias"))
+        weight, bias = (
+            None if getattr(layer, name) is None else observe.each(name, len(x)).flatten()
+            for name in ("weight", "bias")
+        )
         y = torch.group_norm(channels, len(x) * groups, weight, bias, layer.eps)  # type: ignore[arg-type, operator]
         return y.view_as(x)
 

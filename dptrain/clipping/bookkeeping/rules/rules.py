@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +50,13 @@ class Observe(Protocol):
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The trainable parameters that the rule is responsible for, by their names."""
+
+    def guarded(self, why: str) -> contextlib.AbstractContextManager[Any]:
+        """The layer's parameters with a way back, on which every gradient is refused.
+
+        Args:
+            why: the refusal.
+        """
 
     def each(self, name: str, rows: int) -> torch.Tensor:
         """The layer's parameter with a row for each example, a view of shape (rows, *p.shape).
@@ -132,16 +139,6 @@ class LayerRule(abc.ABC):
             dims: of the input.
         """
         return 1
-
-    def kept(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        """What ``uses`` is given as inputs: them, or also what is made of them at little cost.
-
-        Called in the forward pass, where inputs are kept.
-
-        Args:
-            inputs: as observed.
-        """
-        return inputs
 
     def _all_uses(
         self, layer: nn.Module, inputs: tuple[Any, ...], gradient: torch.Tensor
@@ -308,7 +305,8 @@ def never_called(module: nn.Module) -> bool:
 
     Whoever holds it uses its parameters.
     """
-    return type(module).forward is nn.Module.forward and "forward" not in vars(module)
+    found = getattr(type(module), "forward", None)  # TorchScript has none there
+    return found is nn.Module.forward and "forward" not in vars(module)
 
 
 def not_called(prefix: str, layer: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -328,6 +326,50 @@ def past_their_own(others: Collection[str]) -> str:
     some = " and ".join(repr(name) for name in list(others)[:3])
     more = f" and of {len(others) - 3} more layers" if len(others) > 3 else ""
     return f" that uses parameters of {some}{more} within it past their own forward"
+
+
+class Exchanged:
+    """Modules with other tensors in the place of their own parameters, within the context.
+
+    Recurrent layers list theirs a second time, and list what they find in such a context: that
+    is put back as well.
+
+    Args:
+        holders: modules, by their names.
+        change: what stands for a parameter, by its full name and itself.
+    """
+
+    def __init__(
+        self,
+        holders: Iterable[tuple[str, nn.Module]],
+        change: Callable[[str, nn.Parameter], torch.Tensor],
+    ) -> None:
+        # The attributes themselves: nn.Module looks at each that is set, for longer than all of
+        # this takes. A call may come within one of another layer that has changed them too.
+        self._kept = [
+            (prefix, own, {name: own[name] for name in _LISTED if name in own})
+            for prefix, own in ((prefix, vars(m)) for prefix, m in holders)
+        ]
+        self._change = change
+
+    def __enter__(self) -> None:
+        for prefix, own, before in self._kept:
+            own["_parameters"] = {
+                name: None if p is None else self._change(joined(prefix, name), p)
+                for name, p in before["_parameters"].items()
+            }
+
+    def __exit__(self, *_: object) -> None:
+        for _prefix, own, before in self._kept:
+            own.update(before)
+
+
+_LISTED = ("_parameters", "_flat_weights", "_flat_weight_refs")
+
+
+def detached(holders: Iterable[tuple[str, nn.Module]]) -> Exchanged:
+    """Modules with their own parameters detached."""
+    return Exchanged(holders, lambda _, p: p.detach())
 
 
 @contextlib.contextmanager

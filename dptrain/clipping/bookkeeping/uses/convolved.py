@@ -91,7 +91,7 @@ class Convolved(Use):
             dtype = summing_dtype(self.g)
             a, g = self.a.to(dtype), self.g.to(dtype)
             if runs_in_groups(g):
-                return Materialized(*gradients_in_groups(a, g, self.geometry))
+                return Materialized(*gradients_in_groups(a, g, self.geometry), own=True)
         return Formed(kept_gradients(self.a, self.g, self.geometry))
 
 

@@ -112,4 +112,4 @@ class Gathered(Use):
         table = torch.arange(length, device=self.ids.device)[:, None]
         picked = (self.ids[:, None, :] == table).to(self.gradients.dtype)
         # 0 · NaN is NaN in other rows of the table too, which are the same example's.
-        return Materialized(torch.bmm(picked, self.gradients))
+        return Materialized(torch.bmm(picked, self.gradients), own=True)

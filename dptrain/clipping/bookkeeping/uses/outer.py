@@ -9,7 +9,7 @@ from dptrain.clipping.base.linear_norms import Gram, outer_norms, rank_one_norms
 from dptrain.clipping.base.products import outer_product
 from dptrain.clipping.base.row_groups import RowGroups, side_by_side
 from dptrain.clipping.base.rows import row_norms
-from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, Use
+from dptrain.clipping.bookkeeping.uses.uses import CHUNK, FEW, Materialized, SideNorms, Use
 
 
 class OuterProducts(Use):
@@ -18,7 +18,7 @@ class OuterProducts(Use):
     Args:
         left: l, shape (rows, positions, m).
         right: r, shape (rows, positions, n).
-        left_norms: ‖l_i‖ for one position, where they are known, shape (rows,).
+        left_norms: ‖l_i‖ for one position, where other uses have the same side.
         right_norms: likewise.
         grams: of l and of r, where other uses have the same sides.
     """
@@ -28,8 +28,8 @@ class OuterProducts(Use):
         left: torch.Tensor,
         right: torch.Tensor,
         *,
-        left_norms: torch.Tensor | None = None,
-        right_norms: torch.Tensor | None = None,
+        left_norms: SideNorms | None = None,
+        right_norms: SideNorms | None = None,
         grams: tuple[Gram | None, Gram | None] = (None, None),
     ) -> None:
         self.left, self.right = left, right
@@ -48,8 +48,8 @@ class OuterProducts(Use):
             return outer_norms(self.left, self.right, CHUNK, self._grams)
         left, right = self._left_norms, self._right_norms
         return rank_one_norms(
-            row_norms(self.left[:, 0]) if left is None else left,
-            row_norms(self.right[:, 0]) if right is None else right,
+            row_norms(self.left[:, 0]) if left is None else left.values,
+            row_norms(self.right[:, 0]) if right is None else right.values,
             (self.left.shape[2], self.right.shape[2]),
         )
 
@@ -97,5 +97,5 @@ class OuterProducts(Use):
         numbers = self.shape.numel()
         fewer = numbers <= self.positions * sum(self.shape)
         if self.positions > 1 and (fewer or self.rows * numbers <= FEW):
-            return Materialized(self.per_example(0, self.rows))
+            return Materialized(self.per_example(0, self.rows), own=True)
         return self

@@ -81,5 +81,6 @@ class Stacked(Use):
         """Each block in its smallest form; the gradients, where that is what all of them are."""
         parts = [part.compact() for part in self.parts]
         if all(isinstance(part, Materialized) for part in parts):
-            return Materialized(torch.cat([part.per_example(0, self.rows) for part in parts], 1))
+            gradients = torch.cat([part.per_example(0, self.rows) for part in parts], 1)
+            return Materialized(gradients, own=True)
         return Stacked(parts)

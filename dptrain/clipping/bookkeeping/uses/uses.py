@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator
-from typing import Self
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import torch
 from typing_extensions import override
 
-from dptrain.clipping.base.linear_norms import unit
+from dptrain.clipping.base.linear_norms import Gram, unit
 from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import row_norms
 
@@ -72,20 +73,49 @@ class Use(abc.ABC):
         """The same in the form that costs least from here on."""
         return self
 
-    def versions(self) -> list[int]:
-        """Numbers that grow when something is written into what the use is made of.
+    def keep(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Hold copies of all tensors that it is made of, but for those that nobody else has.
 
-        Its tensors may be the user's own, the batch's for instance, or gradients that autograd
-        handed on: what writes into them after norms were taken would not be clipped by these.
+        They may be the user's own, the batch's for instance, or gradients that autograd hands on.
+        What writes into them after norms were taken, through NumPy say, would have these clip other
+        gradients than are released (docs/theory/clipping.md#thm-own-memory;
+        ``test_what_is_written_after_the_backward_pass_is_not_released``).
+
+        Args:
+            copy: the same numbers in memory of our own.
         """
-        found: list[int] = []
-        for value in vars(self).values():
-            for part in value if isinstance(value, list) else (value,):
-                if isinstance(part, Use):
-                    found += part.versions()
-                elif isinstance(part, torch.Tensor) and not part.is_inference():
-                    found.append(part._version)
-        return found
+        for name, value in list(vars(self).items()):
+            vars(self)[name] = _kept(value, copy)
+
+
+def _kept(value: Any, copy: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return copy(value)
+    if isinstance(value, Use):
+        value.keep(copy)
+    elif isinstance(value, Gram | SideNorms):  # of several uses, none of which has norms yet
+        value.side = copy(value.side)
+    elif isinstance(value, list | tuple):
+        kept = [_kept(item, copy) for item in value]
+        make = getattr(value, "_make", type(value))  # a named tuple's
+        return make(kept)
+    return value
+
+
+class SideNorms:
+    """‖row‖₂ of a matrix that several uses have in common, taken once and when it is asked for.
+
+    Args:
+        side: shape (rows, numbers).
+    """
+
+    def __init__(self, side: torch.Tensor) -> None:
+        self.side = side
+
+    @functools.cached_property
+    def values(self) -> torch.Tensor:
+        """Shape (rows,)."""
+        return row_norms(self.side)
 
 
 class Materialized(Use):
@@ -93,13 +123,26 @@ class Materialized(Use):
 
     Args:
         gradients: shape (rows, *shape).
-        norms: theirs, where they are known, shape (rows,).
+        norms: theirs, where others ask for them too or they are known, shape (rows,).
+        own: whether nobody else has the memory of the gradients.
     """
 
-    def __init__(self, gradients: torch.Tensor, norms: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        gradients: torch.Tensor,
+        norms: SideNorms | torch.Tensor | None = None,
+        *,
+        own: bool = False,
+    ) -> None:
         self.gradients = gradients
         self.rows, self.shape = gradients.shape[0], gradients.shape[1:]
-        self._norms = norms
+        self._norms, self._own = norms, own
+
+    @override
+    def keep(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        if not self._own:
+            super().keep(copy)
+            self._own = True
 
     @override
     def per_example(self, start: int, stop: int) -> torch.Tensor:
@@ -111,7 +154,9 @@ class Materialized(Use):
 
     @override
     def norms(self) -> torch.Tensor:
-        return row_norms(_flat(self.gradients)) if self._norms is None else self._norms
+        if self._norms is None:
+            return row_norms(_flat(self.gradients))
+        return self._norms.values if isinstance(self._norms, SideNorms) else self._norms
 
     def weighted_sum(self, factors: torch.Tensor) -> torch.Tensor:
         """A product of a vector and a matrix: each number is read once."""
@@ -124,14 +169,18 @@ class Materialized(Use):
     @override
     def folded(self, views: int | RowGroups) -> Use:
         if isinstance(views, int):
-            return Materialized(self.gradients.unflatten(0, (-1, views)).sum(1))
-        return Materialized(views.summed(self.gradients))
+            return Materialized(self.gradients.unflatten(0, (-1, views)).sum(1), own=True)
+        return Materialized(views.summed(self.gradients), own=True)
 
     def merged(self, other: Use) -> Use | None:
         """The sum, where the other is materialised too."""
         if isinstance(other, Materialized):
-            return Materialized(self.gradients + other.gradients)
+            return Materialized(self.gradients + other.gradients, own=True)
         return None
+
+    def viewed(self, shape: torch.Size) -> Materialized:
+        """The same numbers in another shape of the parameter."""
+        return Materialized(self.gradients.reshape(self.rows, *shape), own=self._own)
 
 
 class Folded(Use):

@@ -1,0 +1,7 @@
+"""Whose every number is: owner maps, followed from operator to operator."""
+
+from dptrain.clipping.owners.maps import SHARED
+from dptrain.clipping.owners.trace import Event, OwnerTrace
+from dptrain.clipping.owners.watch import Findings, OwnerWatch, RowsMeet
+
+__all__ = ["SHARED", "Event", "Findings", "OwnerTrace", "OwnerWatch", "RowsMeet"]

@@ -1,0 +1,64 @@
+"""What a call looks like: what a program may go by that is no number of an example."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+_DEPTH = 3  # of containers and objects within one another
+_MOST = 32  # items of a container that are looked at
+_OF_MODULES = frozenset(vars(nn.Module()))
+
+
+def look_of_call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], rows: int) -> Any:
+    """Hashable: types and shapes but for the rows, plain values, and those that layers hold.
+
+    Buffers and other tensors of the module are known by the version that they are in.
+    """
+    layers = tuple(
+        tuple((name, _plain(value, 0, _DEPTH)) for name, value in vars(m).items() if _own(name))
+        for m in module.modules()
+    )
+    buffers = tuple(_plain(b, 0, 1) for b in module.buffers())
+    hooks = len(nn.modules.module._global_forward_hooks) + len(
+        nn.modules.module._global_forward_pre_hooks
+    )
+    arguments = _plain(args, rows, _DEPTH), _plain(dict(kwargs), rows, _DEPTH)
+    return hash((arguments, layers, buffers, hooks, torch.is_inference_mode_enabled()))
+
+
+def _own(name: str) -> bool:
+    """Whether it is no attribute that every module has, or that training puts there."""
+    return name == "training" or (name not in _OF_MODULES and name != "forward")
+
+
+def _plain(value: Any, rows: int, depth: int) -> Any:
+    if value is None or isinstance(value, bool | int | float | str | bytes | enum.Enum):
+        return value
+    if isinstance(value, PackedSequence):
+        value = value.data
+    if isinstance(value, torch.Tensor):
+        if rows:  # an argument, of other numbers every time
+            shape = tuple(value.shape)
+            return "tensor", value.dtype, shape[1:] if shape[:1] == (rows,) else shape
+        version = None if value.is_inference() else value._version
+        return "tensor", value.dtype, tuple(value.shape), version
+    if isinstance(value, nn.Module) or depth == 0:
+        return type(value)
+    if isinstance(value, Mapping):
+        items = list(value.items())[:_MOST]
+        return "mapping", tuple((str(k), _plain(v, rows, depth - 1)) for k, v in items)
+    if isinstance(value, list | tuple | set | frozenset):
+        return "items", tuple(_plain(v, rows, depth - 1) for v in list(value)[:_MOST])
+    if isinstance(value, functools.partial):
+        return "partial", _plain([value.func, value.args, value.keywords], rows, depth)
+    if callable(value) and hasattr(value, "__code__"):
+        return value.__code__
+    own = getattr(value, "__dict__", None)
+    return type(value), None if not own else _plain(dict(own), rows, depth - 1)

@@ -1,0 +1,447 @@
+"""Follows a program operator by operator, and whose every number in it is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+from torch.nn.functional import one_hot
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from dptrain.clipping.owners.maps import EVENT, NEW, is_shared, shared, thin
+from dptrain.clipping.owners.memory import Memory
+from dptrain.clipping.owners.rules import Call, owners_of_results
+
+_MOST = 2000  # events of which it is looked up where they were
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_FUNCTORCH = os.path.join(_TORCH, "_functorch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """Where owners were lost.
+
+    Attributes:
+        kind: ``"mixed"``: what several examples have was put together; ``"unknown"``: nothing says
+            whose it is.
+        operator: of torch.
+        line: ``file:number`` of the program's own line, ``None`` in a backward pass.
+        module: the class of the module whose forward that line is in, if it is in one's.
+    """
+
+    kind: Literal["mixed", "unknown"]
+    operator: str
+    line: str | None
+    module: nn.Module | None
+
+    def __str__(self) -> str:
+        where = "" if self.line is None else f" at {self.line}"
+        within = "" if self.module is None else f", in a {type(self.module).__name__}"
+        return f"{self.operator}{where}{within}"
+
+
+class OwnerTrace:
+    """Follows all operators of torch within the context, forward and backward.
+
+    Theorem: docs/theory/limits.md#thm-owners.
+
+    For every storage it knows which example each element depends on; what an operator makes of
+    these is told by rules (``owners_of_results``). Tensors that were there before depend on no
+    example, but for those that ``own`` declares.
+
+    What leaves the tensors (``.item()``, ``if tensor:``, ``.numpy()``) can come back as a number
+    that nobody sees, so that a trace with an escape shows nothing of what came after it; tensors
+    that are made from Python's objects after it are unknown.
+
+    Attributes:
+        events: what owners ≤ -2 stand for, by -2 - owner.
+        escapes: where what depends on examples was made a number or an array.
+        lost: an operator that returned what has no strided memory, ``None`` if none did.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.escapes: list[Event] = []
+        self.memory = Memory()
+        self._known_before: set[int] | None = None  # storages from before the first escape
+        self._unknown_constant: int | None = None
+        self._lent: list[torch.Tensor] = []  # whose memory Python may write into
+        self.lost: str | None = None  # an operator whose results have no place in memory
+        self.ended = False
+        self._checking = 0
+        self.off = 0  # contexts in which nothing is followed
+        self._modes = (_Operators(self), _Functions(self))
+
+    def own(self, tensor: torch.Tensor, owners: torch.Tensor | int) -> None:
+        """Declare whose the elements are.
+
+        Args:
+            tensor: a strided one.
+            owners: an example's number, or whole numbers that broadcast to the tensor's shape.
+        """
+        with _unseen():
+            found = torch.as_tensor(owners, dtype=torch.int32, device="cpu")
+            self.memory.put(tensor, found.expand(tensor.shape), written=True)
+
+    def own_python(self) -> None:
+        """What is made of Python's objects may be the examples' from now on."""
+        self._taint()
+
+    def owners(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Whose the elements are now: int32, of the tensor's shape."""
+        with _unseen():
+            return self._owners(tensor)
+
+    def _owners(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout != torch.strided:
+            return self.unknown("a tensor of layout " + str(tensor.layout), tensor.shape)
+        found = self.memory.find(tensor)
+        if found is not None:
+            return found
+        if self._known_before is None or _address(tensor) in self._known_before:
+            return shared(tensor.shape)
+        if self._unknown_constant is None:
+            self._unknown_constant = self.note("unknown", "a tensor made of Python's objects")
+        found = torch.tensor(self._unknown_constant, dtype=torch.int32).expand(tensor.shape)
+        self.memory.put(tensor, found, written=True)
+        return found
+
+    def event(self, owner: int) -> Event:
+        """What an owner ≤ -2 stands for."""
+        return self.events[EVENT - owner]
+
+    def note(self, kind: Literal["mixed", "unknown"], operator: str) -> int:
+        """A new event, here; returns its owner."""
+        line, module = _place() if len(self.events) < _MOST else (None, None)
+        self.events.append(Event(kind, operator, line, module))
+        return EVENT - (len(self.events) - 1)
+
+    def unknown(self, operator: str, shape: Sequence[int]) -> torch.Tensor:
+        """Of what nobody knows whose it is."""
+        owner = self.note("unknown", operator)
+        return torch.tensor(owner, dtype=torch.int32).expand(tuple(shape))
+
+    def escaped(self, tensor: torch.Tensor, operator: str) -> None:
+        """The numbers of a tensor leave torch."""
+        if self._checking:
+            return
+        with _unseen():
+            if is_shared(self._owners(tensor)):
+                return
+        line, module = _place()
+        self.escapes.append(Event("unknown", operator, line, module))
+        self._taint()
+
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Numbers that leave the tensors are only checked here, and nothing comes of them."""
+        self._checking += 1
+        try:
+            yield
+        finally:
+            self._checking -= 1
+
+    def lent(self, tensor: torch.Tensor, operator: str) -> None:
+        """From now on something may write into the memory of a tensor that is no operator."""
+        with _unseen():
+            if self._known_before is None:
+                self._lent.append(tensor.detach())
+            else:
+                self.memory.hide(tensor, self.note("unknown", operator))
+
+    def _taint(self) -> None:
+        """From now on Python may hold what depends on examples."""
+        if self._known_before is not None:
+            return
+        with _unseen():
+            self._known_before = _addresses_of_all_tensors()
+            for tensor in self._lent:
+                self.memory.hide(tensor, self.note("unknown", "memory that Python writes into"))
+        self._lent.clear()
+
+    def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call | None:
+        """A call that is about to be made; ``None``: nothing is known of such operators."""
+        try:
+            return Call(func, args, kwargs, self) if isinstance(func, OpOverload) else None
+        except Exception:  # a program is not to fail for being followed
+            return None
+
+    def returned(self, func: Any, call: Call | None, value: Any) -> None:
+        """It returned this. Whatever cannot be followed is unknown."""
+        if call is not None:
+            try:
+                self.result(call, owners_of_results(call, value), writes=call.writes)
+                return
+            except Exception as error:
+                name = f"{call.name} (whose rule fails: {type(error).__name__})"
+        else:
+            name = str(func)
+        for tensor in tree_leaves(value):
+            if isinstance(tensor, torch.Tensor):
+                self._lose(tensor, name)
+
+    def _lose(self, tensor: torch.Tensor, operator: str) -> None:
+        try:
+            self.memory.put(tensor, self.unknown(operator, tensor.shape), written=True)
+        except Exception:
+            self.lost = self.lost or operator
+
+    def wrote(self, call: Call, tensor: torch.Tensor, owners: torch.Tensor) -> None:
+        """An operator wrote into an argument."""
+        self.result(call, [(tensor, owners)], writes=True)
+
+    def result(
+        self,
+        call: Call,
+        found: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        *,
+        writes: bool,
+    ) -> None:
+        """Take note of what an operator returned or wrote."""
+        event: int | None = None
+        for tensor, owners in found:
+            if tensor.layout != torch.strided:
+                continue
+            few = thin(owners)
+            if few.numel() and int(few.min()) == NEW:
+                if event is None:
+                    event = self.note("mixed", call.name)
+                few = torch.where(few == NEW, event, few)
+            self.memory.put(tensor, few.expand(tensor.shape), written=writes)
+
+    def end(self) -> None:
+        """What is under way goes on unseen; ``stop`` or the next ``start`` clears up."""
+        self.off += 1
+        self.ended = True
+
+    def start(self) -> None:
+        """Follow what this thread does from now on, below all modes that the user has entered.
+
+        Theirs may end before this, or later: they find their own on top of the stack.
+        """
+        operators, functions = self._modes
+        with _stack_of_operators() as stack:
+            operators.__enter__()
+            _pop_mode()
+            stack[:] = [operators, *(m for m in stack if not _has_ended(m))]
+        with _stack_of_functions() as others:
+            others[:] = [functions, *(m for m in others if not _has_ended(m))]
+
+    def stop(self) -> None:
+        """Follow nothing any more."""
+        operators, functions = self._modes
+        with _stack_of_operators() as stack:
+            if operators in stack:
+                stack.remove(operators)
+                _push_mode(operators)
+                operators.__exit__(None, None, None)
+        with _stack_of_functions() as others:
+            if functions in others:
+                others.remove(functions)
+        self.end()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """As ``unseen``, at less cost: in this thread, and not within a call of torch."""
+        operators, functions = self._modes
+        with _stack_of_operators() as stack:
+            seen = operators in stack
+            stack[:] = [m for m in stack if m is not operators]
+        with _stack_of_functions() as others:
+            others[:] = [m for m in others if m is not functions]
+        try:
+            yield
+        finally:
+            if seen:
+                with _stack_of_operators() as stack:
+                    stack.insert(0, operators)
+                with _stack_of_functions() as others:
+                    others.insert(0, functions)
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is done here is no part of the program, in whatever thread."""
+        self.off += 1
+        try:
+            yield
+        finally:
+            self.off -= 1
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _has_ended(mode: Any) -> bool:
+    """Whether it is of a trace that was stopped while torch held it aside, as it does in a call."""
+    return isinstance(mode, _Operators | _Functions) and mode.of.ended
+
+
+@contextlib.contextmanager
+def _stack_of_operators() -> Iterator[list[Any]]:
+    """The modes that see operators, from the lowest, to be changed."""
+    found = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+    found.reverse()
+    try:
+        yield found
+    finally:
+        for mode in found:
+            _push_mode(mode)
+
+
+@contextlib.contextmanager
+def _stack_of_functions() -> Iterator[list[Any]]:
+    """The modes that see calls of torch's functions."""
+    count = torch._C._len_torch_function_stack()
+    found = [torch._C._pop_torch_function_stack() for _ in range(count)]
+    found.reverse()
+    try:
+        yield found
+    finally:
+        for mode in found:
+            torch._C._push_on_torch_function_stack(mode)
+
+
+class _Operators(TorchDispatchMode):
+    """Sees every operator that runs."""
+
+    def __init__(self, trace: OwnerTrace) -> None:
+        super().__init__()
+        self.of = trace
+
+    supports_higher_order_operators = True
+
+    @override
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.of.off:
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            call = self.of.call(func, args, kwargs)
+        value = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self.of.returned(func, call, value)
+        return value
+
+
+# Methods of a tensor that give its numbers, or its memory, to who is no operator.
+_LEAVES = {
+    torch.Tensor.tolist: "tolist",
+    torch.Tensor.numpy: "numpy",
+    torch.Tensor.__array__: "numpy",
+    torch.Tensor.__dlpack__: "dlpack",
+    torch.Tensor.data_ptr: "data_ptr",
+    torch.Tensor.storage: "storage",
+    torch.Tensor.untyped_storage: "untyped_storage",
+    torch.Tensor.__reduce_ex__: "pickle",
+    torch.Tensor.__repr__: "repr",
+    torch.Tensor.__format__: "format",
+}
+_ADDRESSES = frozenset({"data_ptr", "storage", "untyped_storage"})
+_SHARES = frozenset({"numpy", "dlpack", *_ADDRESSES})
+
+
+def _classes(args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Of a call of ``one_hot``; with a number of classes it only checks that targets are below."""
+    found = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    return int(found)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what gives numbers away without an operator."""
+
+    def __init__(self, trace: OwnerTrace) -> None:
+        super().__init__()
+        self.of = trace
+
+    @override
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if self.of.off:
+            return func(*args, **(kwargs or {}))
+        name = _LEAVES.get(func) if isinstance(func, _HASHABLE) else None
+        if func is one_hot and _classes(args, kwargs or {}) > 0:
+            with self.of.checked():
+                return func(*args, **(kwargs or {}))
+        if name in _ADDRESSES and sys._getframe(1).f_code.co_filename.startswith(_FUNCTORCH):
+            name = None  # which asks whether two tensors are one
+        if name is not None and args and isinstance(args[0], torch.Tensor):
+            self.of.escaped(args[0], name)
+            if name in _SHARES:
+                self.of.lent(args[0], name)
+        return func(*args, **(kwargs or {}))
+
+
+_HASHABLE = tuple({type(f) for f in _LEAVES})
+
+
+def _addresses_of_all_tensors() -> set[int]:
+    """Of the storages that Python knows at the moment."""
+    found = set[int]()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.Tensor):
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                found.add(_address(each))
+    return found
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Without modes: what is done here is no part of the program."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _place() -> tuple[str | None, nn.Module | None]:
+    """The innermost line that is neither torch's nor ours, and the innermost module's forward."""
+    frame: FrameType | None = sys._getframe(1)
+    line: str | None = None
+    module: nn.Module | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        ours = file.startswith((_TORCH, _HERE))
+        if line is None and not ours and not file.startswith("<frozen"):
+            line = f"{os.path.basename(file)}:{frame.f_lineno}"
+        if module is None and frame.f_code.co_name == "forward":
+            owner = frame.f_locals.get("self")
+            module = owner if isinstance(owner, nn.Module) else None
+        if line is not None and module is not None:
+            break
+        frame = frame.f_back
+    return line, module

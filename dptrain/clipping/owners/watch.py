@@ -1,0 +1,394 @@
+"""Watches steps of a run: whether what is clipped as an example's gradient is that example's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from dptrain.clipping.owners.looks import look_of_call
+from dptrain.clipping.owners.maps import EVENT, SHARED, thin
+from dptrain.clipping.owners.trace import Event, OwnerTrace
+from dptrain.sampling import MicroBatch
+
+SHARE = 0.01
+"""Of the steps after the first that are followed: each costs one to two ordinary ones more."""
+
+_AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
+_ONE_IN = 20
+
+_REMEDY = "Keep the examples apart, one in each row of the first dimension"
+
+
+class RowsMeet(RuntimeError):
+    """What would be clipped as one example's gradient depends on another."""
+
+
+@dataclasses.dataclass
+class Findings:
+    """What the steps that were followed have shown; kept with the run.
+
+    Attributes:
+        shown: steps in which all that was clipped was each example's own.
+        tested: steps in which that could not be followed.
+        why: of the first of those, what could not.
+    """
+
+    shown: int = 0
+    tested: int = 0
+    why: str | None = None
+
+    def note(self) -> str | None:
+        """What the guarantee says of it."""
+        apart = "that no example's gradient depends on another's "
+        if self.why is not None:
+            return (
+                f"{apart}was tested on a few rows only: of {self.shown + self.tested} step(s) that "
+                f"were followed operator by operator, {self.tested} could not be ({self.why})"
+            )
+        if self.shown:
+            return (
+                f"{apart}was shown operator by operator in {self.shown} step(s) of the run, and is "
+                "assumed of the others"
+            )
+        return None
+
+
+class _Running(threading.local):
+    """The one whose trace is under way in a thread: of a run that was left, nothing goes on."""
+
+    watch: weakref.ref[OwnerWatch] | None = None
+
+
+_running = _Running()
+
+
+class OwnerWatch:
+    """Follows a few steps of a run with owner maps (``OwnerTrace``), from batch to gradients.
+
+    The first step is followed, a hundredth of the others at random, and a step from its call of the
+    module on if that looks otherwise than all so far (``look_of_call``), as often as its cost
+    allows. In these, all that layers' gradients are made of has to be of the
+    example that it is clipped as (docs/theory/limits.md#thm-owners).
+
+    Args:
+        module: the user's.
+        views: rows an example has.
+        seed: of the choice of steps.
+    """
+
+    def __init__(self, module: nn.Module, *, views: int, seed: int) -> None:
+        self.module, self.views = module, views
+        self.findings = Findings()
+        self._seed = seed
+        self._due = True
+        self._trace: OwnerTrace | None = None
+        self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
+        self._why: str | None = None
+        self._seen = False
+        self._looks: set[int] = set()
+        self._calls = 0
+        self._batch: MicroBatch | None = None
+        self._halfway = False  # followed from the call of the module on
+        self._stop: weakref.finalize[[], OwnerWatch] | None = None
+
+    def begin(self, batch: MicroBatch, data: Any) -> None:
+        """The user is about to be given this batch."""
+        self.drop()
+        self._batch = batch
+        if not self._chosen(batch.step) or not len(batch.indices):
+            return
+        self._due = False
+        self._halfway = False
+        self._start(lambda trace, records: declare(trace, data, records, self._owners))
+
+    def _start(self, told: Callable[[OwnerTrace, torch.Tensor], bool]) -> None:
+        """Follow from here; a function declares whose numbers are, and says if all are known."""
+        batch = self._batch
+        assert batch is not None
+        sizes = np.ones(len(batch.weights), dtype=np.int64) if batch.sizes is None else batch.sizes
+        records = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(torch.int32)
+        self._owners = records.repeat_interleave(self.views)
+        self._trace = trace = OwnerTrace()
+        self._why, self._seen = None, False
+        if not told(trace, records):
+            self._doubt("the batch holds what is no tensor, or a tensor without a row each")
+        other = None if _running.watch is None else _running.watch()
+        if other is not None and other is not self:
+            other.drop()
+        _running.watch = weakref.ref(self)
+        undo = contextlib.ExitStack()
+        undo.enter_context(_eagerly())
+        undo.callback(trace.stop)
+        self._stop = weakref.finalize(self, undo.close)
+        trace.start()
+
+    def _chosen(self, step: int) -> bool:
+        if self._due:
+            return True
+        return random.Random(f"{self._seed}:{step}").random() < SHARE
+
+    def end(self) -> None:
+        """The step is to be made: nothing is followed from here."""
+        trace = self._trace
+        failed = trace is None or trace.ended
+        self.drop()
+        if trace is None or failed:
+            self._due = self._due or trace is not None
+            return
+        if trace.lost is not None:
+            self._doubt(f"nothing is known of what {trace.lost} returns")
+        if trace.escapes:
+            self._doubt(f"numbers leave the tensors: {trace.escapes[0]}")
+        if not self._seen:
+            self._doubt("no gradient of the batch was seen")
+        if self._halfway:
+            return  # of what came before the call nothing is known
+        if self._why is None:
+            self.findings.shown += 1
+        else:
+            self.findings.tested += 1
+            self.findings.why = self.findings.why or self._why
+
+    def drop(self) -> None:
+        """Nothing comes of the step that was followed, if one was."""
+        if self._stop is not None:
+            self._stop()
+        self._stop = self._trace = None
+
+    def _doubt(self, why: str) -> None:
+        self._why = self._why or why
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """What is done here is no part of the user's program, as it calls the module."""
+        if self._trace is None:
+            yield
+            return
+        try:
+            with self._trace.aside():
+                yield
+        except BaseException:
+            self.drop()
+            raise
+
+    @contextlib.contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is done here is no part of the user's program; an error ends the step."""
+        if self._trace is None:
+            yield
+            return
+        try:
+            with self._trace.unseen():
+                yield
+        except BaseException:
+            if self._trace is not None:
+                self._trace.end()  # and not stop: torch may hold its modes aside in this call
+            raise
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """The module is called on these: rows of which nobody knows whose they are, are taken so.
+
+        What a program makes of texts before is between the data and the module; what is left to
+        show is the module and the loss.
+        """
+        batch = self._batch
+        if batch is None or not len(batch.indices):
+            return
+        self._calls += 1
+        look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
+        if look not in self._looks:
+            within = len(self._looks) < _AT_ONCE + self._calls / _ONE_IN
+            if within or self._trace is not None:
+                self._looks.add(look)
+            if self._trace is None and within:
+                self._halfway = True
+                self._start(lambda trace, rows: declare(trace, (args, kwargs), rows, self._owners))
+                return
+        if self._trace is None:
+            return
+        for tensor in _tensors((args, kwargs)):
+            owners = self._trace.owners(tensor)
+            few = thin(owners)
+            unknown = few.numel() and bool((few <= EVENT).any())
+            if not unknown or tensor.dim() == 0 or len(tensor) != len(self._owners):
+                continue
+            event = self._trace.event(int(few.min()))
+            if event.kind == "unknown":
+                self._doubt(f"what the module is called on is made by {event}")
+                self._trace.own(tensor, _by_rows(self._owners, tensor))
+
+    def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
+        """A layer's gradients are to be made of these.
+
+        Args:
+            layer: of the module.
+            inputs: with a row for each that the module is fed, or of what all share.
+            gradient: by its output, shape (rows, ...).
+
+        Raises:
+            RowsMeet: if a row of them depends on another example.
+        """
+        if self._trace is None:
+            return
+        self._check(layer, "the gradient by its output", gradient)
+        for x in inputs:
+            if isinstance(x, torch.Tensor):
+                self._check(layer, "its input", x)
+
+    def _name(self, layer: nn.Module) -> str:
+        names = {m: name for name, m in self.module.named_modules()}
+        return f"layer {names.get(layer) or '(the module itself)'!r}, a {type(layer).__name__}"
+
+    def _check(self, layer: nn.Module, what: str, tensor: torch.Tensor) -> None:
+        assert self._trace is not None
+        few = thin(self._trace.owners(tensor))
+        if not few.numel():
+            return
+        own = self._owners[: len(tensor)] if tensor.dim() else self._owners[:0]
+        if tensor.dim() and len(tensor) <= len(self._owners):
+            mine = few == _by_rows(own, few)
+        else:
+            mine = torch.zeros(few.shape, dtype=torch.bool)
+        self._seen = self._seen or bool(mine.any())
+        few = few.expand(mine.shape)
+        wrong = few[~mine & (few != SHARED)]
+        if not wrong.numel():
+            return
+        least = int(wrong.min())
+        if least > EVENT:
+            raise RowsMeet(
+                f"{self._name(layer)}: {what} has for one row of the batch what belongs to another "
+                "example, so that no example's contribution can be bounded: rows are in another "
+                f"order, or another dimension is the examples'. {_REMEDY}"
+            )
+        places = isinstance(layer, nn.EmbeddingBag) and not tensor.is_floating_point()
+        mixed = (
+            []
+            if places
+            else [e for v in wrong.unique().tolist() if v <= EVENT and (e := self._event(v))]
+        )
+        if mixed:
+            raise RowsMeet(
+                f"{self._name(layer)}: {what} depends for one example on another: {mixed[0]} puts "
+                "together what several examples have, so that no example's contribution can be "
+                "bounded. " + _remedy(mixed[0])
+            )
+        self._doubt(f"{what} of {self._name(layer)}, is made by {self._trace.event(least)}")
+
+    def _event(self, owner: int) -> Event | None:
+        assert self._trace is not None
+        found = self._trace.event(owner)
+        return found if found.kind == "mixed" else None
+
+
+def _remedy(event: Event) -> str:
+    if event.operator.startswith("nll_loss"):
+        return (
+            "A mean over the targets that count divides by what the whole batch holds: take the "
+            "loss from dptrain.losses, which reduces each example by itself"
+        )
+    return _REMEDY
+
+
+def _by_rows(owners: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return owners.view(-1, *[1] * (like.dim() - 1))
+
+
+def declare(trace: OwnerTrace, data: Any, records: torch.Tensor, fed: torch.Tensor) -> bool:
+    """Say whose the numbers of a batch are; whether all that it holds is known then.
+
+    Args:
+        trace: to be told.
+        data: what the loader gives.
+        records: whose the rows are, shape (rows,).
+        fed: whose they are where each has all its views.
+    """
+    known = True
+
+    def whole(value: Any, owners: torch.Tensor | int) -> None:
+        for tensor in _tensors(value):
+            trace.own(tensor, owners)
+
+    def one(leaf: Any) -> None:
+        nonlocal known
+        if isinstance(leaf, torch.Tensor):
+            rows = len(leaf) if leaf.dim() else -1
+            owners = next((o for o in (records, fed) if len(o) == rows), None)
+            if owners is None:
+                whole(leaf, trace.note("unknown", "a tensor of the batch without a row each"))
+            else:
+                trace.own(leaf, _by_rows(owners, leaf))
+            known = known and owners is not None
+        elif isinstance(leaf, PackedSequence):
+            known = _declare_packed(trace, leaf, records) and known
+        elif isinstance(leaf, list | tuple):  # an item for each row, of shapes that Python knows
+            for owner, item in zip(records.tolist(), leaf, strict=True):
+                whole(item, owner)
+            known = False
+        elif leaf is not None and not isinstance(leaf, bool):
+            known = False
+
+    for leaf in _leaves(data, len(records)):
+        one(leaf)
+    if not known:
+        trace.own_python()
+    return known
+
+
+def _declare_packed(trace: OwnerTrace, leaf: PackedSequence, records: torch.Tensor) -> bool:
+    sizes = leaf.batch_sizes.tolist()
+    if not sizes or sizes[0] != len(records):
+        trace.own(leaf.data, trace.note("unknown", "a packed sequence without a row each"))
+        return False
+    order = records if leaf.sorted_indices is None else records[leaf.sorted_indices.cpu()]
+    trace.own(leaf.data, _by_rows(torch.cat([order[:n] for n in sizes]), leaf.data))
+    return True
+
+
+def _leaves(value: Any, rows: int | None = None) -> Iterator[Any]:
+    """All that is in nested containers; whole lists where they have an item for each row."""
+    if isinstance(value, PackedSequence):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item, rows)
+    elif isinstance(value, tuple | list):
+        if len(value) == rows and not all(_has_rows(item, rows) for item in value):
+            yield value
+            return
+        for item in value:
+            yield from _leaves(item, rows)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name), rows)
+    else:
+        yield value
+
+
+def _has_rows(value: Any, rows: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == rows
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+@contextlib.contextmanager
+def _eagerly() -> Iterator[None]:
+    """Compiled code hides its operators."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

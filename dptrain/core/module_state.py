@@ -1,0 +1,303 @@
+"""What a module holds besides its code: parameters, buffers and what its attributes lead to."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+# Of every module: its parts, which are looked into, its hooks and its mode.
+_STRUCTURE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_PLAIN_TYPES = frozenset(_PLAIN)
+# Objects that hold bytes of their own, and are compared by them.
+_HOLDING_BYTES = (
+    bytearray,
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+)
+# Of a LightningModule: which of its hooks runs, and who runs it, what its metrics are called, and
+# which parameters toggle_optimizer() is to unfreeze.
+_LIGHTNING = frozenset(
+    (
+        "_current_fx_name",
+        "_trainer",
+        "_fabric",
+        "_metric_attributes",
+        "_param_requires_grad_state",
+    )
+)
+# Of a Hugging Face configuration: which loss it is, by the number of classes and the labels' dtype.
+_HUGGING_FACE = frozenset(("problem_type",))
+# Of a module that fully_shard was called on: how far torch is in gathering its parameters.
+_COMPOSED = "__composable_api_"
+# Of tensors: what the wrapped optimiser and Opacus's hooks keep there for a batch. The compiler
+# notes how it takes them in attributes that begin with "_dynamo".
+_OF_TENSORS = frozenset(("grad_sample", "summed_grad", "_current_grad_sample", "_forward_counter"))
+
+
+class ModuleState:
+    """Everything that a forward pass could leave behind in a module, found by one walk.
+
+    These are parameters, buffers and whatever tensors, NumPy arrays, byte arrays, random
+    generators, numbers and text there are in the attributes of these and in the other ones of all
+    modules: directly, in lists, tuples, dicts, sets and deques, and in the attributes of an object
+    that is no module (whose own objects are not looked into), and the gradients of all of these but
+    of trained parameters. A tensor with several paths is there once, by the first. Not found: what
+    closures, iterators, classes or globals keep, and attributes that are no entry of ``__dict__``;
+    nor a private run, its optimizer or its loader (``of_a_run``), which a module may hold, nor
+    which hook of a LightningModule runs, nor which loss a Hugging Face configuration has.
+
+    Args:
+        module: the user's.
+        own: attributes that were put there to train it, and are left out.
+
+    Attributes:
+        by_path: values by the path that they are found at: parameters and buffers by the names of
+            ``named_parameters`` and ``named_buffers``.
+        modules: by their names.
+        containers: whatever holds something and can be written into, each once.
+        held: arrays, byte arrays and generators, each once.
+        parameters: each once.
+    """
+
+    def __init__(self, module: nn.Module, own: Collection[str] = ()) -> None:
+        self.by_path: dict[str, Any] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.containers: list[Any] = []
+        self.held: list[Any] = []
+        self.parameters: list[nn.Parameter] = []
+        self._own = own
+        self._seen: dict[int, Any] = {}  # what was found, held so that no id is used again
+        self._modules(module, "")
+
+    def _modules(self, module: nn.Module, path: str) -> None:
+        """Parameters and buffers first: by these names a tensor is known that has several."""
+        new = [(_join(path, n), m) for n, m in module.named_modules() if self._is_new(m)]
+        for name, m in new:
+            self.modules[name] = m
+            own = vars(m)
+            self.containers += [own, *(v for n, v in own.items() if n in _STRUCTURE and _holds(v))]
+            for own_name, tensor in [*m._parameters.items(), *m._buffers.items()]:
+                if tensor is not None and self._is_new(tensor):
+                    self._tensor(_join(name, own_name), tensor)
+        for name, m in new:
+            skipped = _STRUCTURE | _LIGHTNING if _is_a(m, "LightningModule") else _STRUCTURE
+            for attribute, value in list(vars(m).items()):
+                known = attribute in skipped or attribute in self._own
+                if not known and not attribute.startswith(_COMPOSED):
+                    self._value(_join(name, attribute), value, inside=False)
+
+    def _value(self, path: str, value: Any, *, inside: bool) -> None:
+        """One attribute or element.
+
+        Args:
+            path: where it is.
+            value: what is there.
+            inside: whether it is a part of an object that is no module.
+        """
+        if isinstance(value, _PLAIN):
+            self.by_path[path] = value
+        elif getattr(type(value), "of_a_run", False):
+            return
+        elif isinstance(value, nn.Module):
+            self._modules(value, path)
+        elif not self._is_new(value):
+            return
+        elif isinstance(value, torch.Tensor):
+            self._tensor(path, value)
+        elif isinstance(value, np.ndarray | np.generic):
+            self.by_path[path] = value
+            self.held += [value] if isinstance(value, np.ndarray) else []
+        elif isinstance(value, _HOLDING_BYTES):
+            self.by_path[path] = value
+            self.held.append(value)
+        elif isinstance(value, Mapping):
+            self._elements(path, value, list(value.items()), inside=inside)
+        elif isinstance(value, list | tuple | deque):
+            self._elements(path, value, list(enumerate(value)), inside=inside)
+        elif isinstance(value, set | frozenset):
+            plain = frozenset(e for e in value if isinstance(e, _PLAIN))
+            others = [e for e in value if not isinstance(e, _PLAIN)]
+            self.by_path[path] = plain, len(others)
+            self.containers += [value] if isinstance(value, set) else []
+            for k, element in enumerate(others):
+                self._value(f"{path}[{k}]", element, inside=inside)
+        elif inside or callable(value) or isinstance(value, types.ModuleType):
+            return
+        elif hasattr(value, "__dict__"):
+            self.containers.append(vars(value))
+            hugging_face = _is_a(value, "PretrainedConfig", "PreTrainedConfig")
+            for attribute, element in list(vars(value).items()):
+                if not (hugging_face and attribute in _HUGGING_FACE):
+                    self._value(f"{path}->{attribute}", element, inside=True)
+
+    def _tensor(self, path: str, tensor: torch.Tensor) -> None:
+        self.by_path[path] = tensor
+        parameter = isinstance(tensor, nn.Parameter)
+        self.parameters += [tensor] if isinstance(tensor, nn.Parameter) else []
+        if vars(tensor):
+            for attribute, value in list(vars(tensor).items()):
+                if attribute not in _OF_TENSORS and not attribute.startswith("_dynamo"):
+                    self._value(f"{path}.{attribute}", value, inside=True)
+        trained = parameter and tensor.requires_grad  # the run's, and cleared before a release
+        if not trained and tensor.is_leaf and tensor.grad is not None:
+            self._value(f"{path}.grad", tensor.grad, inside=True)
+
+    def _elements(
+        self, path: str, value: Any, elements: list[tuple[Any, Any]], *, inside: bool
+    ) -> None:
+        if _holds(value):
+            self.containers.append(value)
+        if {type(element) for _, element in elements} <= _PLAIN_TYPES:  # a vocabulary, say
+            self.by_path[path] = tuple(elements)
+            return
+        self.by_path[path] = tuple(k if isinstance(k, _PLAIN) else repr(k) for k, _ in elements)
+        for key, element in elements:
+            self._value(f"{path}[{key!r}]", element, inside=inside)
+
+    def _is_new(self, value: Any) -> bool:
+        if id(value) in self._seen:
+            return False
+        self._seen[id(value)] = value
+        return True
+
+
+def content_of(value: Any) -> Any:
+    """What a byte array or a random generator holds, as a value that can be compared; else itself.
+
+    Nothing of the global generators, which every pass moves on, and which the run looks after.
+    """
+    if not isinstance(value, _HOLDING_BYTES):
+        return value
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, torch.Generator):
+        return None if value in _global_generators() else _comparable(value.get_state())
+    if isinstance(value, random.Random):
+        return None if value is getattr(random, "_inst", None) else value.getstate()
+    return None if _of_numpy_itself(value) else _comparable(_state(value))
+
+
+def extra_states(state: ModuleState) -> dict[str, Any]:
+    """What ``get_extra_state`` of modules returns, by path, as values that can be compared."""
+    return {
+        _join(name, "_extra_state"): _comparable(m.get_extra_state())
+        for name, m in state.modules.items()
+        if type(m).get_extra_state is not nn.Module.get_extra_state
+    }
+
+
+def put_back(value: Any) -> Callable[[], None]:
+    """Have an array, a byte array or a generator hold again what it does now, when called."""
+    if isinstance(value, np.ndarray):
+        numbers = value.copy()
+        return lambda: np.copyto(value, numbers) if value.flags.writeable else None
+    if isinstance(value, bytearray):
+        return functools.partial(value.__setitem__, slice(None), bytes(value))
+    if isinstance(value, torch.Generator):
+        return functools.partial(_call, value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return functools.partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return functools.partial(value.set_state, _state(value))
+    return functools.partial(setattr, value.bit_generator, "state", copy.deepcopy(_state(value)))
+
+
+def _call(function: Callable[[Any], Any], argument: Any) -> None:
+    function(argument)
+
+
+def _state(value: np.random.Generator | np.random.RandomState) -> Any:
+    if isinstance(value, np.random.RandomState):
+        return value.get_state()
+    return value.bit_generator.state
+
+
+def _of_numpy_itself(value: Any) -> bool:
+    return value is getattr(np.random.mtrand, "_rand", None)
+
+
+def _global_generators() -> Sequence[torch.Generator]:
+    return (torch.default_generator, *torch.cuda.default_generators)
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is a list, dict, set or queue, of the plain kinds or of one like them."""
+    return isinstance(value, list | dict | set | deque)
+
+
+def attribute_of(path: str) -> str:
+    """The buffer or attribute of a module that a path of ``ModuleState`` begins with."""
+    return path.split("[", 1)[0].split("->", 1)[0]
+
+
+def memory_of(value: Any) -> Sequence[torch.Tensor]:
+    """The memory that a tensor or array lies in, as tensors of bytes, where that can be had.
+
+    Of a tensor its whole storage, of a sparse one those of its parts; nothing of other values, of
+    tensors without memory and of arrays that cannot be written to.
+    """
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or not value.flags.writeable:
+            return ()
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        if not value.flags.c_contiguous:
+            return ()
+        return (torch.from_numpy(value.reshape(-1).view(np.uint8)),)
+    if not isinstance(value, torch.Tensor):
+        return ()
+    parts = parts_of(value)
+    if len(parts) > 1 or parts[0] is not value:
+        return [memory for part in parts for memory in memory_of(part)]
+    if value.layout != torch.strided or value.device.type == "meta":
+        return ()
+    storage = value.untyped_storage()
+    return (torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage),)
+
+
+def parts_of(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors that a sparse or composed tensor is made of; any other tensor by itself."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    if tensor.layout == torch.sparse_coo:
+        return (tensor._indices(), tensor._values())
+    if hasattr(tensor, "__tensor_flatten__"):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return (tensor,)
+
+
+def _is_a(value: Any, *kinds: str) -> bool:
+    """Whether it is of a class with one of these names, without importing what has it."""
+    return any(kind.__name__ in kinds for kind in type(value).__mro__)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _comparable(value: Any) -> Any:
+    """A module's extra state, made anew at every call, as values that can be compared."""
+    if isinstance(value, torch.Tensor):
+        numbers = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return value.dtype, value.shape, numbers.numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, Mapping):
+        return tuple((repr(k), _comparable(v)) for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(_comparable(v) for v in value)
+    return value if isinstance(value, _PLAIN) else repr(value)

@@ -1,0 +1,327 @@
+"""Runs that are followed: what ties examples is refused, and the guarantee says what was shown."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from dptrain import Gradients, Poisson, PrivacyEngine
+from dptrain.clipping.owners import RowsMeet
+
+N, WIDTH, CLASSES = 24, 6, 4
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, 8)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.inner(x))))
+
+
+class Switched(Net):
+    """Mixes the rows when something that is no truth value says so."""
+
+    def __init__(self, on) -> None:
+        super().__init__()
+        self.on, self.kind = on, "plain"
+        self.register_buffer("level", torch.zeros(()), persistent=False)
+
+    def forward(self, x, scale=0.0, how="plain"):
+        if self.on(self, scale, how):
+            x = x + x.mean(0)
+        return super().forward(x)
+
+
+def run(module, criterion, *, steps=1, data=None, each=lambda step, module: None, **gradients):
+    torch.manual_seed(0)
+    data = data or TensorDataset(torch.randn(N, WIDTH), torch.arange(N) % CLASSES)
+    private = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data=data,
+        scheme=Poisson(probability=0.5, dataset_size=N, steps=steps),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        target_delta=1e-5,
+        gradients=Gradients(**{"probe": "operators", **gradients}),
+        seed=3,
+    )
+    model, optimizer, loader = private
+    for step, batch in enumerate(loader):
+        each(step, module)
+        optimizer.zero_grad()
+        criterion(model, *batch).backward()
+        optimizer.step()
+    return private
+
+
+def notes(private) -> str:
+    return " ".join(private.guarantee().notes)
+
+
+def plain(model, x, y):
+    return F.cross_entropy(model(x), y)
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_a_plain_run_is_shown(mode):
+    private = run(Net(), plain, steps=3, mode=mode)
+    assert "was shown operator by operator in 1 step(s)" in notes(private)
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+
+
+def mixup(model, x, y):
+    other = torch.randperm(len(x))
+    return F.cross_entropy(model(0.7 * x + 0.3 * x[other]), y)
+
+
+def centered(model, x, y):
+    return F.cross_entropy(model(x - x.mean(0)), y)
+
+
+def ignoring(model, x, y):
+    return F.cross_entropy(model(x), y, ignore_index=int(CLASSES - 1))
+
+
+def weighted(model, x, y):
+    return F.cross_entropy(model(x), y, weight=torch.arange(1.0, CLASSES + 1))
+
+
+def masked(model, x, y):
+    mask = y > 0
+    each = F.cross_entropy(model(x), y, reduction="none")
+    return (each * mask).sum() / mask.sum()
+
+
+def squared(model, x, y):
+    return plain(model, x, y) ** 2
+
+
+def contrastive(model, x, y):
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.T / 0.5, torch.arange(len(z)))
+
+
+def redundant(model, x, y):
+    z = model(x)
+    z = (z - z.mean(0)) / (z.std(0) + 1e-3)
+    return ((z.T @ z / len(z) - torch.eye(CLASSES)) ** 2).sum()
+
+
+def focal_by_the_batch(model, x, y):
+    each = F.cross_entropy(model(x), y, reduction="none")
+    return (each * torch.softmax(each.detach(), 0)).sum()
+
+
+def hooked(model, x, y):
+    z = model(x)
+    z.register_hook(lambda gradient: gradient / gradient.norm())
+    return F.cross_entropy(z, y)
+
+
+TYING = [
+    mixup,
+    centered,
+    ignoring,
+    weighted,
+    masked,
+    squared,
+    contrastive,
+    redundant,
+    focal_by_the_batch,
+    hooked,
+]
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks"])
+@pytest.mark.parametrize("loss", TYING, ids=lambda loss: loss.__name__)
+def test_what_a_loop_ties_is_refused(loss, mode):
+    with pytest.raises(RowsMeet, match=r"depends for one example on another: \w+ at \w+\.py:\d+"):
+        run(Net(), loss, mode=mode, **({"loss": "sum"} if loss is redundant else {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_however_precise(dtype):
+    """By what a tolerance of an eps or a half would pass."""
+    data = TensorDataset(torch.randn(N, WIDTH, dtype=dtype), torch.arange(N) % CLASSES)
+    with pytest.raises(RowsMeet):
+        run(Net().to(dtype), lambda m, x, y: plain(m, x + 1e-3 * x.mean(0), y), data=data)
+
+
+SWITCHES = {
+    "number": (lambda m, scale, how: scale > 0, {"scale": 1.0}, None),
+    "text": (lambda m, scale, how: how != "plain", {"how": "mixed"}, None),
+    "attribute": (
+        lambda m, scale, how: m.kind != "plain",
+        {},
+        lambda module: setattr(module, "kind", "mixed"),
+    ),
+    "buffer": (
+        lambda m, scale, how: float(m.level) > 0,
+        {},
+        lambda module: module.level.fill_(1.0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_is_switched_on_later_is_refused(name):
+    """In the first step in which it is on: the call looks otherwise."""
+    on, arguments, change = SWITCHES[name]
+    module, on_from, done = Switched(on), 2, []
+
+    def each(step, module):
+        if step == on_from and change is not None:
+            change(module)
+        done.append(step)
+
+    def loss(model, x, y):
+        return F.cross_entropy(model(x, **(arguments if done[-1] >= on_from else {})), y)
+
+    with pytest.raises(RuntimeError, match=r"depends|moved"):
+        run(module, loss, steps=6, each=each)
+    assert done[-1] == on_from
+
+
+class Boxes(Dataset):
+    """Images with a varying number of boxes, as detection models take them."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, k):
+        g = torch.Generator().manual_seed(k)
+        return torch.randn(WIDTH, generator=g), torch.randint(0, CLASSES, (1 + k % 5,), generator=g)
+
+
+def collated(rows):
+    return torch.stack([x for x, _ in rows]), [boxes for _, boxes in rows]
+
+
+class Detector(Net):
+    """Returns its own loss: a mean over the batch's boxes, or over each example's."""
+
+    def __init__(self, *, ties: bool) -> None:
+        super().__init__()
+        self.ties = ties
+
+    def forward(self, x, labels):
+        scores = super().forward(x).log_softmax(1)
+        sums = torch.stack([-row[boxes].sum() for row, boxes in zip(scores, labels, strict=True)])
+        if self.ties:
+            return sums.sum() / sum(len(boxes) for boxes in labels)
+        counts = sums.new_tensor([len(boxes) for boxes in labels])
+        return (sums / counts).mean()
+
+
+@pytest.mark.parametrize("ties", [True, False])
+def test_lists_with_an_item_for_each_row(ties):
+    """Sizes that Python reads are seen by no operator: what is not shown is tested."""
+    data = torch.utils.data.DataLoader(Boxes(), collate_fn=collated)
+
+    def loss(model, x, boxes):
+        return model(x, labels=boxes)
+
+    if ties:
+        with pytest.raises(RuntimeError, match="moved when another example"):
+            run(Detector(ties=True), loss, data=data)
+    else:
+        assert "was tested on a few rows only" in notes(run(Detector(ties=False), loss, data=data))
+
+
+def test_a_number_that_leaves_the_tensors_is_said():
+    def loss(model, x, y):
+        found = plain(model, x, y)
+        return found * (1.0 if found.item() < 1e9 else 2.0)
+
+    assert "numbers leave the tensors: _local_scalar_dense at test_watch.py" in notes(
+        run(Net(), loss)
+    )
+
+
+@pytest.mark.parametrize("probe", ["shapes", "first", "off"])
+def test_only_what_is_asked_for_is_followed(probe):
+    assert "operator by operator" not in notes(run(Net(), mixup, steps=2, probe=probe))
+
+
+class Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Counting, Passing, lambda: FlopCounterMode(display=False)])
+def test_modes_of_the_user_end_in_any_order(mode):
+    """Around the loop, and from the batch on past the step."""
+    with mode():
+        run(Net(), plain)
+    module = Net()
+    open_modes = []
+
+    def loss(model, x, y):
+        open_modes.append(mode())
+        open_modes[-1].__enter__()
+        return plain(model, x, y)
+
+    run(module, loss)
+    open_modes[-1].__exit__(None, None, None)
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+
+
+def test_an_abandoned_step_leaves_nothing_behind():
+    """A refusal within a backward pass, and a run that is dropped with a batch at hand."""
+    with pytest.raises(RowsMeet):
+        run(Net(), mixup)
+    module = Net()
+    private = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data=TensorDataset(torch.randn(N, WIDTH), torch.arange(N) % CLASSES),
+        scheme=Poisson(probability=0.5, dataset_size=N, steps=2),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        gradients=Gradients(probe="operators"),
+    )
+    next(iter(private.loader))
+    private.detach()
+    run(Net(), plain)  # clears up
+    assert torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+
+
+def test_what_was_shown_goes_on_with_the_run():
+    first = run(Net(), plain, steps=2)
+    state = first.state_dict()
+    assert state["private"]["apart"] == {"shown": 1, "tested": 0, "why": None}
+    assert not any("operator by operator" in note for note in state["notes"])
+
+
+def test_coins_are_followed_at_random():
+    """Of many steps some are followed; a coin that mixes in one of two is met."""
+    coins = itertools.cycle([False, True])
+
+    def loss(model, x, y):
+        return mixup(model, x, y) if next(coins) else plain(model, x, y)
+
+    with pytest.raises(RowsMeet):
+        run(Net(), loss, steps=1500)
