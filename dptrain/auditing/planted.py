@@ -113,14 +113,21 @@ class PlantedModule(nn.Module):
         output = self.module(*args, **kwargs)
         if canary is None or not torch.is_grad_enabled():
             return output
+        map_leaves(output, lambda leaf, _: _check_rows(leaf, canary))
         own = self.coordinates(canary.clamp(min=0))
-        return map_leaves(output, lambda leaf, _: _with_lever(leaf, own, canary))
+
+        def with_lever(leaf: Any, _: Any) -> Any:
+            return _Lever.apply(leaf, own, canary) if _is_differentiable(leaf) else leaf
+
+        return map_leaves(output, with_lever)
 
 
-def _with_lever(leaf: Any, own: torch.Tensor, canary: torch.Tensor) -> Any:
-    if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-        return leaf
-    if leaf.dim() == 0 or len(leaf) != len(canary):
+def _is_differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
+
+
+def _check_rows(leaf: Any, canary: torch.Tensor) -> None:
+    if _is_differentiable(leaf) and (leaf.dim() == 0 or len(leaf) != len(canary)):
         raise ValueError(
             f"the module returns a tensor of shape {tuple(leaf.shape)} for {len(canary)} rows, and "
             "the gradients of canaries cannot be taken out of it (a loss made within the module, "
@@ -128,7 +135,6 @@ def _with_lever(leaf: Any, own: torch.Tensor, canary: torch.Tensor) -> Any:
             "make the loss outside (transformers: call the model without labels). With several "
             "views of an example, Marked(x.flatten(0, 1), canary.repeat_interleave(views))"
         )
-    return _Lever.apply(leaf, own, canary)
 
 
 class PlantedData(Dataset[Any]):

@@ -90,6 +90,8 @@ class JsonValue:
                 item = list(item)
             elif isinstance(item, JsonValue):
                 item = {"family": item._family, **item.to_dict()}
+            elif isinstance(item, str):
+                item = str(item)  # without what a subclass of str knows besides
             value[field.name] = item
         return value
 

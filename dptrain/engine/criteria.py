@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,26 +23,29 @@ def ties_rows(criterion: Callable[..., Any], reduction: str) -> bool | None:
     """True if a loss of several rows is another than the mean, or sum, of the rows' own losses.
 
     It is tried on predictions and targets of the kinds that torch's criteria take; ``None`` if it
-    takes none of these, or draws numbers, so that nothing is known.
+    takes none of these, draws numbers, or ties the rows of some kinds and not those of others, so
+    that nothing is known of those that it is meant for.
 
     Args:
         criterion: the loss function; a copy of it is called.
         reduction: ``"mean"`` or ``"sum"`` over the rows.
     """
-    several: list[bool] = []
-    single: list[bool] = []
-    for arguments in _candidates(criterion):
+    several: dict[int, bool] = {}
+    single: dict[int, bool] = {}
+    for kind, arguments in _candidates(criterion):
         if (answer := _ties(criterion, reduction, arguments)) is not None:
-            (several if arguments[0].dim() > 1 else single).append(answer)
+            answers = several if arguments[0].dim() > 1 else single
+            answers[kind] = answers.get(kind, False) or answer
     # To some, numbers without a second dimension are one example.
-    answers = several or single
-    return any(answers) if answers else None
+    found = set((several or single).values())
+    return found.pop() if len(found) == 1 else None
 
 
 def _ties(
     criterion: Callable[..., Any], reduction: str, arguments: Sequence[torch.Tensor]
 ) -> bool | None:
-    with torch.no_grad(), seeded_globals(_SEED):
+    with torch.no_grad(), seeded_globals(_SEED), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes that are not the user's
         try:
             own: Any = copy.deepcopy(criterion)
             together = _number(own(*arguments))
@@ -64,8 +68,8 @@ def _number(loss: Any) -> torch.Tensor:
     return loss.detach().double().reshape(()).cpu()
 
 
-def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Made-up arguments: as many classes as the criterion has weights, if it has any."""
+def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+    """Made-up arguments, by number of their kind: as many classes as the criterion has weights, if it has any."""
     held = [t for t in _tensors(criterion) if t.dim()]
     classes = held[0].shape[-1] if held else _ROWS + 1
     rows = _ROWS if classes != _ROWS else _ROWS - 1  # that neither is taken for the other
@@ -80,7 +84,7 @@ def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[torch.Tensor, .
         tokens = torch.randint(classes, (rows, _POSITIONS), generator=generator).to(device)
         x, y = drawn(rows, classes), drawn(rows, classes)
         shares, signs = x.sigmoid(), y.sign()
-        yield from (
+        kinds: tuple[tuple[torch.Tensor, ...], ...] = (
             (x, labels),
             (x.log_softmax(1), labels),
             (drawn(rows, _POSITIONS, classes), tokens),
@@ -96,6 +100,7 @@ def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[torch.Tensor, .
             (x, y, drawn(rows, classes).exp()),
             (x, y, labels),
         )
+        yield from enumerate(kinds)
 
 
 def _tensors(criterion: Callable[..., Any]) -> list[torch.Tensor]:

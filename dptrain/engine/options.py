@@ -25,7 +25,8 @@ from dptrain.sampling import check_microbatches
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
 _UNSEEN = (
     "the guarantee assumes that the loss, a {}, is the {} over the rows of one loss for each, "
-    "which could not be seen: it takes other arguments than could be made up"
+    "which could not be seen: of the arguments that could be made up it takes none, or ties the "
+    "rows of some kinds only"
 )
 SHARDS = ("auto", "all", "noise", "off")
 EVERYTHING = ("*",)  # the patterns that buffers="public" stands for

@@ -320,10 +320,15 @@ class _Look:
     def changes(self, now: _Look, *, trained: bool = True) -> list[str]:
         """Paths at which something else is, or was written to so far as versions tell."""
         first, second = self.entries, now.entries
-        found = [path for path in first if path not in second]
+        cleared = {
+            path + ".grad"  # of parameters that are trained, or were
+            for path in (*first, *second)
+            if any(path in look and look[path].trained for look in (first, second))
+        }
+        found = [path for path in first if path not in second and path not in cleared]
         for path, entry in second.items():
             before = first.get(path)
-            if entry.trained and not trained:
+            if (entry.trained and not trained) or path in cleared:
                 continue
             if before is None or entry.version != before.version or not _same(before, entry):
                 found.append(path)

@@ -400,8 +400,6 @@ def main() -> int:
     )
     parser.add_argument("--json", type=pathlib.Path, help="write a line for every case here")
     options = parser.parse_args()
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
     everything: list[Found] = []
     for database in options.databases:
         found = list(tqdm(examined(database, options.samples, options.only), unit="case"))
@@ -415,4 +413,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     raise SystemExit(min(main(), 1))

@@ -30,4 +30,5 @@ def modules() -> list[Any]:
 
 def _thaw(frozen: bool) -> None:
     """Undo that the import forbids everybody in the process to set a flag of a backend."""
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", not frozen)
+    held = torch.backends.flags_frozen.__globals__
+    held["__allow_nonbracketed_mutation_flag"] = not frozen

@@ -131,8 +131,17 @@ class LayerTap(StandIn):
             return self.own(*args, **kwargs)
         if self.muted:  # the rule of what this is within finds what the call comes to
             return self.own(*args, **kwargs)
-        if self.book.idle():
+        if not self.book.idle():
+            return self._followed(args, kwargs)
+        if self.book.at_hand() is not None:
             return self._idly(args, kwargs)
+        try:  # between batches, for per_example_norms()
+            return self._followed(args, kwargs)
+        except RuntimeError:  # no rule fits; an error of the layer itself comes again
+            return self._idly(args, kwargs)
+
+    def _followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The layer's output, of which what a rule finds is reported on the way back."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             raise RuntimeError(
                 f"{self.called}, is called within torch.func (vmap, grad, jvp or the like), where "

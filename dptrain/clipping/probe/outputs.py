@@ -34,8 +34,9 @@ class Outputs:
             note: whether this is one of the passes that show where the rows are.
         """
         found = list(_floats(value))
-        if note:
+        if note:  # the last of these knows best what follows the rows
             self._shapes[rows] = [y.shape for y in found]
+            self._shared.clear()
         for k, y in enumerate(found):
             if hasattr(y, "by_rows"):
                 self._shared.add(k)

@@ -35,6 +35,12 @@ def ids(positions, rows=3):
 
 
 # A use keeps its inputs or, where that is less, its gradients: the check looks at both.
+def frozen(norm):
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    return norm.eval()
+
+
 CASES = {
     "linear, one position": (lambda: nn.Linear(40, 30), images(40)),
     "linear, many positions": (lambda: nn.Linear(6, 5), images(9, 6)),
@@ -95,6 +101,10 @@ CASES = {
     "InstanceNorm1d": (lambda: nn.InstanceNorm1d(3, affine=True), images(3, 5)),
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(3, affine=True), images(3, 4, 4)),
     "InstanceNorm3d": (lambda: nn.InstanceNorm3d(3, affine=True), images(3, 2, 3, 2)),
+    "BatchNorm1d, frozen": (lambda: frozen(nn.BatchNorm1d(3)), images(3, 5)),
+    "BatchNorm2d, frozen": (lambda: frozen(nn.BatchNorm2d(3)), images(3, 4, 4)),
+    "BatchNorm3d, frozen": (lambda: frozen(nn.BatchNorm3d(3)), images(3, 2, 3, 2)),
+    "SyncBatchNorm, frozen": (lambda: frozen(nn.SyncBatchNorm(3)), images(3, 4, 4)),
 }
 
 

@@ -47,19 +47,18 @@ def contributions(clipper, bound, scale=1.0):
 
     The loss was multiplied by ``scale``.
     """
-    uses, norms, versions = clipper._uses, clipper._norms, clipper._versions
+    uses, norms = clipper._uses, clipper._norms
     found = []
     for i in range(ROWS):
         # A sum may be formed in place of what it is made of.
         own = {p: [copy.deepcopy(use) for use in held] for p, held in uses.items()}
         clipper._uses, clipper._norms = own, dict(norms)
-        clipper._versions = {p: held[0].versions() for p, held in own.items()}
         only = torch.zeros(ROWS)
         only[i] = 1.0
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=only, scales=None, loss_scale=scale)
         assert {s.dtype for s in sums} == {torch.float32}
         found.append(torch.cat([s.flatten() for s in sums]))
-    clipper._uses, clipper._norms, clipper._versions = uses, norms, versions
+    clipper._uses, clipper._norms = uses, norms
     return torch.stack(found)
 
 
