@@ -69,7 +69,7 @@ def _number(loss: Any) -> torch.Tensor:
 
 
 def _candidates(criterion: Callable[..., Any]) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
-    """Made-up arguments, by number of their kind: as many classes as the criterion has weights, if it has any."""
+    """Made-up arguments, and their kind: as many classes as the criterion has weights, if any."""
     held = [t for t in _tensors(criterion) if t.dim()]
     classes = held[0].shape[-1] if held else _ROWS + 1
     rows = _ROWS if classes != _ROWS else _ROWS - 1  # that neither is taken for the other
