@@ -71,7 +71,7 @@ class Attached(NamedTuple):
         own: the user's own.
         clipper: of its gradients.
         probe: looks at what the module is called with.
-        owners: follows some of the steps, where that is wanted.
+        owners: follows some of the steps, where that can be.
         detach: leaves the user's module as it was, when called.
     """
 
@@ -114,13 +114,8 @@ def attach(
             runs of it by the probe (``RowProbe``).
     """
     owners: OwnerWatch | None = None
-    if probe == "operators":
-        if together is not None:
-            raise ValueError(
-                "Gradients(probe='operators'): of a module that fully_shard divided no rank runs "
-                "all operators, so that none can be followed; use probe='shapes'"
-            )
-        owners = OwnerWatch(uncompiled(module), views=views, seed=seed)
+    if probe != "off" and together is None:  # of a divided module no rank runs all operators
+        owners = OwnerWatch(uncompiled(module), views=views, seed=seed, once=probe == "first")
 
     def fed() -> AtHand | None:
         batch = loader.unused

@@ -122,11 +122,11 @@ class Gradients(JsonValue, family="gradients"):
             module keeps the examples apart: ``"shapes"`` whenever its arguments come in shapes
             (but for the number of rows) that were not seen before, ``"first"`` on the first
             batch, ``"off"`` never. The guarantee says where less was done than ``"shapes"``.
-            ``"operators"`` does more: the first step is followed operator by operator, and others
-            at random, from the batch to the gradients, with your own lines and the loss; what
-            depends on two examples is refused, and the guarantee says in how many steps that was
-            shown (docs/theory/limits.md#thm-owners). A step that is followed takes two to three
-            times as long, and compiled code runs as it was written.
+            Steps are followed operator by operator besides, from the batch to the gradients, with
+            your own lines and the loss: the first, and but for ``"first"`` one in a hundred at
+            random. What depends on two examples is refused, and the guarantee says in which steps
+            it was shown that nothing does (docs/theory/limits.md#thm-owners). Such a step takes
+            two to three times as long, and compiled code runs as it was written.
         buffers: what forward passes may change in the module: its running statistics, caches,
             counters. A step that changes a buffer or an attribute is refused before anything of
             it is released, unless its name (as in ``named_buffers``; patterns as in ``fnmatch``)

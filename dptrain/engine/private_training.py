@@ -225,7 +225,7 @@ class PrivateTraining:
     def _apart(self) -> tuple[str, ...]:
         """What the steps that were followed showed of the examples' gradients."""
         owners = self._attached.owners
-        note = None if owners is None else owners.findings.note()
+        note = None if owners is None else owners.findings.note(self.steps_executed)
         return () if note is None else (note,)
 
     @property
@@ -533,7 +533,7 @@ class PrivateTraining:
         self.optimizer.clipper.nonfinite_examples = private["nonfinite_examples"]
         if self._attached.owners is not None:
             self._attached.owners.drop()
-            self._attached.owners.findings = Findings(**(private.get("apart") or {}))
+            self._attached.owners.findings = Findings.of(private.get("apart"))
         self.optimizer.restart_at(state["steps_executed"])
         self._notes = tuple(dict.fromkeys((*state["notes"], *self._probe_notes)))
         if not seen_all:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from dptrain.accounting import Accountant, calibrate
 from dptrain.clipping import Attached, Unreached, attach, own_attributes
@@ -117,7 +117,8 @@ def wired(
         if batch.part == 0:
             boundary.left()
         if attached.owners is not None:
-            attached.owners.begin(batch, data)
+            collated = loader.collate_fn is default_collate
+            attached.owners.begin(batch, data, collated=collated)
 
     loader = _loader(request, mechanism.scheme, seeds[0], ranks=ranks, taken=taken)
     shards: Shards | None

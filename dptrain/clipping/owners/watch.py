@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from dptrain.clipping.base.rows import is_dense
 from dptrain.clipping.owners.looks import look_of_call
 from dptrain.clipping.owners.maps import EVENT, SHARED, thin
 from dptrain.clipping.owners.trace import Event, OwnerTrace
@@ -24,10 +26,15 @@ from dptrain.sampling import MicroBatch
 SHARE = 0.01
 """Of the steps after the first that are followed: each costs one to two ordinary ones more."""
 
+_NAMED = 5  # steps in a note
 _AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
 _ONE_IN = 20
 
 _REMEDY = "Keep the examples apart, one in each row of the first dimension"
+
+
+class Ambiguous(Exception):
+    """As many things as rows: one of each row, or things that have the rows each."""
 
 
 class RowsMeet(RuntimeError):
@@ -44,24 +51,41 @@ class Findings:
         why: of the first of those, what could not.
     """
 
-    shown: int = 0
-    tested: int = 0
+    shown: list[int] = dataclasses.field(default_factory=list)
+    tested: list[int] = dataclasses.field(default_factory=list)
     why: str | None = None
 
-    def note(self) -> str | None:
-        """What the guarantee says of it."""
+    @classmethod
+    def of(cls, saved: Mapping[str, Any] | None) -> Findings:
+        """As ``dataclasses.asdict`` has it; nothing of that is changed."""
+        return cls(**copy.deepcopy(dict(saved or {})))
+
+    def note(self, steps: int) -> str | None:
+        """What the guarantee says of it, after so many steps."""
         apart = "that no example's gradient depends on another's "
         if self.why is not None:
+            shown = set(self.shown) - set(self.tested)
             return (
-                f"{apart}was tested on a few rows only: of {self.shown + self.tested} step(s) that "
-                f"were followed operator by operator, {self.tested} could not be ({self.why})"
+                f"{apart}was tested on a few rows only: of the steps that were followed operator "
+                f"by operator, {_numbered(self.tested)} could not be ({self.why})"
+                + (f"; it was shown in {_numbered(shown)}" if shown else "")
             )
         if self.shown:
             return (
-                f"{apart}was shown operator by operator in {self.shown} step(s) of the run, and is "
-                "assumed of the others"
+                f"{apart}was shown operator by operator in {_numbered(self.shown)} of the run, and "
+                "is assumed of the others"
             )
+        if steps:
+            return f"{apart}was tested on a few rows only: no step could be followed to its end"
         return None
+
+
+def _numbered(steps: Collection[int]) -> str:
+    """Steps by their numbers, from 1, or how many there are and the first of them."""
+    own = [str(k + 1) for k in sorted(set(steps))]
+    if len(own) == 1:
+        return f"step {own[0]}"
+    return f"{len(own)} steps ({', '.join(own[:_NAMED])}{', …' if len(own) > _NAMED else ''})"
 
 
 class _Running(threading.local):
@@ -76,22 +100,24 @@ _running = _Running()
 class OwnerWatch:
     """Follows a few steps of a run with owner maps (``OwnerTrace``), from batch to gradients.
 
-    The first step is followed, a hundredth of the others at random, and a step from its call of the
-    module on if that looks otherwise than all so far (``look_of_call``), as often as its cost
-    allows. In these, all that layers' gradients are made of has to be of the
-    example that it is clipped as (docs/theory/limits.md#thm-owners).
+    The first step of a process is followed, a hundredth of the others at random, and a step from
+    its call of the module on if that looks otherwise than all so far (``look_of_call``), as often
+    as its cost allows. In these, all that layers' gradients are made of has to be of the example
+    that it is clipped as (docs/theory/limits.md#thm-owners).
 
     Args:
         module: the user's.
         views: rows an example has.
         seed: of the choice of steps.
+        once: whether only the first step that can be followed is.
     """
 
-    def __init__(self, module: nn.Module, *, views: int, seed: int) -> None:
+    def __init__(self, module: nn.Module, *, views: int, seed: int, once: bool = False) -> None:
         self.module, self.views = module, views
         self.findings = Findings()
-        self._seed = seed
+        self._seed, self._once = seed, once
         self._due = True
+        self._step: int | None = None  # all parts of which are followed
         self._trace: OwnerTrace | None = None
         self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
         self._why: str | None = None
@@ -102,15 +128,24 @@ class OwnerWatch:
         self._halfway = False  # followed from the call of the module on
         self._stop: weakref.finalize[[], OwnerWatch] | None = None
 
-    def begin(self, batch: MicroBatch, data: Any) -> None:
-        """The user is about to be given this batch."""
+    def begin(self, batch: MicroBatch, data: Any, *, collated: bool = False) -> None:
+        """The user is about to be given this batch.
+
+        Args:
+            batch: which examples it has.
+            data: what the loader gives.
+            collated: whether torch's default collate function made it, whose lists hold fields, or
+                the texts of a field.
+        """
         self.drop()
         self._batch = batch
         if not self._chosen(batch.step) or not len(batch.indices):
             return
-        self._due = False
+        self._due, self._step = False, batch.step
         self._halfway = False
-        self._start(lambda trace, records: declare(trace, data, records, self._owners))
+        self._start(
+            lambda trace, rows: declare(trace, [data], rows, self._owners, collated=collated)
+        )
 
     def _start(self, told: Callable[[OwnerTrace, torch.Tensor], bool]) -> None:
         """Follow from here; a function declares whose numbers are, and says if all are known."""
@@ -121,8 +156,12 @@ class OwnerWatch:
         self._owners = records.repeat_interleave(self.views)
         self._trace = trace = OwnerTrace()
         self._why, self._seen = None, False
-        if not told(trace, records):
-            self._doubt("the batch holds what is no tensor, or a tensor without a row each")
+        try:
+            if not told(trace, records):
+                self._doubt("the batch holds what is no tensor, or a tensor without a row each")
+        except Ambiguous:  # of a batch of another size it may be clear
+            self._trace, self._step, self._due = None, None, True
+            return
         other = None if _running.watch is None else _running.watch()
         if other is not None and other is not self:
             other.drop()
@@ -134,9 +173,9 @@ class OwnerWatch:
         trace.start()
 
     def _chosen(self, step: int) -> bool:
-        if self._due:
+        if self._due or step == self._step:
             return True
-        return random.Random(f"{self._seed}:{step}").random() < SHARE
+        return not self._once and random.Random(f"{self._seed}:{step}").random() < SHARE
 
     def end(self) -> None:
         """The step is to be made: nothing is followed from here."""
@@ -146,6 +185,8 @@ class OwnerWatch:
         if trace is None or failed:
             self._due = self._due or trace is not None
             return
+        assert self._batch is not None
+        step = self._batch.step
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
         if trace.escapes:
@@ -155,9 +196,9 @@ class OwnerWatch:
         if self._halfway:
             return  # of what came before the call nothing is known
         if self._why is None:
-            self.findings.shown += 1
+            self.findings.shown.append(step)
         else:
-            self.findings.tested += 1
+            self.findings.tested.append(step)
             self.findings.why = self.findings.why or self._why
 
     def drop(self) -> None:
@@ -205,17 +246,9 @@ class OwnerWatch:
         batch = self._batch
         if batch is None or not len(batch.indices):
             return
-        self._calls += 1
-        look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
-        if look not in self._looks:
-            within = len(self._looks) < _AT_ONCE + self._calls / _ONE_IN
-            if within or self._trace is not None:
-                self._looks.add(look)
-            if self._trace is None and within:
-                self._halfway = True
-                self._start(lambda trace, rows: declare(trace, (args, kwargs), rows, self._owners))
-                return
-        if self._trace is None:
+        if not self._once:
+            self._look(batch, args, kwargs)
+        if self._trace is None or self._halfway:
             return
         for tensor in _tensors((args, kwargs)):
             owners = self._trace.owners(tensor)
@@ -227,6 +260,20 @@ class OwnerWatch:
             if event.kind == "unknown":
                 self._doubt(f"what the module is called on is made by {event}")
                 self._trace.own(tensor, _by_rows(self._owners, tensor))
+
+    def _look(self, batch: MicroBatch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Follow from this call on if it looks otherwise than all so far."""
+        self._calls += 1
+        look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
+        if look in self._looks:
+            return
+        within = len(self._looks) < _AT_ONCE + self._calls / _ONE_IN
+        if within or self._trace is not None:
+            self._looks.add(look)
+        if self._trace is None and within:
+            self._halfway = True
+            given = [*args, *kwargs.values()]
+            self._start(lambda trace, rows: declare(trace, given, rows, self._owners))
 
     def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         """A layer's gradients are to be made of these.
@@ -241,6 +288,9 @@ class OwnerWatch:
         """
         if self._trace is None:
             return
+        rows = len(gradient) if gradient.dim() else 1
+        if rows > len(self._owners) or (self.views > 1 and rows * self.views == len(self._owners)):
+            return  # refused, as that is no number of rows
         self._check(layer, "the gradient by its output", gradient)
         for x in inputs:
             if isinstance(x, torch.Tensor):
@@ -298,6 +348,11 @@ def _remedy(event: Event) -> str:
             "A mean over the targets that count divides by what the whole batch holds: take the "
             "loss from dptrain.losses, which reduces each example by itself"
         )
+    if event.module is None:  # as Lightning's training_step and a loop's own lines
+        return (
+            "It is done past the module's forward, as losses are: reduce each example by itself "
+            "there, as those of dptrain.losses do"
+        )
     return _REMEDY
 
 
@@ -305,24 +360,41 @@ def _by_rows(owners: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return owners.view(-1, *[1] * (like.dim() - 1))
 
 
-def declare(trace: OwnerTrace, data: Any, records: torch.Tensor, fed: torch.Tensor) -> bool:
+def declare(
+    trace: OwnerTrace,
+    given: Sequence[Any],
+    records: torch.Tensor,
+    fed: torch.Tensor,
+    *,
+    collated: bool = False,
+) -> bool:
     """Say whose the numbers of a batch are; whether all that it holds is known then.
 
     Args:
         trace: to be told.
-        data: what the loader gives.
+        given: what the loader gives, or what the module is called on.
         records: whose the rows are, shape (rows,).
         fed: whose they are where each has all its views.
+        collated: whether lists hold fields, but for lists of texts.
+
+    Raises:
+        Ambiguous: for containers of which nothing says whether they are by rows.
     """
     known = True
+    several = len(records) > 1
 
     def whole(value: Any, owners: torch.Tensor | int) -> None:
         for tensor in _tensors(value):
-            trace.own(tensor, owners)
+            if is_dense(tensor):
+                trace.own(tensor, owners)
 
     def one(leaf: Any) -> None:
         nonlocal known
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and not is_dense(leaf):
+            known = False  # whose its numbers are, is unknown as they stand
+        elif not several and isinstance(leaf, torch.Tensor):
+            whole(leaf, 0)
+        elif isinstance(leaf, torch.Tensor):
             rows = len(leaf) if leaf.dim() else -1
             owners = next((o for o in (records, fed) if len(o) == rows), None)
             if owners is None:
@@ -339,7 +411,8 @@ def declare(trace: OwnerTrace, data: Any, records: torch.Tensor, fed: torch.Tens
         elif leaf is not None and not isinstance(leaf, bool):
             known = False
 
-    for leaf in _leaves(data, len(records)):
+    rows = len(records)
+    for leaf in [leaf for v in given for leaf in _leaves(v, rows, collated=collated)]:
         one(leaf)
     if not known:
         trace.own_python()
@@ -356,28 +429,56 @@ def _declare_packed(trace: OwnerTrace, leaf: PackedSequence, records: torch.Tens
     return True
 
 
-def _leaves(value: Any, rows: int | None = None) -> Iterator[Any]:
+def _leaves(value: Any, rows: int | None = None, *, collated: bool = False) -> Iterator[Any]:
     """All that is in nested containers; whole lists where they have an item for each row."""
     if isinstance(value, PackedSequence):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _leaves(item, rows)
+        return
+    items: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        items = value.values()
     elif isinstance(value, tuple | list):
-        if len(value) == rows and not all(_has_rows(item, rows) for item in value):
+        if _is_by_rows(value, rows, collated=collated):
             yield value
             return
-        for item in value:
-            yield from _leaves(item, rows)
+        items = value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name), rows)
+        items = [getattr(value, field.name) for field in dataclasses.fields(value)]
     else:
         yield value
+    for item in items:
+        yield from _leaves(item, rows, collated=collated)
+
+
+def _is_by_rows(value: Sequence[Any], rows: int | None, *, collated: bool) -> bool:
+    """Whether a list has an item for each row.
+
+    Raises:
+        Ambiguous: if it has so many, and these have as many.
+    """
+    if rows is None or rows < 2 or len(value) != rows:
+        return False
+    if collated:
+        return all(isinstance(item, str | bytes) for item in value)
+    if any(_has_rows(leaf, rows) for leaf in _within(value)):
+        raise Ambiguous
+    return True
+
+
+def _within(value: Sequence[Any]) -> Iterator[Any]:
+    """Containers and what they hold, whatever has a length."""
+    for item in value:
+        yield item
+        if isinstance(item, Mapping):
+            yield from _within(list(item.values()))
+        elif isinstance(item, tuple | list):
+            yield from _within(item)
 
 
 def _has_rows(value: Any, rows: int) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and len(value) == rows
+    if isinstance(value, torch.Tensor):
+        return value.dim() > 0 and len(value) == rows
+    return isinstance(value, tuple | list) and len(value) == rows
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -49,11 +49,8 @@ from dptrain.core import (
     same_global_state,
 )
 
-PROBES = ("first", "shapes", "operators", "off")
-"""When the probe looks: at the first batch, at every new shape of inputs, or never.
-
-With ``"operators"`` as with ``"shapes"``, and steps are followed besides (``OwnerWatch``).
-"""
+PROBES = ("first", "shapes", "off")
+"""When the probe looks: at the first batch, at every new shape of inputs, or never."""
 
 _ROUNDS = 5  # of looking for uses of parameters past their layers, and following these
 _PASSES = 6  # over few rows, until nothing new is found in them

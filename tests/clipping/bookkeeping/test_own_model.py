@@ -516,6 +516,7 @@ def test_hooks_of_the_users_on_the_model_run_once_a_call():
 def accelerate():
     """Its state is the process's."""
     package = pytest.importorskip("accelerate")
+    package.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield package
     package.state.AcceleratorState._reset_state(reset_partial_state=True)
 
