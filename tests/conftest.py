@@ -19,6 +19,7 @@ _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
 from dptrain import testing  # noqa: E402
+from dptrain.clipping.owners import OwnerWatch  # noqa: E402
 from dptrain.engine import unfinished  # noqa: E402
 from dptrain.reporting import report  # noqa: E402
 from tests.helpers.engine import MODES  # noqa: E402
@@ -110,6 +111,13 @@ def every_statement_fulfils_its_schema() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "statement", checked)
         yield
+
+
+@pytest.fixture
+def _unfollowed(monkeypatch):
+    """No step is followed: code runs as it was compiled, and numbers alone show what mixes."""
+    monkeypatch.setattr(OwnerWatch, "_chosen", lambda *_: False)
+    monkeypatch.setattr(OwnerWatch, "_look", lambda *_: None)
 
 
 @pytest.fixture(params=MODES)

@@ -1009,6 +1009,13 @@ def index_put(call: Call, results: list[torch.Tensor]) -> list[Map]:
     add = bool(call["accumulate"])
     if int(decided) == SHARED:
         return [_put(owners, picked, values, add=add)]
+    if _masks(picked):
+        if len(given) == 1 and call["values"].numel() == 1:
+            place = next(k for k, i in enumerate(picked) if i is not None)
+            rest = owners.dim() - place - given[0].dim()
+            return [join(owners, words[0].reshape(*words[0].shape, *[1] * rest), join_all(values))]
+        if int(decided) < 0:  # which value lands where, all of the mask decides
+            return [call.trace.unknown(f"{call.name} by a mask", t.shape) for t in results]
     found = _put_by_own_rows(call, owners, picked, values)
     if found is not None:
         return [found]

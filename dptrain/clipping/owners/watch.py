@@ -26,6 +26,7 @@ from dptrain.sampling import MicroBatch
 SHARE = 0.01
 """Of the steps after the first that are followed: each costs one to two ordinary ones more."""
 
+_INPUT = "its input"
 _NAMED = 5  # steps in a note
 _AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
 _ONE_IN = 20
@@ -82,10 +83,11 @@ class Findings:
 
 def _numbered(steps: Collection[int]) -> str:
     """Steps by their numbers, from 1, or how many there are and the first of them."""
-    own = [str(k + 1) for k in sorted(set(steps))]
-    if len(own) == 1:
-        return f"step {own[0]}"
-    return f"{len(own)} steps ({', '.join(own[:_NAMED])}{', …' if len(own) > _NAMED else ''})"
+    numbers = [str(k + 1) for k in sorted(set(steps))]
+    if len(numbers) == 1:
+        return f"step {numbers[0]}"
+    first = ", ".join(numbers[:_NAMED]) + (", …" if len(numbers) > _NAMED else "")
+    return f"{len(numbers)} steps ({first})"
 
 
 class _Running(threading.local):
@@ -138,6 +140,10 @@ class OwnerWatch:
                 the texts of a field.
         """
         self.drop()
+        other = None if _running.watch is None else _running.watch()
+        if other is not None:
+            other.drop()
+        _running.watch = weakref.ref(self)
         self._batch = batch
         if not self._chosen(batch.step) or not len(batch.indices):
             return
@@ -162,10 +168,6 @@ class OwnerWatch:
         except Ambiguous:  # of a batch of another size it may be clear
             self._trace, self._step, self._due = None, None, True
             return
-        other = None if _running.watch is None else _running.watch()
-        if other is not None and other is not self:
-            other.drop()
-        _running.watch = weakref.ref(self)
         undo = contextlib.ExitStack()
         undo.enter_context(_eagerly())
         undo.callback(trace.stop)
@@ -294,7 +296,7 @@ class OwnerWatch:
         self._check(layer, "the gradient by its output", gradient)
         for x in inputs:
             if isinstance(x, torch.Tensor):
-                self._check(layer, "its input", x)
+                self._check(layer, _INPUT, x)
 
     def _name(self, layer: nn.Module) -> str:
         names = {m: name for name, m in self.module.named_modules()}
@@ -322,7 +324,8 @@ class OwnerWatch:
                 "example, so that no example's contribution can be bounded: rows are in another "
                 f"order, or another dimension is the examples'. {_REMEDY}"
             )
-        places = isinstance(layer, nn.EmbeddingBag) and not tensor.is_floating_point()
+        # Where a bag begins, the examples before it say, and what is made of its ids says so too.
+        places = isinstance(layer, nn.EmbeddingBag) and what == _INPUT
         mixed = (
             []
             if places

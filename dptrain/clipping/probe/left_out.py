@@ -20,7 +20,6 @@ def moved_without(
     rows: int,
     *,
     shaken: Sequence[Sighting] | None = None,
-    reduced: bool = False,
 ) -> Sighting | None:
     """A call of which something moved when rows were left out; ``None``: there is none.
 
@@ -34,7 +33,6 @@ def moved_without(
         rows: that the module was fed in the first.
         shaken: of a run on all rows, with inputs and parameters off by some roundings; what moves
             there by much has nothing but rounding errors in it.
-        reduced: whether the module returns a loss, which may be a mean over its rows.
     """
     if [s.layer for s in whole] != [s.layer for s in rest]:
         return None
@@ -42,13 +40,8 @@ def moved_without(
     if [s.layer for s in again] != [s.layer for s in whole]:
         return None
     unit = _unit([*whole, *rest])
-    found: Sighting | None = None
-    for factor in (1.0, len(kept) / rows) if reduced else (1.0,):
-        calls = zip(whole, rest, again, strict=True)
-        found = next((a for a, b, c in calls if _differ(a, b, c, kept, rows, unit, factor)), None)
-        if found is None:
-            break
-    return found
+    calls = zip(whole, rest, again, strict=True)
+    return next((a for a, b, c in calls if _differ(a, b, c, kept, rows, unit)), None)
 
 
 def _differ(
@@ -58,12 +51,11 @@ def _differ(
     kept: Sequence[int],
     rows: int,
     unit: float,
-    factor: float,
 ) -> bool:
-    """Whether an input of a call is another, or the gradient by its output, but for a factor."""
+    """Whether an input of a call is another, or the gradient by its output."""
     inputs = zip(a.inputs, b.inputs, c.inputs, strict=False)
     return any(_off(x, y, z, kept, rows, unit) for x, y, z in inputs) or _off(
-        a.gradient, b.gradient, c.gradient, kept, rows, unit, factor
+        a.gradient, b.gradient, c.gradient, kept, rows, unit
     )
 
 
@@ -74,9 +66,8 @@ def _off(
     kept: Sequence[int],
     rows: int,
     unit: float,
-    factor: float = 1.0,
 ) -> bool:
-    """Whether those rows of x are others than factor · y's."""
+    """Whether those rows of x are others than y's."""
     if x.shape[1:] != y.shape[1:] or x.shape != z.shape or x.numel() <= 1:
         return False  # another length of what is padded; or a number, which may count the rows
     if len(x) == rows and len(y) == len(kept):
@@ -90,7 +81,7 @@ def _off(
     for triple in triples:
         parts = (t.reshape(-1).split(_AT_ONCE) for t in triple)
         for own, theirs, again in zip(*parts, strict=True):
-            p, q, r = _numbers(own), _numbers(theirs, factor), _numbers(again)
+            p, q, r = _numbers(own), _numbers(theirs), _numbers(again)
             largest = max(largest, float(p.abs().amax()), float(q.abs().amax()))
             moved = max(moved, float((p - q).abs().amax()))
             rounding = max(rounding, float((p - r).abs().amax()))
@@ -98,8 +89,8 @@ def _off(
     return moved > unit**0.5 * largest + _MEASURED * rounding
 
 
-def _numbers(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
-    return (x if factor == 1.0 else factor * x).double().nan_to_num_(0.0, 0.0, 0.0)
+def _numbers(x: torch.Tensor) -> torch.Tensor:
+    return x.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 def _unit(seen: Sequence[Sighting]) -> float:

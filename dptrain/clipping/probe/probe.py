@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from opacus.layers.dp_rnn import RNNLinear
@@ -83,8 +83,14 @@ _COUNTED = (
     "the gradient of one example at layer {layer!r} moved when another example was left out of the "
     "batch: the module mixes the examples, as what it makes of a row depends on how many there "
     "are, or on its place among them (len(x), x.shape[0], a mean over the first dimension, "
-    "positions counted along it), which one example more or less changes. Compute every row as if "
-    "it were alone, and have means over the batch taken by the loss; " + _SWITCH
+    "positions counted along it), which one example more or less changes.{ties} Compute every row "
+    "as if it were alone, and have means over the batch taken by the loss; " + _SWITCH
+)
+_TIES = (
+    " The module returns a loss: one that divides by the batch's targets, weights or lengths does "
+    "this, as that of Hugging Face's models does. Call the module without labels, and take the "
+    "loss from dptrain.losses, which reduces each example by itself; or have the module's own do "
+    "so, by dptrain.losses.reduce_examples."
 )
 _FAILED = (
     "the module cannot be run on a few rows of the batch, nor on a copy of it, so that nothing "
@@ -429,18 +435,22 @@ class RowProbe:
             with self._steadily(rows, start) as steady, exact_products():
                 if not steady:
                     return
-                a, b = self._run(rows, start), self._run(rest, start, of=(rows.rows, kept))
-                found = moved_without(a.seen, b.seen, kept, rows.rows, reduced=a.reduced)
-                if found is None:
+                a = self._run(rows, start)
+                # A loss that the module returns may be a mean over its rows.
+                shares = (1.0, len(kept) / rows.rows) if a.reduced else (1.0,)
+                several = [self._run(rest, start, of=(rows.rows, kept), loss=s) for s in shares]
+                if any(moved_without(a.seen, b.seen, kept, rows.rows) is None for b in several):
                     return
                 # Is it rounding?
                 with rounded_otherwise(self.module, rows) as moved:
                     c = self._run(moved, start)
         except Exception:  # which the run itself is left to raise
             return
-        found = moved_without(a.seen, b.seen, kept, rows.rows, shaken=c.seen, reduced=a.reduced)
-        if found is not None:
-            raise RuntimeError(_COUNTED.format(layer=self._name(found)))
+        found = [moved_without(a.seen, b.seen, kept, rows.rows, shaken=c.seen) for b in several]
+        if all(s is not None for s in found):
+            name = self._name(cast("Sighting", found[0]))
+            ties = _TIES if a.reduced else ""
+            raise RuntimeError(_COUNTED.format(layer=name, ties=ties))
 
     @contextlib.contextmanager
     def _steadily(self, rows: Rows, start: Callable[[], None]) -> Iterator[bool]:
@@ -553,6 +563,7 @@ class RowProbe:
         start: Callable[[], None],
         *,
         of: tuple[int, Sequence[int]] | None = None,
+        loss: float = 1.0,
     ) -> _Run:
         """A pass there and back.
 
@@ -560,13 +571,14 @@ class RowProbe:
             rows: to run on.
             start: brings the random generators into the state that each run begins with.
             of: how many rows these are some of, and which, so that they are weighed as there.
+            loss: what a loss is weighed by.
         """
         start()
         witness = Witness(rows.rows)
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
             every = self._outputs.of(rows.call(self.module), rows.rows)
             outputs = [y for y in every if y.requires_grad]
-            gradients, reduced = _gradients(outputs, rows.rows, of)
+            gradients, reduced = _gradients(outputs, rows.rows, of, loss)
             take_back(outputs, gradients)
         return _Run(witness.sightings, witness.finite, reduced, rows)
 
@@ -686,14 +698,7 @@ class RowProbe:
                 "dimension that is not theirs), and no example's contribution can be bounded; "
                 f"keep the examples apart, one in each row of the first dimension. {_SWITCH}"
             )
-        ties = ""
-        if run.reduced:
-            ties = (
-                " The module returns a loss: one that divides by the batch's targets, weights or "
-                "lengths does this, as that of Hugging Face's models does. Call the module without "
-                "labels, and take the loss from dptrain.losses, which reduces each example by "
-                "itself."
-            )
+        ties = _TIES if run.reduced else ""
         raise RuntimeError(
             f"the gradient of one example at layer {self._name(calls[0][0])!r} moved when another "
             "example of the batch was changed, or ended early: what comes after this layer mixes "
@@ -719,18 +724,21 @@ def _noisy(ours: Sequence[Sighting], theirs: Sequence[Sighting]) -> bool:
 
 
 def _gradients(
-    outputs: Sequence[torch.Tensor], rows: int = 0, of: tuple[int, Sequence[int]] | None = None
+    outputs: Sequence[torch.Tensor],
+    rows: int = 0,
+    of: tuple[int, Sequence[int]] | None = None,
+    loss: float = 1.0,
 ) -> tuple[list[torch.Tensor], bool]:
     """By all outputs, of Σ w·y − cos y with random w (``weigh``); and whether one is a loss.
 
-    A single number is taken for a loss, which is a sum over the examples as it is.
+    A single number is taken for a loss, a sum over the examples as it is, or ``loss`` times that.
     """
     found: list[torch.Tensor] = []
     reduced = False
     generator = torch.Generator().manual_seed(0)
     for y in outputs:
         if y.numel() == 1:
-            found.append(torch.ones_like(y))
+            found.append(torch.full_like(y, loss))
             reduced = True
         else:
             shape, picked = y.shape, None

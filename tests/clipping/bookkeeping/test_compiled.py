@@ -90,6 +90,7 @@ WAYS = [before, in_place, a_part, after, after_in_place]
         pytest.param(after, "inductor", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.usefixtures("_unfollowed")
 def test_a_compiled_model_releases_the_same(how, backend):
     a = case(Net(), torch.randn(ROWS, 4))
     wanted = reference(copy.deepcopy(a.module), a.inputs, a.targets)
@@ -121,6 +122,7 @@ def test_a_function_traced_before_the_run_is_refused_and_not_released_unclipped(
     assert all(p.grad is None for p in a.module.parameters())
 
 
+@pytest.mark.usefixtures("_unfollowed")
 def test_fullgraph_fails_loudly():
     a = case(Net(), torch.randn(ROWS, 4))
     private = run_of(a)

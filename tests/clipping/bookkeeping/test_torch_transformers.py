@@ -113,6 +113,7 @@ def test_the_whole_transformer(options):
 
 
 @pytest.mark.parametrize("mask", ["", "padding", "causal"])
+@pytest.mark.usefixtures("_unfollowed")
 def test_in_eval_mode_the_fast_path_is_taken_and_right(mask):
     """Without gradients the encoder runs in one kernel, nested where rows end early."""
     torch.manual_seed(0)

@@ -115,6 +115,47 @@ class WithLoss(nn.Module):
         return self.loss(self.head(self.embed(ids).tanh()), mask, labels)
 
 
+class ReturnsLoss(WithLoss):
+    """As nanoGPT has it: the logits, and the mean over all tokens if there are targets."""
+
+    def forward(self, ids, targets=None):
+        logits = self.head(self.embed(ids).tanh())
+        if targets is None:
+            return logits, None
+        flat = logits.view(-1, CLASSES), targets.view(-1)
+        return logits, self.loss(*flat, ignore_index=-1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_returns_the_mean_loss_of_all_tokens_is_right(mode):
+    """Where all count, that is the mean of the examples' own means."""
+    torch.manual_seed(5)
+    ids, targets = torch.randint(CLASSES, (2, ROWS, 7)).unbind()
+    module = ReturnsLoss(F.cross_entropy)
+    alone, norms = copy.deepcopy(module), []
+    for x, y in zip(ids.split(1), targets.split(1), strict=True):
+        alone.zero_grad()
+        alone(x, y)[1].backward()
+        norms.append(torch.cat([p.grad.flatten() for p in alone.parameters()]).norm())
+    private = run_of(module, (ids, targets), mode)
+    for x, y in private.loader:
+        private.module(x, y)[1].backward()
+        private.optimizer.step()
+    torch.testing.assert_close(private.last_norms, torch.stack(norms), rtol=1e-4, atol=1e-6)
+    assert any("shown operator by operator" in note for note in private.guarantee(1e-3).notes)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_returns_a_loss_over_the_tokens_that_count_is_refused_for_it(mode):
+    torch.manual_seed(5)
+    ids, targets = torch.randint(CLASSES, (2, ROWS, 7)).unbind()
+    targets[1, 3:] = -1
+    private = run_of(ReturnsLoss(F.cross_entropy), (ids, targets), mode)
+    x, y = next(iter(private.loader))
+    with pytest.raises(RuntimeError, match=r"returns a loss: .*without labels.*reduce_examples"):
+        private.module(x, y)[1].backward()
+
+
 INSIDE = {
     "by tokens": lambda z, m, y: F.cross_entropy(z.transpose(1, 2), y),
     "by the mask": lambda z, m, y: (z.square().mean(-1) * m).sum() / m.sum(),
@@ -237,6 +278,7 @@ def batches_taken(loss, tensors, kind, steps=16):
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("kind", SIXTEEN_BITS)
+@pytest.mark.usefixtures("_unfollowed")
 def test_a_plain_token_loss_is_refused_in_half_precision(kind, name, large, monkeypatch):
     """After six batches, as a sum of rounded shares may be 1 by chance."""
     if large:
@@ -256,6 +298,7 @@ def test_losses_by_the_example_are_taken_in_half_precision(kind, name):
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", SIXTEEN_BITS)
+@pytest.mark.usefixtures("_unfollowed")
 def test_balanced_class_weights_are_taken_in_half_precision(kind, seed):
     """Example by example they average to nearly 1 in every batch, and to 1 by chance: .02 off
     here, which is further than what rounding could make of the sum of 400."""
@@ -273,6 +316,7 @@ def test_balanced_class_weights_are_taken_in_half_precision(kind, seed):
 
 
 @pytest.mark.parametrize("own", [True, False])
+@pytest.mark.usefixtures("_unfollowed")
 def test_class_weights_of_the_batch_are_refused_after_three_batches(own):
     """Weights that average to 1 in one batch are no sign yet."""
     ids, y = sentences(False)[0][:, 0], torch.tensor([1, 2, 1, 2])

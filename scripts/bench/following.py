@@ -1,0 +1,105 @@
+"""What it costs to follow steps operator by operator: a followed step, the first one, a long run.
+
+Same model, same batch, same run; ordinary training, a private step that is not followed and one
+that is take turns within one process, and the ratios printed are medians over rounds of the ratio
+within a round. The first step of a run is followed and probed: it is timed once, in a run of its
+own, the loader's part included. From these follows what 500 steps take more for being followed, of
+which the first is and one in a hundred of the others.
+
+    PYTHONPATH=. python scripts/bench/following.py [--models gpt2 mnist] [--rounds 15] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from tqdm import tqdm
+
+from dptrain.clipping.owners.watch import SHARE, OwnerWatch
+from scripts.bench.step_models import CASES, ON_CPU
+from scripts.bench.step_sides import ORDINARY, Side, open_side, quiet
+from scripts.bench.step_time import machine
+
+STEPS = 500
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """How long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def step(side: Side, *, followed: bool) -> float:
+    """The time of one step, with what the loader does before it."""
+
+    def both() -> None:
+        side.prepare()
+        side.step()
+
+    with mock.patch.object(OwnerWatch, "_chosen", lambda *_: followed):
+        return seconds(both)
+
+
+def measured(model: str, rounds: int) -> dict[str, Any]:
+    """All ratios of a model."""
+    ordinary = open_side(ORDINARY, model, "cpu")
+    for _ in range(3):
+        ordinary.step()
+    usual = statistics.median(seconds(ordinary.step) for _ in range(5))
+    new = Side("bookkeeping", CASES[model], "cpu")
+    new.wrap()
+    first = step(new, followed=True) / usual
+    private = open_side("bookkeeping", model, "cpu")
+    step(private, followed=True)
+    rows = []
+    for _ in tqdm(range(rounds), desc=model, unit="round"):
+        alone = seconds(ordinary.step)
+        plain, followed = (step(private, followed=f) for f in (False, True))
+        rows.append((plain / alone, followed / plain, (followed - plain) / alone))
+    ratios = [statistics.median(column) for column in zip(*rows, strict=True)]
+    extra = ratios[1] - 1
+    return {
+        "model": model,
+        "private": ratios[0],
+        "followed": ratios[1],
+        "first": first - ratios[0],
+        "run": extra * (1 + SHARE * (STEPS - 1)) / STEPS,
+    }
+
+
+def main() -> None:
+    """Print a line for every model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=ON_CPU, default=["gpt2", "mnist"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    quiet()
+    found = {"machine": machine("cpu"), "threads": torch.get_num_threads(), "models": []}
+    print(f"{found['machine']['processor']}, {found['threads']} threads")
+    for model in options.models:
+        row = measured(model, options.rounds)
+        found["models"].append(row)
+        print(
+            f"{CASES[model].title}: a private step {row['private']:.2f} of an ordinary one, "
+            f"followed {row['followed']:.2f} of a private one; the first takes "
+            f"{row['first']:.1f} ordinary steps more; {STEPS} steps {100 * row['run']:.2f} % more"
+        )
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
