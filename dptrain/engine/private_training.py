@@ -224,8 +224,11 @@ class PrivateTraining:
     @property
     def _apart(self) -> tuple[str, ...]:
         """What the steps that were followed showed of the examples' gradients."""
-        owners = self._attached.owners
-        note = None if owners is None else owners.findings.note(self.steps_executed)
+        owners, probe = self._attached.owners, self._attached.probe
+        if owners is None:
+            return ()
+        vain = probe is not None and probe.vain
+        note = owners.findings.note(self.steps_executed, vain=vain)
         return () if note is None else (note,)
 
     @property

@@ -45,7 +45,7 @@ def step(side: Side, *, followed: bool) -> float:
         side.prepare()
         side.step()
 
-    with mock.patch.object(OwnerWatch, "_chosen", lambda *_: followed):
+    with mock.patch.object(OwnerWatch, "_chosen", return_value=followed):
         return seconds(both)
 
 

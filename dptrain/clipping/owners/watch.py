@@ -61,13 +61,21 @@ class Findings:
         """As ``dataclasses.asdict`` has it; nothing of that is changed."""
         return cls(**copy.deepcopy(dict(saved or {})))
 
-    def note(self, steps: int) -> str | None:
-        """What the guarantee says of it, after so many steps."""
+    def note(self, steps: int, *, vain: bool = False) -> str | None:
+        """What the guarantee says of it.
+
+        Args:
+            steps: so far.
+            vain: whether there was a batch of which passes over a few rows showed nothing.
+        """
         apart = "that no example's gradient depends on another's "
+        tested = "was tested on a few rows only"
+        if vain:
+            tested = "is assumed, as passes over a few rows did not show it"
         if self.why is not None:
             shown = set(self.shown) - set(self.tested)
             return (
-                f"{apart}was tested on a few rows only: of the steps that were followed operator "
+                f"{apart}{tested}: of the steps that were followed operator "
                 f"by operator, {_numbered(self.tested)} could not be ({self.why})"
                 + (f"; it was shown in {_numbered(shown)}" if shown else "")
             )
@@ -77,17 +85,17 @@ class Findings:
                 "is assumed of the others"
             )
         if steps:
-            return f"{apart}was tested on a few rows only: no step could be followed to its end"
+            return f"{apart}{tested}: no step could be followed to its end"
         return None
 
 
 def _numbered(steps: Collection[int]) -> str:
     """Steps by their numbers, from 1, or how many there are and the first of them."""
-    numbers = [str(k + 1) for k in sorted(set(steps))]
-    if len(numbers) == 1:
-        return f"step {numbers[0]}"
-    first = ", ".join(numbers[:_NAMED]) + (", …" if len(numbers) > _NAMED else "")
-    return f"{len(numbers)} steps ({first})"
+    some = [str(k + 1) for k in sorted(set(steps))]
+    if len(some) == 1:
+        return f"step {some[0]}"
+    named = ", ".join(some[:_NAMED]) + (", …" if len(some) > _NAMED else "")
+    return f"{len(some)} steps ({named})"
 
 
 class _Running(threading.local):

@@ -57,7 +57,11 @@ _PASSES = 6  # over few rows, until nothing new is found in them
 _MOST = 8  # examples that a probe is made of
 _SHARED_NOISE = 1e-3  # of the largest number: two runs that differ so much are not the same
 
-_SWITCH = "Gradients(probe='off') goes on without this check, which the guarantee then says"
+# Only where nothing was seen that would make the guarantee a false one.
+_SWITCH = (
+    "if you know that they do, Gradients(probe='off') goes on, and the guarantee says that it "
+    "assumes so"
+)
 _OUTSIDE = "called outside the module's own forward"
 _UNSEEN = (
     "a gradient reached layer {layer!r}, which the outputs of the module do not depend on as far "
@@ -70,21 +74,21 @@ _UNCONFIRMED = (
     "{found}. Either its layer's rule is wrong (dptrain.testing.check_layer_rule tests it), or it "
     "is used where no rule sees it, outside the call of the layer that owns it, as through "
     "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or use "
-    "Gradients(mode='hooks'). " + _SWITCH
+    "Gradients(mode='hooks')"
 )
 _MIXED = (
     "parameter {name!r} of layer {layer!r}, a {kind}: the gradient of one example moved when "
     "another example of the batch was changed, though the layer's inputs and the gradient by its "
     "output did not: the layer takes something else from the whole batch (a number such as "
     "x.max().item(), or an attribute or global that is set before the call). Compute it from each "
-    "example alone, as a tensor with a row for each. " + _SWITCH
+    "example alone, as a tensor with a row for each"
 )
 _COUNTED = (
     "the gradient of one example at layer {layer!r} moved when another example was left out of the "
     "batch: the module mixes the examples, as what it makes of a row depends on how many there "
     "are, or on its place among them (len(x), x.shape[0], a mean over the first dimension, "
     "positions counted along it), which one example more or less changes.{ties} Compute every row "
-    "as if it were alone, and have means over the batch taken by the loss; " + _SWITCH
+    "as if it were alone, and have means over the batch taken by the loss"
 )
 _TIES = (
     " The module returns a loss: one that divides by the batch's targets, weights or lengths does "
@@ -183,6 +187,7 @@ class RowProbe:
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
             and so without a probe.
+        vain: whether there was a batch of which no pass over a few rows showed anything.
     """
 
     def __init__(
@@ -216,7 +221,7 @@ class RowProbe:
         self._inside = False
         self._signature = LossSignature(self._aside)
         self._outputs = Outputs()
-        self.outside = False
+        self.outside = self.vain = False
         self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
@@ -365,6 +370,8 @@ class RowProbe:
             return found
         if found is not None:
             self._known.add(key if found else (key, batch.rows))
+        elif not self._any:
+            self.vain = True
         return None
 
     def _probe(self, whole: Rows, batch: AtHand) -> bool | str | None:
@@ -653,8 +660,7 @@ class RowProbe:
                     f"whether layer {self._name(s)!r} takes part depends on one example of the "
                     "batch: it did for some numbers of that example, and not for others, so that "
                     "the example decides what gradients all the others have. Call the layer for "
-                    "every example, and choose between results row by row (torch.where); "
-                    f"{_SWITCH}"
+                    "every example, and choose between results row by row (torch.where)"
                 )
         for s in theirs:
             if not isinstance(s.layer, RNNLinear) and len(s.gradient) != rows:
@@ -662,8 +668,7 @@ class RowProbe:
                     f"layer {self._name(s)!r} is called on as many rows as the numbers in the "
                     f"batch say ({len(s.gradient)}, of {rows} examples, where one of them was "
                     "changed), so that nothing says which rows are whose: call it on all "
-                    "positions of every example, and mask what does not count afterwards; "
-                    f"{_SWITCH}"
+                    "positions of every example, and mask what does not count afterwards"
                 )
 
     def _compare(
@@ -696,14 +701,14 @@ class RowProbe:
                 "another: its input moved when another example of the batch was changed. The "
                 "module mixes the examples before this layer (by statistics, attention or a "
                 "dimension that is not theirs), and no example's contribution can be bounded; "
-                f"keep the examples apart, one in each row of the first dimension. {_SWITCH}"
+                "keep the examples apart, one in each row of the first dimension"
             )
         ties = _TIES if run.reduced else ""
         raise RuntimeError(
             f"the gradient of one example at layer {self._name(calls[0][0])!r} moved when another "
             "example of the batch was changed, or ended early: what comes after this layer mixes "
             f"the examples, and no example's contribution can be bounded.{ties} Keep the examples "
-            f"apart; {_SWITCH}"
+            "apart"
         )
 
     def _name(self, s: Sighting) -> str:

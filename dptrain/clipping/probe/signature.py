@@ -161,7 +161,7 @@ class LossSignature:
                 "and add up to 1, as where a cross entropy with reduction='mean' has ignored "
                 "targets or class weights. One example then changes the gradients of all others "
                 "before they are clipped: take the loss from dptrain.losses, which reduces each "
-                "example by itself (or set Gradients(probe='off'), which the guarantee then says)"
+                "example by itself"
             )
 
     def _compare(self, rows: int, share: float, reduction: str, alike: float) -> None:

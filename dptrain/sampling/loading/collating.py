@@ -101,8 +101,7 @@ class _Check:
                 "another, the rows of others changed too, as in mixup, cutmix or where the batch's "
                 "own mean or counts go into every row. An example then changes the gradients of "
                 "others before they are clipped, and no example's contribution can be bounded: "
-                "leave it out, or mix views of one example. Gradients(probe='off') goes on without "
-                "this check, which the guarantee then says"
+                "leave it out, or mix views of one example"
             )
 
     def _most_moved(self, few: list[Any], seeds: list[int]) -> int:

@@ -241,6 +241,30 @@ def test_lists_with_an_item_for_each_row(ties):
         assert "was tested on a few rows only" in notes(run(Detector(ties=False), loss, data=data))
 
 
+TOTALS = []
+
+
+class Asserts(Net):
+    """Of other rows than those of its batch nothing is known."""
+
+    def forward(self, x):
+        assert float(x.sum()) == TOTALS[-1]
+        return super().forward(x)
+
+
+def test_a_module_of_which_nothing_shows_is_assumed_to_keep_examples_apart():
+    """It puts up with its own batch alone, and lets a number out: neither shown nor tested."""
+    data = TensorDataset(torch.ones(N, WIDTH), torch.arange(N) % CLASSES)
+
+    def loss(model, x, y):
+        TOTALS.append(float(x.sum()))
+        return plain(model, x, y)
+
+    said = notes(run(Asserts(), loss, data=data))
+    assert "is assumed, as passes over a few rows did not show it" in said
+    assert "tested" not in said
+
+
 def two_examples(data, each, collate=None):
     module = Net()
     private = PrivacyEngine().make_private(
