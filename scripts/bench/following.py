@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 from tqdm import tqdm
 
-from dptrain.clipping.owners.watch import SHARE, OwnerWatch
+from dptrain.clipping.owners import SHARE, OwnerWatch
 from scripts.bench.step_models import CASES, ON_CPU
 from scripts.bench.step_sides import ORDINARY, Side, open_side, quiet
 from scripts.bench.step_time import machine

@@ -54,7 +54,7 @@ clipping/bookkeeping/rules/rules.py: expected found missing
 clipping/bookkeeping/tap.py: error
 clipping/bookkeeping/taps.py: format() get()
 clipping/opacus/per_example.py: new others
-clipping/owners/rules.py: k
+clipping/owners/rules/products.py: k
 clipping/owners/trace.py: basename() f_lineno operator
 clipping/owners/watch.py: _numbered() _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key

@@ -2,6 +2,6 @@
 
 from dptrain.clipping.owners.maps import SHARED
 from dptrain.clipping.owners.trace import Event, OwnerTrace
-from dptrain.clipping.owners.watch import Findings, OwnerWatch, RowsMeet
+from dptrain.clipping.owners.watch import SHARE, Findings, OwnerWatch, RowsMeet
 
-__all__ = ["SHARED", "Event", "Findings", "OwnerTrace", "OwnerWatch", "RowsMeet"]
+__all__ = ["SHARE", "SHARED", "Event", "Findings", "OwnerTrace", "OwnerWatch", "RowsMeet"]

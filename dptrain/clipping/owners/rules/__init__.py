@@ -1,0 +1,19 @@
+"""What owners the results of torch's operators have: a rule for each."""
+
+from dptrain.clipping.owners.rules import (
+    along,
+    by_rows,
+    channels,
+    elementwise,
+    indices,
+    losses,
+    products,
+    views,
+)
+from dptrain.clipping.owners.rules.calls import RULES, Call
+from dptrain.clipping.owners.rules.results import owners_of_results
+
+KINDS = along, by_rows, channels, elementwise, indices, losses, products, views
+"""Where the rules are, which are registered as these are imported."""
+
+__all__ = ["KINDS", "RULES", "Call", "owners_of_results"]

@@ -1,0 +1,84 @@
+"""What makes each row of a result of that row of some arguments and of all of the others."""
+
+from __future__ import annotations
+
+import torch
+
+from dptrain.clipping.owners.maps import join, join_all, join_along, shared
+from dptrain.clipping.owners.rules.calls import Call, Map, names, rule
+
+# name: (arguments with rows, results without).
+_BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": (("query", "key", "value", "attn_mask"), ()),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": (
+        ("grad_out", "query", "key", "value", "out", "logsumexp", "attn_mask"),
+        (),
+    ),
+    "_scaled_dot_product_efficient_attention": (("query", "key", "value", "attn_bias"), (2, 3)),
+    "_scaled_dot_product_efficient_attention_backward": (
+        ("grad_out_", "query", "key", "value", "attn_bias", "out", "logsumexp"),
+        (),
+    ),
+    "grid_sampler_2d": (("input", "grid"), ()),
+    "grid_sampler_3d": (("input", "grid"), ()),
+    "grid_sampler_2d_backward": (("grad_output", "input", "grid"), ()),
+    "grid_sampler_3d_backward": (("grad_output", "input", "grid"), ()),
+    "affine_grid_generator": (("theta",), ()),
+    "im2col": (("self",), ()),
+    "col2im": (("self",), ()),
+    "max_pool2d_with_indices": (("self",), ()),
+    "max_pool3d_with_indices": (("self",), ()),
+    "max_pool2d_with_indices_backward": (("grad_output", "self", "indices"), ()),
+    "max_pool3d_with_indices_backward": (("grad_output", "self", "indices"), ()),
+    "max_unpool2d": (("self", "indices"), ()),
+    "max_unpool3d": (("self", "indices"), ()),
+    "fractional_max_pool2d": (("self", "random_samples"), ()),
+    "fractional_max_pool3d": (("self", "random_samples"), ()),
+    "fractional_max_pool2d_backward": (("grad_output", "self", "indices"), ()),
+    "fractional_max_pool3d_backward": (("grad_output", "self", "indices"), ()),
+    "searchsorted": ((), ()),
+    "multi_margin_loss_backward": ((), ()),
+    "slow_conv2d_forward": (("self",), ()),
+    "mkldnn_max_pool2d": (("self",), ()),
+}
+
+
+for _name in names("""
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d
+    _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+    upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa max_pool1d
+"""):
+    _BY_ROWS[_name] = (("self", "input"), ())
+    _BY_ROWS[_name + "_backward"] = (("grad_output", "self", "indices"), ())
+
+
+@rule(*_BY_ROWS)
+def by_rows(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Rows of those that have rows, and all of the others."""
+    names, without = _BY_ROWS[call.name]
+    having = [n for n in names if call.has(n) and isinstance(call[n], torch.Tensor)]
+    rest = [join_all(m) for m in call.maps(but=having)]
+    rows: list[Map] = []
+    count: int | None = None
+    for name in having:
+        owners = call.map(name)
+        few = join_along(owners, range(1, owners.dim()))
+        first = owners.shape[0] if owners.dim() else 1
+        if name in ("attn_bias", "attn_mask") and (owners.dim() != 4 or first == 1):
+            rest.append(join_all(owners))
+            continue
+        if count not in (None, first):
+            return [join(join_all(few), *(join_all(m) for m in call.maps())) for _ in results]
+        count = first
+        rows.append(few.reshape(-1) if few.numel() != 1 else few.reshape(1))
+    each = join(*rows, *rest) if rows or rest else shared(())
+    every = join_all(each)
+    found = []
+    for k, t in enumerate(results):
+        fits = t.dim() > 0 and t.shape[0] == count and k not in without
+        found.append(each.reshape(-1, *[1] * (t.dim() - 1)) if fits and each.dim() else every)
+    return found
