@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from dptrain.clipping.base import precision
-from dptrain.clipping.base.precision import full_products
+from dptrain.clipping.base.precision import exact_products, full_products
 from dptrain.clipping.base.untapped import untapped
 from tests.helpers.engine import everything_every_step, make
 
@@ -95,18 +95,24 @@ def test_a_run_reports_while_another_thread_runs_its_layers_untapped():
     assert torch.equal(found, wanted)
 
 
-def test_the_precision_of_products_is_put_back_by_the_last_thread():
+@pytest.mark.parametrize("full", [full_products, exact_products])
+def test_the_precision_of_products_is_put_back_by_the_last_thread(full):
     before = torch.get_float32_matmul_precision()
     inside, leave = threading.Event(), threading.Event()
+    kinds = precision._of_products()
+    kinds += precision._of_cudnn() if full is exact_products else []
+
+    def read():
+        return [kind.fp32_precision for kind in kinds]
 
     def other():
-        with full_products():
+        with full():
             inside.set()
             assert leave.wait(60)
-            return precision._read()
+            return read()
 
     def this():
-        with full_products():
+        with full():
             thread.start()
             assert inside.wait(60)
         leave.set()
@@ -116,9 +122,9 @@ def test_the_precision_of_products_is_put_back_by_the_last_thread():
     thread = threading.Thread(target=lambda: found.append(other()))
     try:
         torch.set_float32_matmul_precision("medium")
-        coarse = precision._read()
+        coarse = read()
         this()
-        assert set(found[0]) <= {"ieee", "highest"}
-        assert precision._read() == coarse
+        assert set(found[0]) == {"ieee"} != set(coarse)
+        assert read() == coarse
     finally:
         torch.set_float32_matmul_precision(before)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 _DEVICES = ("cpu", "cuda")
-_AS_SUCH = ("ieee", "none", "highest")  # what wider switches hand down is read, not "none"
+_AS_SUCH = ("ieee", "none")  # what wider switches hand down is read, not "none"
 _ENTERING = threading.Lock()  # the switches are those of all threads
-_within: list[list[str]] = []  # what was read by each that is within
 
 
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
@@ -40,48 +39,80 @@ def full_float32() -> Iterator[None]:
             yield
 
 
-@contextlib.contextmanager
-def full_products() -> Iterator[None]:
-    """The same where autocast is to be left alone; of several threads the last puts back."""
-    with _ENTERING:
-        before = _read()
-        # To set them takes longer than to look.
-        counted = bool(_within) or not all(value in _AS_SUCH for value in before)
-        if counted:
-            if not _within:
-                _write(["ieee" if _switches() else "highest"] * len(before))
-            _within.append(before)
-    try:
-        yield
-    finally:
-        if counted:
-            with _ENTERING:
-                before = _within[0]
-                _within.pop()
-                if not _within:
-                    _write(before)
+class _Switches:
+    """Precisions of float32 of some kinds of operators, which are those of all threads.
 
+    Args:
+        find: the objects of ``torch.backends`` that have one, in torch 2.9 and later.
+    """
 
-def _read() -> list[str]:
-    if kinds := _switches():
-        return [kind.fp32_precision for kind in kinds]
-    return [torch.get_float32_matmul_precision()]  # torch before 2.9
+    def __init__(self, find: Callable[[], list[Any]]) -> None:
+        self._find = functools.cache(find)
+        self._within: list[list[str]] = []  # what was read by each that is within
 
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """Float32 as such; of several threads the last puts back what the first found."""
+        with _ENTERING:
+            before = [kind.fp32_precision for kind in self._find()]
+            # To set them takes longer than to look.
+            counted = bool(self._within) or not all(value in _AS_SUCH for value in before)
+            if counted:
+                if not self._within:
+                    self._write(["ieee"] * len(before))
+                self._within.append(before)
+        try:
+            yield
+        finally:
+            if counted:
+                with _ENTERING:
+                    before = self._within[0]
+                    self._within.pop()
+                    if not self._within:
+                        self._write(before)
 
-def _write(values: list[str]) -> None:
-    if kinds := _switches():
-        for kind, value in zip(kinds, values, strict=True):
+    def _write(self, values: list[str]) -> None:
+        for kind, value in zip(self._find(), values, strict=True):
             kind.fp32_precision = value
-    else:
-        torch.set_float32_matmul_precision(values[0])
 
 
-@functools.cache
-def _switches() -> list[Any]:
-    """What has a precision of float32 of its own, in torch 2.9 and later."""
-    kinds = (
-        torch.backends.cuda.matmul,
-        getattr(torch.backends.mkldnn, "matmul", None),
-        getattr(torch.backends.mkldnn, "conv", None),
-    )
+def _with_precision(*kinds: Any) -> list[Any]:
     return [kind for kind in kinds if hasattr(kind, "fp32_precision")]
+
+
+class _OfOldTorch:
+    """The one setting of torch before 2.9."""
+
+    @property
+    def fp32_precision(self) -> str:
+        return torch.get_float32_matmul_precision().replace("highest", "ieee")
+
+    @fp32_precision.setter
+    def fp32_precision(self, value: str) -> None:
+        torch.set_float32_matmul_precision(value.replace("ieee", "highest"))
+
+
+def _of_products() -> list[Any]:
+    backends = torch.backends
+    mkldnn = (getattr(backends.mkldnn, name, None) for name in ("matmul", "conv"))
+    return _with_precision(backends.cuda.matmul, *mkldnn) or [_OfOldTorch()]
+
+
+def _of_cudnn() -> list[Any]:
+    cudnn = torch.backends.cudnn
+    return _with_precision(*(getattr(cudnn, name, None) for name in ("conv", "rnn")))
+
+
+_PRODUCTS, _CUDNN = _Switches(_of_products), _Switches(_of_cudnn)
+
+
+def full_products() -> contextlib.AbstractContextManager[None]:
+    """As ``full_float32`` where autocast is to be left alone."""
+    return _PRODUCTS.full()
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """Of float32 numbers, cuDNN's too: rounded further, both ways would be off by other errors."""
+    with full_products(), _CUDNN.full():
+        yield

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dptrain.clipping.base.precision import full_float32, full_products
+from dptrain.clipping.base.precision import exact_products, full_float32
 from dptrain.clipping.base.rows import HALF, summing_dtype
 from dptrain.clipping.base.untapped import untapped
 from dptrain.clipping.probe.inputs import Rows, steps
@@ -328,18 +328,3 @@ def _without_hooks(parameters: Any) -> Iterator[None]:
     finally:
         for hooks, own in kept:
             hooks.update(own)
-
-
-@contextlib.contextmanager
-def exact_products() -> Iterator[None]:
-    """Of float32 numbers: rounded further, both ways would be off by other errors."""
-    kinds: list[Any] = [getattr(torch.backends.cudnn, name, None) for name in ("conv", "rnn")]
-    kept = [(kind, kind.fp32_precision) for kind in kinds if hasattr(kind, "fp32_precision")]
-    with full_products():
-        try:
-            for kind, _ in kept:
-                kind.fp32_precision = "ieee"
-            yield
-        finally:
-            for kind, value in kept:
-                kind.fp32_precision = value

@@ -14,11 +14,11 @@ from opacus.layers.dp_rnn import RNNLinear
 from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
+from dptrain.clipping.base.precision import exact_products
 from dptrain.clipping.owners import OwnerWatch
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     Disagreement,
-    exact_products,
     rounded_otherwise,
 )
 from dptrain.clipping.probe.inputs import (
