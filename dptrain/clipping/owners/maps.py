@@ -40,10 +40,11 @@ def thin(owners: torch.Tensor) -> torch.Tensor:
 def thinned(owners: torch.Tensor) -> torch.Tensor:
     """The same map, with stride 0 wherever owners turn out to be alike."""
     shape, found = owners.shape, thin(owners)
-    for d in range(found.dim()):
+    for d in reversed(range(found.dim())):  # rows, which differ, come first
         if found.shape[d] > 1 and found.numel():
             first = found.narrow(d, 0, 1)
-            if bool((found == first).all()):
+            # Where they differ at all, neighbors mostly do.
+            if torch.equal(found.narrow(d, 1, 1), first) and bool((found == first).all()):
                 found = first
     return found.expand(shape)
 

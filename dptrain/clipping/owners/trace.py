@@ -364,6 +364,7 @@ _LEAVES = {
     torch.Tensor.__repr__: "repr",
     torch.Tensor.__format__: "format",
 }
+_SPLITS = (torch.tensor_split, torch.Tensor.tensor_split)  # reads where to cut by no operator
 _ADDRESSES = frozenset({"data_ptr", "storage", "untyped_storage"})
 _SHARES = frozenset({"numpy", "dlpack", *_ADDRESSES})
 
@@ -395,6 +396,10 @@ class _Functions(TorchFunctionMode):
         if func is one_hot and _classes(args, kwargs or {}) > 0:
             with self.of.checked():
                 return func(*args, **(kwargs or {}))
+        if func in _SPLITS:
+            for places in tree_leaves((args[1:], kwargs or {})):
+                if isinstance(places, torch.Tensor):
+                    self.of.escaped(places, "tensor_split")
         if name in _ADDRESSES and sys._getframe(1).f_code.co_filename.startswith(_FUNCTORCH):
             name = None  # which asks whether two tensors are one
         if name is not None and args and isinstance(args[0], torch.Tensor):

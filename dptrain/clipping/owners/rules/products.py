@@ -74,7 +74,7 @@ _MATRICES = names("""
     linalg_inv_ex linalg_cholesky_ex cholesky _linalg_svd _linalg_eigh linalg_eig linalg_qr
     linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet linalg_matrix_exp linalg_pinv
     linalg_householder_product linalg_solve_triangular _linalg_solve_ex cholesky_solve
-    cholesky_inverse triangular_solve linalg_lstsq linalg_ldl_factor_ex lu_unpack geqrf
+    cholesky_inverse triangular_solve linalg_ldl_factor_ex lu_unpack geqrf
     _linalg_eigvals linalg_eigvals linalg_cross
 """)
 

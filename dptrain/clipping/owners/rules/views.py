@@ -9,6 +9,7 @@ import torch
 
 from dptrain.clipping.owners.maps import (
     SHARED,
+    is_shared,
     join,
     join_all,
     join_along,
@@ -52,6 +53,10 @@ _MOVED = names("""
 @rule(*_MOVED)
 def moved(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """The operator itself says where the elements go."""
+    places = [t for t in call.tensors if t is not call["self"] and not is_shared(call.of(t))]
+    if call.name == "tensor_split" and places:  # where it is cut becomes shapes
+        call.trace.escaped(places[0], call.name)
+        return [call.trace.unknown(call.name, t.shape) for t in results]
     args = [call.of(a) if isinstance(a, torch.Tensor) else a for a in call.args]
     func = _functional(call.func)
     kwargs = {k: v for k, v in call.kwargs.items() if k != "out"}
@@ -141,15 +146,23 @@ def padded(call: Call, results: list[torch.Tensor]) -> list[Map]:
 @rule("select_backward", "slice_backward", "diagonal_backward")
 def put_back(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """The gradient at its place, zeros elsewhere."""
-    found = shared(results[0].shape).contiguous()
-    grad = call.map("grad_output")
-    if call.name == "select_backward":
-        found.select(call["dim"], call["index"]).copy_(grad)
-    elif call.name == "diagonal_backward":
+    grad, shape = call.map("grad_output"), results[0].shape
+    if call.name == "diagonal_backward":
+        found = shared(shape).contiguous()
         found.diagonal(call["offset"], call["dim1"], call["dim2"]).copy_(grad)
+        return [thinned(found)]
+    dim = call["dim"] % len(shape)
+    if call.name == "select_backward":
+        grad = grad.unsqueeze(dim)
+    # Written out along that dimension, and along others only where owners differ.
+    few = thin(grad)
+    sizes = [n if d == dim else few.shape[d] for d, n in enumerate(shape)]
+    found = shared(sizes).contiguous()
+    if call.name == "select_backward":
+        found.select(dim, call["index"]).copy_(few.squeeze(dim))
     else:
         aten = torch.ops.aten.slice.Tensor
-        aten(found, call["dim"], call["start"], call["end"], call["step"]).copy_(grad)
+        aten(found, dim, call["start"], call["end"], call["step"]).copy_(few)
     return [thinned(found)]
 
 
