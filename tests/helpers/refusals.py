@@ -11,7 +11,7 @@ _NAMED = re.compile(r"(?:layer|parameter|module|buffer)s? '([^']+)'")
 _REMEDY = re.compile(
     r"[;,:.] .*\b(?:freeze|replace|call|use|keep|give|leave|set|declare|have|run|build|take|"
     r"dptrain\.register_layer\(\)|Gradients\()",
-    re.DOTALL,
+    re.DOTALL | re.IGNORECASE,
 )
 
 
