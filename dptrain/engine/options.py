@@ -124,8 +124,8 @@ class Gradients(JsonValue, family="gradients"):
             batch, ``"off"`` never. The guarantee says where less was done than ``"shapes"``.
             Steps are followed operator by operator besides, from the batch to the gradients, with
             your own lines and the loss: the first, and but for ``"first"`` one in a hundred at
-            random. What depends on two examples is refused, and the guarantee says in which steps
-            it was shown that nothing does (docs/theory/limits.md#thm-owners). Such a step takes
+            random. What depends on two examples is refused, and the guarantee says whether it
+            was shown that nothing does (docs/theory/limits.md#thm-owners). Such a step takes
             two to three times as long, and compiled code runs as it was written.
         buffers: what forward passes may change in the module: its running statistics, caches,
             counters. A step that changes a buffer or an attribute is refused before anything of

@@ -225,11 +225,9 @@ class PrivateTraining:
     def _apart(self) -> tuple[str, ...]:
         """What the steps that were followed showed of the examples' gradients."""
         owners, probe = self._attached.owners, self._attached.probe
-        if owners is None:
+        if owners is None or not self.steps_executed:
             return ()
-        vain = probe is not None and probe.vain
-        note = owners.findings.note(self.steps_executed, vain=vain)
-        return () if note is None else (note,)
+        return (owners.findings.note(vain=probe is not None and probe.vain),)
 
     @property
     def steps_executed(self) -> int:

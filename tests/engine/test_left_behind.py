@@ -147,6 +147,7 @@ LEAVES = {
 
 @pytest.mark.sample(every=4)
 @pytest.mark.parametrize("kind", LEAVES)
+@pytest.mark.usefixtures("_unfollowed")  # which would name another fault of these
 def test_what_a_forward_pass_leaves_is_refused_and_named(mode, kind):
     """Before anything is released: neither noise nor ledger have moved, and no weight."""
     name, leave = LEAVES[kind]

@@ -56,7 +56,7 @@ clipping/bookkeeping/taps.py: format() get()
 clipping/opacus/per_example.py: new others
 clipping/owners/rules/products.py: k
 clipping/owners/trace.py: basename() f_lineno operator
-clipping/owners/watch.py: _numbered() _seed apart escapes event event() get() lost mixed tested
+clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key
 clipping/probe/probe.py: format() get()
 clipping/probe/signature.py: sizes

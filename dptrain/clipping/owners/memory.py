@@ -32,18 +32,18 @@ class _Cell:
     alive: StorageWeakRef
     root: Geometry
     views: dict[Geometry, torch.Tensor]
-    flat: _Blocks | None = None
+    flat: _ByBlock | None = None
     opaque: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Blocks:
+class _ByBlock:
     """A map of all of a storage, whose elements have one owner in each block of so many."""
 
     owners: torch.Tensor  # of the blocks, contiguous
     size: int
 
-    def finer(self, size: int, least: int) -> _Blocks:
+    def finer(self, size: int, least: int) -> _ByBlock:
         """In blocks of a size that divides this one, of so many elements at least."""
         owners = self.owners
         if size != self.size:
@@ -51,7 +51,7 @@ class _Blocks:
         missing = -(-least // size) - len(owners)
         if missing > 0:
             owners = torch.cat([owners, shared([missing])])
-        return self if owners is self.owners else _Blocks(owners, size)
+        return self if owners is self.owners else _ByBlock(owners, size)
 
 
 class Memory:
@@ -84,7 +84,7 @@ class Memory:
             if not _covers(geometry, storage.nbytes()):
                 whole = (torch.Size([_length(geometry, storage.nbytes())]), (1,), 0, tensor.dtype)
                 unit = _unit(geometry, owners)
-                flat = _Blocks(shared([-(-whole[0][0] // unit)]).contiguous(), unit)
+                flat = _ByBlock(shared([-(-whole[0][0] // unit)]).contiguous(), unit)
                 _store(flat, geometry, owners)
                 self._cells[address] = _Cell(StorageWeakRef(storage), whole, {}, flat)
             else:
@@ -180,7 +180,7 @@ def _inner(geometry: Geometry) -> int | None:
     return next((d for d, (n, s) in pairs if n > 1 and s == 1), None)
 
 
-def _in_blocks(flat: _Blocks, geometry: Geometry) -> Any:
+def _in_blocks(flat: _ByBlock, geometry: Geometry) -> Any:
     """The blocks of a tensor that has them whole, as it has their elements."""
     shape, stride, offset, _ = geometry
     inner = _inner(geometry)
@@ -189,7 +189,7 @@ def _in_blocks(flat: _Blocks, geometry: Geometry) -> Any:
     return flat.owners.as_strided(sizes, steps, offset // flat.size)
 
 
-def _read(flat: _Blocks, geometry: Geometry) -> torch.Tensor:
+def _read(flat: _ByBlock, geometry: Geometry) -> torch.Tensor:
     found = thin(thinned(_in_blocks(flat, geometry))).clone()
     inner = _inner(geometry)
     if inner is not None and found.shape[inner] > 1 and flat.size > 1:
@@ -197,7 +197,7 @@ def _read(flat: _Blocks, geometry: Geometry) -> torch.Tensor:
     return found.expand(geometry[0])
 
 
-def _store(flat: _Blocks, geometry: Geometry, owners: torch.Tensor) -> None:
+def _store(flat: _ByBlock, geometry: Geometry, owners: torch.Tensor) -> None:
     """Write a map to where the elements of its tensor are."""
     shape, stride, _, _ = geometry
     same = [d for d, (n, s) in enumerate(zip(shape, stride, strict=True)) if s == 0 and n > 1]
@@ -224,7 +224,7 @@ def _whole(cell: _Cell) -> torch.Tensor:
     return cell.views[cell.root] if cell.flat is None else cell.flat.owners
 
 
-def _flat(cell: _Cell, least: int, unit: int) -> _Blocks:
+def _flat(cell: _Cell, least: int, unit: int) -> _ByBlock:
     """Written out for so many elements of the storage at least; the cell's own if that will do.
 
     Args:
@@ -236,6 +236,6 @@ def _flat(cell: _Cell, least: int, unit: int) -> _Blocks:
         return cell.flat.finer(math.gcd(unit, cell.flat.size), least)
     owners = cell.views[cell.root]
     unit = math.gcd(unit, _unit(cell.root, owners))
-    flat = _Blocks(shared([-(-max(_last(cell.root), least) // unit)]).contiguous(), unit)
+    flat = _ByBlock(shared([-(-max(_last(cell.root), least) // unit)]).contiguous(), unit)
     _store(flat, cell.root, owners)
     return flat

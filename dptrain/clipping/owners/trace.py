@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
@@ -64,7 +63,10 @@ class OwnerTrace:
 
     What leaves the tensors (``.item()``, ``if tensor:``, ``.numpy()``) can come back as a number
     that nobody sees, so that a trace with an escape shows nothing of what came after it; tensors
-    that are made from Python's objects after it are unknown.
+    that no operator has met or made until then are unknown, but for constants.
+
+    Args:
+        constants: of the program, which depend on no example.
 
     Attributes:
         events: what owners ≤ -2 stand for, by -2 - owner.
@@ -72,11 +74,12 @@ class OwnerTrace:
         lost: an operator that returned what has no strided memory, ``None`` if none did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
+        self._constants = constants
         self.events: list[Event] = []
         self.escapes: list[Event] = []
         self.memory = Memory()
-        self._known_before: set[int] | None = None  # storages from before the first escape
+        self._tainted = False  # there was an escape
         self._unknown_constant: int | None = None
         self._lent: list[torch.Tensor] = []  # whose memory Python may write into
         self.lost: str | None = None  # an operator whose results have no place in memory
@@ -111,7 +114,8 @@ class OwnerTrace:
         found = self.memory.find(tensor)
         if found is not None:
             return found
-        if self._known_before is None or _address(tensor) in self._known_before:
+        if not self._tainted:
+            self.memory.put(tensor, shared(tensor.shape), written=True)
             return shared(tensor.shape)
         if self._unknown_constant is None:
             self._unknown_constant = self.note("unknown", "a tensor made of Python's objects")
@@ -157,17 +161,19 @@ class OwnerTrace:
     def lent(self, tensor: torch.Tensor, operator: str) -> None:
         """From now on something may write into the memory of a tensor that is no operator."""
         with _unseen():
-            if self._known_before is None:
+            if not self._tainted:
                 self._lent.append(tensor.detach())
             else:
                 self.memory.hide(tensor, self.note("unknown", operator))
 
     def _taint(self) -> None:
         """From now on Python may hold what depends on examples."""
-        if self._known_before is not None:
+        if self._tainted:
             return
         with _unseen():
-            self._known_before = _addresses_of_all_tensors()
+            for tensor in self._constants():
+                self._owners(tensor)
+            self._tainted = True
             for tensor in self._lent:
                 self.memory.hide(tensor, self.note("unknown", "memory that Python writes into"))
         self._lent.clear()
@@ -410,20 +416,6 @@ class _Functions(TorchFunctionMode):
 
 
 _HASHABLE = tuple({type(f) for f in _LEAVES})
-
-
-def _addresses_of_all_tensors() -> set[int]:
-    """Of the storages that Python knows at the moment."""
-    found = set[int]()
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.Tensor):
-            with contextlib.suppress(RuntimeError, NotImplementedError):
-                found.add(_address(each))
-    return found
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 @contextlib.contextmanager

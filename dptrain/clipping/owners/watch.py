@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,6 @@ SHARE = 0.01
 """Of the steps after the first that are followed: each costs one to two ordinary ones more."""
 
 _INPUT = "its input"
-_NAMED = 5  # steps in a note
 _AT_ONCE = 3  # calls that may look otherwise and be followed, and then one in _ONE_IN
 _ONE_IN = 20
 
@@ -61,41 +60,23 @@ class Findings:
         """As ``dataclasses.asdict`` has it; nothing of that is changed."""
         return cls(**copy.deepcopy(dict(saved or {})))
 
-    def note(self, steps: int, *, vain: bool = False) -> str | None:
-        """What the guarantee says of it.
+    def note(self, *, vain: bool = False) -> str:
+        """What the guarantee says of it: nothing that follows from which examples a batch has.
 
         Args:
-            steps: so far.
             vain: whether there was a batch of which passes over a few rows showed nothing.
         """
         apart = "that no example's gradient depends on another's "
+        if self.shown and self.why is None:
+            return (
+                f"{apart}was shown operator by operator in those steps that were followed (the "
+                "first, and others at random), and is assumed of all others"
+            )
         tested = "was tested on a few rows only"
         if vain:
             tested = "is assumed, as passes over a few rows did not show it"
-        if self.why is not None:
-            shown = set(self.shown) - set(self.tested)
-            return (
-                f"{apart}{tested}: of the steps that were followed operator "
-                f"by operator, {_numbered(self.tested)} could not be ({self.why})"
-                + (f"; it was shown in {_numbered(shown)}" if shown else "")
-            )
-        if self.shown:
-            return (
-                f"{apart}was shown operator by operator in {_numbered(self.shown)} of the run, and "
-                "is assumed of the others"
-            )
-        if steps:
-            return f"{apart}{tested}: no step could be followed to its end"
-        return None
-
-
-def _numbered(steps: Collection[int]) -> str:
-    """Steps by their numbers, from 1, or how many there are and the first of them."""
-    some = [str(k + 1) for k in sorted(set(steps))]
-    if len(some) == 1:
-        return f"step {some[0]}"
-    named = ", ".join(some[:_NAMED]) + (", …" if len(some) > _NAMED else "")
-    return f"{len(some)} steps ({named})"
+        why = "" if self.why is None else f" ({self.why})"
+        return f"{apart}{tested}: not every step that was followed could be, to its end{why}"
 
 
 class _Running(threading.local):
@@ -168,7 +149,7 @@ class OwnerWatch:
         sizes = np.ones(len(batch.weights), dtype=np.int64) if batch.sizes is None else batch.sizes
         records = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(torch.int32)
         self._owners = records.repeat_interleave(self.views)
-        self._trace = trace = OwnerTrace()
+        self._trace = trace = OwnerTrace(self._constants)
         self._why, self._seen = None, False
         try:
             if not told(trace, records):
@@ -181,6 +162,10 @@ class OwnerWatch:
         undo.callback(trace.stop)
         self._stop = weakref.finalize(self, undo.close)
         trace.start()
+
+    def _constants(self) -> Iterator[torch.Tensor]:
+        held = (*self.module.parameters(), *self.module.buffers())
+        return (tensor for tensor in held if is_dense(tensor))
 
     def _chosen(self, step: int) -> bool:
         if self._due or step == self._step:

@@ -88,7 +88,7 @@ _REASONS = {
         "unique, function",
         "unique_consecutive, function",
     ],
-    "its results differ from call to call": [
+    "returns what is in memory": [
         "empty_like, function",
         "new_empty, function",
         "new_empty_strided, function",
@@ -109,6 +109,8 @@ def shown(call: Call) -> str:
     Raises:
         AssertionError: if a map claims what is not so.
     """
+    if "empty" in call.form:
+        return "returns what is in memory"
     program = with_gradients(call.program, by=call.leaves) if call.leaves else call.program
     try:
         truth = dependence(program, call.arguments, avoid=call.avoid)

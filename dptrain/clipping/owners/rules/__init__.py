@@ -10,10 +10,10 @@ from dptrain.clipping.owners.rules import (
     products,
     views,
 )
-from dptrain.clipping.owners.rules.calls import RULES, Call
+from dptrain.clipping.owners.rules.calls import Call
 from dptrain.clipping.owners.rules.results import owners_of_results
 
 KINDS = along, by_rows, channels, elementwise, indices, losses, products, views
 """Where the rules are, which are registered as these are imported."""
 
-__all__ = ["KINDS", "RULES", "Call", "owners_of_results"]
+__all__ = ["KINDS", "Call", "owners_of_results"]
