@@ -104,6 +104,7 @@ def test_equal_views_release_what_one_view_does(mode, reduction, views):
 @pytest.mark.sample(every=3)
 @pytest.mark.parametrize("mode", WITH_GRADIENTS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.followed
 def test_an_example_moves_the_sum_by_at_most_the_bound(mode, reduction):
     """Views that agree in one direction are the worst case; an x of zeros has gradient zero."""
     size, views, bound = 6, 4, 0.25

@@ -728,6 +728,7 @@ def test_what_the_engine_refuses_is_refused_in_a_fit(kind, told):
     refused((RuntimeError, ValueError), told, kind())
 
 
+@pytest.mark.followed
 def test_a_loss_that_ties_the_examples_together_is_refused():
     private = private_callback()
     with pytest.raises(

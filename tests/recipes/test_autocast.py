@@ -63,6 +63,7 @@ def rounded(config, tmp_path_factory):
     return output
 
 
+@pytest.mark.followed
 def test_a_run_states_the_same_and_keeps_float32(config, rounded, tmp_path):
     assert run(config, tmp_path / "run", *PLAIN) == 0
     statements = [

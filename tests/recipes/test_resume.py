@@ -73,6 +73,7 @@ def test_ctrl_c_then_resume_ends_in_the_same_model(
     _assert_like(tmp_path / "run", uninterrupted)
 
 
+@pytest.mark.followed
 def test_a_crash_then_resume_ends_in_the_same_model(config, uninterrupted, tmp_path, monkeypatch):
     class Crash(Exception):
         pass

@@ -127,6 +127,7 @@ class ReturnsLoss(WithLoss):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.followed
 def test_a_model_that_returns_the_mean_loss_of_all_tokens_is_right(mode):
     """Where all count, that is the mean of the examples' own means."""
     torch.manual_seed(5)
