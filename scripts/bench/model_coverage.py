@@ -56,6 +56,7 @@ def found(case: Case) -> dict[str, Any]:
         "works": first.refusal is None,
         "refusal": first.refusal,
         "modes": first.modes,
+        "unfollowed": first.unfollowed,
     }
 
 
@@ -92,7 +93,9 @@ def main() -> int:
         start = time.perf_counter()
         try:
             models.append(found(case))
-            said = "works" if models[-1]["works"] else f"refused: {models[-1]['refusal']}"
+            last = models[-1]
+            apart = "shown" if last["unfollowed"] is None else f"tested: {last['unfollowed']}"
+            said = f"works, {apart}" if last["works"] else f"refused: {last['refusal']}"
         except Exception:
             wrong += 1
             said = f"WRONG\n{traceback.format_exc()}"

@@ -37,10 +37,13 @@ class Outcome:
     Attributes:
         refusal: the message, or ``None`` where the model works.
         modes: kinds of layers that have parameters, by how their gradients are found.
+        unfollowed: the first thing in a step that owner maps could not follow; ``None`` where they
+            showed that the examples stay apart.
     """
 
     refusal: str | None
     modes: dict[str, list[str]]
+    unfollowed: str | None = None
 
 
 class _Called(nn.Module):
@@ -131,7 +134,13 @@ def examine(case: Case, dtype: torch.dtype) -> Outcome:
         _assert_norms(norms, wanted, TOLERANCE[dtype])
         factors = flat_factors(norms, bound, torch.ones(ROWS))
         assert_sums(sums, wanted, factors, TOLERANCE[dtype])
-    return Outcome(None, modes(model))
+    return Outcome(None, modes(model), _unfollowed(private))
+
+
+def _unfollowed(private: PrivateTraining) -> str | None:
+    findings = private._attached.owners.findings
+    assert findings.shown or findings.tested
+    return findings.why
 
 
 def _assert_norms(found: Tensor, wanted: Reference, tolerance: float) -> None:
@@ -156,8 +165,10 @@ def _norms_and_sums(
     *rows, targets = next(iter(private.loader))
     inputs = dict(zip(case.inputs(), rows, strict=True))
     clipper, found = private.optimizer.clipper, []
-    for bound in limits:
+    for number, bound in enumerate(limits):
         row_losses(case.read(private.module(**inputs)), targets).sum().backward()
+        if not number:
+            private._attached.owners.end()  # what follows are steps of the same batch
         sums = clipper.clipped_sum(max_grad_norm=bound, weights=torch.ones(ROWS))
         found.append((clipper.norms, sums))
     return found

@@ -33,3 +33,4 @@ def assert_as_recorded(case: Case, outcome: Outcome) -> None:
     again = "made anew by scripts/bench/model_coverage.py, the matrix would say otherwise"
     assert (outcome.refusal is None) == was["works"], f"{again}: {outcome.refusal or 'it works'}"
     assert outcome.modes == was["modes"], again
+    assert (outcome.unfollowed is None) == (was["unfollowed"] is None), again

@@ -114,6 +114,7 @@ class Taps(Generic[B]):
                 follow=self.follow_escaped,
                 confirms=True,
                 together=together,
+                around=self._innermost,
                 owners=owners,
             )
         self.book = open_book(self.probe)

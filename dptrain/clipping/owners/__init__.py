@@ -1,7 +1,19 @@
 """Whose every number is: owner maps, followed from operator to operator."""
 
+from dptrain.clipping.owners.answers import Answers, Telling, Told
 from dptrain.clipping.owners.maps import SHARED
 from dptrain.clipping.owners.trace import Event, OwnerTrace
 from dptrain.clipping.owners.watch import SHARE, Findings, OwnerWatch, RowsMeet
 
-__all__ = ["SHARE", "SHARED", "Event", "Findings", "OwnerTrace", "OwnerWatch", "RowsMeet"]
+__all__ = [
+    "SHARE",
+    "SHARED",
+    "Answers",
+    "Event",
+    "Findings",
+    "OwnerTrace",
+    "OwnerWatch",
+    "RowsMeet",
+    "Telling",
+    "Told",
+]

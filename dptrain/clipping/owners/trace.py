@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -19,14 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
+from dptrain.clipping.owners.answers import Answers
 from dptrain.clipping.owners.maps import EVENT, NEW, is_shared, shared, thin
 from dptrain.clipping.owners.memory import Memory
+from dptrain.clipping.owners.places import Place, place
 from dptrain.clipping.owners.rules import Call, owners_of_results
 
 _MOST = 2000  # events of which it is looked up where they were
-_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_FUNCTORCH = os.path.join(_TORCH, "_functorch")
+_FUNCTORCH = os.path.join(os.path.dirname(torch.__file__), "_functorch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,8 @@ class OwnerTrace:
     Attributes:
         events: what owners ≤ -2 stand for, by -2 - owner.
         escapes: where what depends on examples was made a number or an array.
+        vouched: the first number that was told and that would have moved no row, as ``Answers``
+            have it, had it been another; it is taken for a constant.
         lost: an operator that returned what has no strided memory, ``None`` if none did.
     """
 
@@ -78,6 +81,9 @@ class OwnerTrace:
         self._constants = constants
         self.events: list[Event] = []
         self.escapes: list[Event] = []
+        self.vouched: Event | None = None
+        self._answers: Answers | None = None
+        self._told = collections.Counter[Place]()
         self.memory = Memory()
         self._tainted = False  # there was an escape
         self._unknown_constant: int | None = None
@@ -129,7 +135,7 @@ class OwnerTrace:
 
     def note(self, kind: Literal["mixed", "unknown"], operator: str) -> int:
         """A new event, here; returns its owner."""
-        line, module = _place() if len(self.events) < _MOST else (None, None)
+        line, module = place() if len(self.events) < _MOST else (None, None)
         self.events.append(Event(kind, operator, line, module))
         return EVENT - (len(self.events) - 1)
 
@@ -138,15 +144,34 @@ class OwnerTrace:
         owner = self.note("unknown", operator)
         return torch.tensor(owner, dtype=torch.int32).expand(tuple(shape))
 
-    def escaped(self, tensor: torch.Tensor, operator: str) -> None:
-        """The numbers of a tensor leave torch."""
+    def vouch(self, answers: Answers | None) -> None:
+        """The module is called: these are known of what it may be told in this call."""
+        self._answers = answers
+        self._told.clear()
+
+    def escaped(self, tensor: torch.Tensor, operator: str, told: Any = None) -> None:
+        """The numbers of a tensor leave torch.
+
+        Args:
+            tensor: whose numbers do.
+            operator: by which.
+            told: the number, if it is a single one.
+        """
         if self._checking:
             return
+        where = place()
+        number = self._told[where]
+        if told is not None:
+            self._told[where] += 1
         with _unseen():
             if is_shared(self._owners(tensor)):
                 return
-        line, module = _place()
-        self.escapes.append(Event("unknown", operator, line, module))
+        event = Event("unknown", operator, *where)
+        known = self._answers if told is not None else None
+        if known is not None and known.move_nothing(where, number, told):
+            self.vouched = self.vouched or event
+            return
+        self.escapes.append(event)
         self._taint()
 
     @contextlib.contextmanager
@@ -423,22 +448,3 @@ def _unseen() -> Iterator[None]:
     """Without modes: what is done here is no part of the program."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
-
-
-def _place() -> tuple[str | None, nn.Module | None]:
-    """The innermost line that is neither torch's nor ours, and the innermost module's forward."""
-    frame: FrameType | None = sys._getframe(1)
-    line: str | None = None
-    module: nn.Module | None = None
-    while frame is not None:
-        file = frame.f_code.co_filename
-        ours = file.startswith((_TORCH, _HERE))
-        if line is None and not ours and not file.startswith("<frozen"):
-            line = f"{os.path.basename(file)}:{frame.f_lineno}"
-        if module is None and frame.f_code.co_name == "forward":
-            owner = frame.f_locals.get("self")
-            module = owner if isinstance(owner, nn.Module) else None
-        if line is not None and module is not None:
-            break
-        frame = frame.f_back
-    return line, module

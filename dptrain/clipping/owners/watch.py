@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dptrain.clipping.base.rows import is_dense
+from dptrain.clipping.owners.answers import Answers
 from dptrain.clipping.owners.looks import look_of_call
 from dptrain.clipping.owners.maps import EVENT, SHARED, thin
 from dptrain.clipping.owners.trace import Event, OwnerTrace
@@ -49,11 +50,14 @@ class Findings:
         shown: steps in which all that was clipped was each example's own.
         tested: steps in which that could not be followed.
         why: of the first of those, what could not.
+        told: the first number that was told, and taken for a constant as it would have moved no
+            row in passes over a few.
     """
 
     shown: list[int] = dataclasses.field(default_factory=list)
     tested: list[int] = dataclasses.field(default_factory=list)
     why: str | None = None
+    told: str | None = None
 
     @classmethod
     def of(cls, saved: Mapping[str, Any] | None) -> Findings:
@@ -68,9 +72,15 @@ class Findings:
         """
         apart = "that no example's gradient depends on another's "
         if self.shown and self.why is None:
+            told = ""
+            if self.told is not None:
+                told = (
+                    "; numbers that the program reads from tensors on the way (first: "
+                    f"{self.told}) count as constants, as they moved no row in passes over a few"
+                )
             return (
                 f"{apart}was shown operator by operator in those steps that were followed (the "
-                "first, and others at random), and is assumed of all others"
+                f"first, and others at random), and is assumed of all others{told}"
             )
         tested = "was tested on a few rows only"
         if vain:
@@ -113,6 +123,9 @@ class OwnerWatch:
         self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
         self._why: str | None = None
         self._seen = False
+        self.answers: Answers | None = None  # of what the module is told in the call to come
+        # What is left to do at the end of a step, which is told whether it was shown.
+        self.waiting: dict[Any, Callable[..., None]] = {}
         self._looks: set[int] = set()
         self._calls = 0
         self._batch: MicroBatch | None = None
@@ -129,6 +142,7 @@ class OwnerWatch:
                 the texts of a field.
         """
         self.drop()
+        self.waiting.clear()
         other = None if _running.watch is None else _running.watch()
         if other is not None:
             other.drop()
@@ -172,29 +186,43 @@ class OwnerWatch:
             return True
         return not self._once and random.Random(f"{self._seed}:{step}").random() < SHARE
 
+    @property
+    def following(self) -> bool:
+        """Whether what is done now is followed."""
+        return self._trace is not None and not self._trace.ended
+
     def end(self) -> None:
         """The step is to be made: nothing is followed from here."""
+        waiting, self.waiting = self.waiting, {}
+        shown = self._ended()
+        for each in waiting.values():
+            each(shown=shown)
+
+    def _ended(self) -> bool:
+        """Take note of what was found; whether all that was clipped was each example's own."""
         trace = self._trace
         failed = trace is None or trace.ended
         self.drop()
         if trace is None or failed:
             self._due = self._due or trace is not None
-            return
+            return False
         assert self._batch is not None
         step = self._batch.step
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
-        if trace.escapes:
-            self._doubt(f"numbers leave the tensors: {trace.escapes[0]}")
         if not self._seen:
             self._doubt("no gradient of the batch was seen")
+        shown = self._why is None
         if self._halfway:
-            return  # of what came before the call nothing is known
-        if self._why is None:
+            return shown  # of what came before the call nothing is known
+        if shown:
             self.findings.shown.append(step)
+            if trace.vouched is not None:
+                self.findings.told = self.findings.told or str(trace.vouched)
         else:
             self.findings.tested.append(step)
             self.findings.why = self.findings.why or self._why
+        return shown
 
     def drop(self) -> None:
         """Nothing comes of the step that was followed, if one was."""
@@ -243,7 +271,10 @@ class OwnerWatch:
             return
         if not self._once:
             self._look(batch, args, kwargs)
-        if self._trace is None or self._halfway:
+        if self._trace is None:
+            return
+        self._trace.vouch(self.answers)
+        if self._halfway:
             return
         for tensor in _tensors((args, kwargs)):
             owners = self._trace.owners(tensor)
@@ -283,6 +314,8 @@ class OwnerWatch:
         """
         if self._trace is None:
             return
+        if self._trace.escapes:  # those that come after the last gradient change none
+            self._doubt(f"numbers leave the tensors: {self._trace.escapes[0]}")
         rows = len(gradient) if gradient.dim() else 1
         if rows > len(self._owners) or (self.views > 1 and rows * self.views == len(self._owners)):
             return  # refused, as that is no number of rows

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from dptrain.clipping.base.precision import exact_products
-from dptrain.clipping.owners import OwnerWatch
+from dptrain.clipping.owners import Answers, OwnerWatch, Telling, Told
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     Disagreement,
@@ -134,12 +134,16 @@ class _Run:
         finite: whether all numbers there are.
         reduced: whether the module returned a loss, a single number.
         rows: that the module was run on.
+        told: numbers that it was told.
+        random: whether the forward pass drew random numbers.
     """
 
     seen: list[Sighting]
     finite: bool
     reduced: bool
     rows: Rows
+    told: Told
+    random: bool
 
 
 class RowProbe:
@@ -182,7 +186,9 @@ class RowProbe:
             each of them enters whenever the module is called; given whether any are to be made.
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
-        owners: follows some of the steps, where that is wanted.
+        around: a context for runs past the call of the module.
+        owners: follows some of the steps, where that is wanted. Of a step that it follows to the
+            end, examples are not changed: that they stay apart is shown.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -201,9 +207,10 @@ class RowProbe:
         follow: Callable[[], bool] = lambda: False,
         confirms: bool = False,
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
+        around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         owners: OwnerWatch | None = None,
     ) -> None:
-        self.together, self._owners = together, owners
+        self.together, self.around, self._owners = together, around, owners
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
         self.when, self.confirms = when, confirms
@@ -222,6 +229,10 @@ class RowProbe:
         self._signature = LossSignature(self._aside)
         self._outputs = Outputs()
         self.outside = self.vain = False
+        self._key: Any = None  # of the call that is being made
+        self._passes = Answers()  # of the passes that are being made
+        self._told: dict[Any, Answers] = {}  # by what was probed
+        self._check: Confirmation | None = None  # of the last call that was probed
         self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
@@ -241,6 +252,8 @@ class RowProbe:
         self._any = self._probed = False
         self._unseen.clear()
         self._why = self._look(args, kwargs)
+        if self._owners is not None:
+            self._owners.answers = self._told.get(self._key)
         self._call = args, kwargs, remember_globals()
         self._inside = True
 
@@ -345,6 +358,9 @@ class RowProbe:
             # Whether they are training, and switches of the user's own.
             tuple([v for m in self._layers for v in vars(m).values() if v is True or v is False]),
         )
+        self._key = key
+        if not again and self._owners is not None and key in self._owners.waiting:
+            return None
         if not again and (key in self._known or (key, batch.rows) in self._known):
             return None
         return key, batch
@@ -357,7 +373,7 @@ class RowProbe:
         arguments = named(self.module, args)
         self._probed = True
         self._signature = LossSignature(self._aside)  # other shapes may have another loss
-        self._outputs = Outputs()
+        self._outputs, self._passes = Outputs(), Answers()
         whole = Rows.of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)
@@ -368,9 +384,11 @@ class RowProbe:
             self._busy = False
         if isinstance(found, str):
             return found
-        if found is not None:
+        waits = self._owners is not None and key in self._owners.waiting
+        if found is not None and not waits:
             self._known.add(key if found else (key, batch.rows))
-        elif not self._any:
+            self._told[key] = self._passes
+        elif not waits and not self._any:
             self.vain = True
         return None
 
@@ -391,7 +409,8 @@ class RowProbe:
                         if not self.follow():
                             break
                     most = self._taken(rows, batch, more)
-                    larger = self._run(most, start)
+                    with exact_products():
+                        larger = self._run(most, start)
                 except CheckpointError:  # a real pass would raise it too, in words of torch's
                     raise
                 except Exception as error:
@@ -399,11 +418,18 @@ class RowProbe:
                     continue
                 self._check_rows(smaller.seen, few * batch.views)
                 self._check_rows(larger.seen, more * batch.views)
-                del larger  # a decoder's logits, say, are in every run that is kept
-                known = self._vary(base, smaller, batch.views, start)
+                self._passes.add(larger.told)
+                random, waits = smaller.random, self._may_wait(smaller)
+                known = waits or self._vary(base, smaller, batch.views, start)
                 del smaller
-                self._leave_out(most, few, batch.views, start)
-                return self._unconfirmed(base, start) or known
+                self._leave_out(larger, few, batch.views, start)
+                del larger  # a decoder's logits, say, are in every run that is kept
+                why = self._unconfirmed(base, start, random=random)
+                if waits and why is None:
+                    assert self._owners is not None
+                    of = self._key, base, batch.views, start, self._check
+                    self._owners.waiting[self._key] = functools.partial(self._late, *of)
+                return why or known
             # Of a module that takes batches of one size only, that size is all there is to see.
             if whole.rows == batch.views:
                 self._any = True
@@ -414,7 +440,7 @@ class RowProbe:
                 return _FAILED.format(error=named_error(first_error or error))
             self._check_rows(run.seen, whole.rows)
             known = self._vary(whole, run, batch.views, start)
-            if (why := self._unconfirmed(whole, start)) is not None:
+            if (why := self._unconfirmed(whole, start, random=run.random)) is not None:
                 return why
             return None if known is None else False
         finally:
@@ -429,20 +455,70 @@ class RowProbe:
             if number and not any(changed or ()):
                 return
 
-    def _leave_out(self, rows: Rows, few: int, views: int, start: Callable[[], None]) -> None:
+    def _may_wait(self, run: _Run) -> bool:
+        """Whether one example after the other is changed only if nothing is shown of this step.
+
+        Of a program that is told numbers these passes show which of them matter, before it is.
+        """
+        followed = self._owners is not None and self._owners.following
+        return followed and self.together is None and not run.told
+
+    def _late(
+        self,
+        key: Any,
+        base: Rows,
+        views: int,
+        start: Callable[[], None],
+        check: Confirmation | None,
+        *,
+        shown: bool,
+    ) -> None:
+        """The step has come to its end: what is known of the call, or what was left to do.
+
+        Raises:
+            RuntimeError: naming the layer, and the remedy.
+        """
+        if not shown:
+            now = replay()
+            self._busy = True
+            try:
+                with self.around():
+                    known = self._vary(base, self._run(base, start), views, start)
+                    why = self._moved_too(check, base, start)
+            finally:
+                self._busy = False
+                now()
+            if why is not None:
+                raise RuntimeError(why)
+            if known is None:
+                self.vain = True
+                return
+        self._known.add(key)
+
+    def _leave_out(self, a: _Run, few: int, views: int, start: Callable[[], None]) -> None:
         """Refuse a module of which rows move where some examples are left out of the batch.
 
         So many are kept: the second to the one before, each one place further to the front, and the
-        last.
+        last. In eval mode, if random numbers are drawn otherwise: batches of other sizes have
+        others.
+
+        Args:
+            a: the run on all of them.
+            few: examples that are kept.
+            views: rows of an example.
+            start: brings the random generators into the state that each run begins with.
         """
+        rows = a.rows
         examples = [*range(1, few), rows.rows // views - 1]
         kept = [k for e in examples for k in range(e * views, (e + 1) * views)]
         rest = rows.taken(torch.tensor(kept))
+        steadily = self._evaluating() if a.random else contextlib.nullcontext()
         try:
-            with self._steadily(rows, start) as steady, exact_products():
-                if not steady:
+            with steadily, exact_products():
+                a = self._run(rows, start) if a.random else a
+                if a.random:
                     return
-                a = self._run(rows, start)
+                self._passes.add(a.told)
                 # A loss that the module returns may be a mean over its rows.
                 shares = (1.0, len(kept) / rows.rows) if a.reduced else (1.0,)
                 several = [self._run(rest, start, of=(rows.rows, kept), loss=s) for s in shares]
@@ -460,18 +536,6 @@ class RowProbe:
             raise RuntimeError(_COUNTED.format(layer=name, ties=ties))
 
     @contextlib.contextmanager
-    def _steadily(self, rows: Rows, start: Callable[[], None]) -> Iterator[bool]:
-        """In eval mode, if random numbers are drawn otherwise; yields whether none are now.
-
-        Batches of other sizes have other random numbers.
-        """
-        if not _is_random(rows, start, self._forward):
-            yield True
-            return
-        with self._evaluating():
-            yield not _is_random(rows, start, self._forward)
-
-    @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """In eval mode; in the modes of hooks, which see nothing then, only what has no weights."""
         before = [
@@ -487,22 +551,20 @@ class RowProbe:
             for m, training in before:
                 m.training = training
 
-    def _unconfirmed(self, base: Rows, start: Callable[[], None]) -> str | None:
+    def _unconfirmed(self, base: Rows, start: Callable[[], None], *, random: bool) -> str | None:
         """Which parameter's gradients are not those of autograd, and what may be done about it."""
         if not self.confirms:
             return None
-        check = Confirmation(self.module, self._trained, self.witnessed, self._outputs.of)
+        self._check = check = Confirmation(
+            self.module, self._trained, self.witnessed, self._outputs.of
+        )
         try:
             off = check.disagreement(base, start)
-            # What other layers' gradients are made of was compared itself.
-            varied, self._varied = self._varied, []
-            for rows, own in varied if check.replayed else []:
-                moved_too = check.moved_others(base, rows, own, start)
-                if moved_too is not None:
-                    return self._say_of(moved_too, _MIXED)
+            if (why := self._moved_too(check, base, start)) is not None:
+                return why
             if off is None:
                 return None
-            if not _is_random(base, start, self._forward):
+            if not random:
                 return self._say(off)
             # A rule may draw other random numbers than the layer, of the same distribution.
             with self._evaluating():
@@ -510,6 +572,19 @@ class RowProbe:
         except Exception:  # which the run itself is left to raise
             return None
         return None if off is None else self._say(off)
+
+    def _moved_too(
+        self, check: Confirmation | None, base: Rows, start: Callable[[], None]
+    ) -> str | None:
+        """Whose gradient moved, of a layer that is run again, when another example was changed.
+
+        What other layers' gradients are made of was compared itself.
+        """
+        varied, self._varied = self._varied, []
+        if check is None or not check.replayed:
+            return None
+        found = [check.moved_others(base, rows, own, start) for rows, own in varied]
+        return next((self._say_of(name, _MIXED) for name in found if name is not None), None)
 
     def _say(self, off: Disagreement) -> str:
         found = "are missing" if off.unseen else "differ by more than rounding"
@@ -581,13 +656,18 @@ class RowProbe:
             loss: what a loss is weighed by.
         """
         start()
-        witness = Witness(rows.rows)
+        witness, telling = Witness(rows.rows), Telling()
         with untouched(self.module), eagerly(self._layers), self.witnessed(witness):
-            every = self._outputs.of(rows.call(self.module), rows.rows)
+            before = global_state()
+            with telling:
+                output = rows.call(self.module)
+            random = not same_global_state(before, global_state())
+            every = self._outputs.of(output, rows.rows)
             outputs = [y for y in every if y.requires_grad]
             gradients, reduced = _gradients(outputs, rows.rows, of, loss)
             take_back(outputs, gradients)
-        return _Run(witness.sightings, witness.finite, reduced, rows)
+        told = telling.told
+        return _Run(witness.sightings, witness.finite, reduced, rows, told, random)
 
     def _check_rows(self, seen: Sequence[Sighting], rows: int) -> None:
         """Refuse a call of which the first dimension does not follow the examples."""
@@ -611,6 +691,7 @@ class RowProbe:
         early = functools.partial(ends_early, padding=padding_id(self.module), labels=run.reduced)
         shown = run.finite and bool(run.seen)
         self._varied = []
+        self._passes.add(run.told)
         for example in sorted({0, examples // 2, examples - 1}):
             own = range(example * views, (example + 1) * views)
             following = (example + 1) % examples
@@ -675,6 +756,7 @@ class RowProbe:
         self, base: Rows, run: _Run, found: _Run, own: range, start: Callable[[], None]
     ) -> None:
         """Refuse what moved with another example."""
+        self._passes.add(found.told)
         if next(moved(run.seen, found.seen, base.rows, own), None) is None:
             return
         # Is it rounding? On some devices sums come out in another order every time.
@@ -754,13 +836,3 @@ def _gradients(
             w = torch.randn(shape, generator=generator)
             found.append(weigh(y, w if picked is None else w[picked]))
     return found, reduced
-
-
-def _is_random(
-    rows: Rows, start: Callable[[], None], forward: Callable[[Rows, Callable[[], None]], None]
-) -> bool:
-    """Whether a run of the module draws random numbers."""
-    start()
-    before = global_state()
-    forward(rows, start)
-    return not same_global_state(before, global_state())

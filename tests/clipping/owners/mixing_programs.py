@@ -199,6 +199,21 @@ def _experts(x: Tensor, w: Tensor) -> Tensor:
     return torch.where(kept[:, None], x @ w, x)
 
 
+def _transcribed(x: Tensor, steps: Tensor) -> Tensor:
+    """Of three steps for each row, so many."""
+    given = x.log_softmax(-1).expand(3, -1, -1)
+    targets = torch.ones(ROWS, 1, dtype=torch.long)
+    return F.ctc_loss(given, targets, steps, targets[:, 0], reduction="none")
+
+
+def _transcribed_in_a_row(x: Tensor, labels: Tensor) -> Tensor:
+    """The first row's label says where its targets end and those of the second begin."""
+    given, first = x.log_softmax(-1).expand(4, -1, -1), labels[0] % 2
+    lengths = torch.stack([1 + first, 2 - first, 2 + 0 * first, 2 + 0 * first])
+    targets = torch.arange(7) % 5 + 1
+    return F.ctc_loss(given, targets, torch.full_like(labels, 4), lengths, reduction="none")
+
+
 def _packed_sequence(x: Tensor, labels: Tensor) -> Tensor:
     lengths = labels.clamp(1, 3).cpu()
     packed = nn.utils.rnn.pack_padded_sequence(
@@ -265,6 +280,8 @@ MIXING: dict[str, Rows] = {
     "covariance": lambda x, y, m, w: torch.cov(x.t()),
     "resampled": lambda x, y, m, w: x[torch.multinomial(torch.ones(ROWS), ROWS, replacement=True)],
     "a stack of the batch": lambda x, y, m, w: torch.stack([x[0], x[1]]).sum(0),
+    "lengths of a transcript": lambda x, y, m, w: _transcribed(x, y.flip(0) + 1),
+    "transcripts in a row": lambda x, y, m, w: _transcribed_in_a_row(x, y),
     "lists of rows": lambda x, y, m, w: torch._foreach_add(list(x), list(x.flip(0))),
 }
 

@@ -70,6 +70,10 @@ PROGRAMS: dict[str, Program] = {
     "positions": lambda x, ids, y: x + torch.arange(LENGTH)[:, None],
     "token": lambda x, ids, y: torch.cat([torch.ones(ROWS, 1, WIDTH).to(x), x], 1),
     "last token": lambda x, ids, y: x[torch.arange(ROWS), y % LENGTH],
+    "last token, positions first": lambda x, ids, y: x.transpose(0, 1)[
+        y % LENGTH, torch.arange(ROWS)
+    ],
+    "three tokens": lambda x, ids, y: x[torch.arange(ROWS)[:, None], ids % LENGTH, :2],
     "rows flattened with positions": lambda x, ids, y: (x.flatten(0, 1).relu() * 2).view_as(x),
     "positions first": lambda x, ids, y: x.transpose(0, 1).softmax(-1).transpose(0, 1),
     "masked mean": lambda x, ids, y: (
@@ -106,8 +110,20 @@ PROGRAMS: dict[str, Program] = {
     ).flatten(-2),
     "spectrum": lambda x, ids, y: torch.fft.rfft(x).abs(),
     "experts": lambda x, ids, y: x * F.softmax(x, -1).topk(2, -1).values.sum(-1, keepdim=True),
+    "transcript": lambda x, ids, y: _transcribed(x, ids, y),
+    "hard swish": lambda x, ids, y: F.hardswish(x),
+    "in bins": lambda x, ids, y: torch.bucketize(x.detach(), torch.linspace(-1, 1, 5).to(x)) * x,
+    "one of these": lambda x, ids, y: x * torch.isin(ids, torch.tensor([0, 3]))[..., None],
     "one hot": lambda x, ids, y: torch.eye(IDS)[ids].to(x) * x[..., :IDS],
 }
+
+
+def _transcribed(x: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+    """Positions first, each row with lengths of its own."""
+    steps, targets = torch.full_like(labels, LENGTH), labels.clamp(max=2)
+    return F.ctc_loss(
+        x.log_softmax(-1).transpose(0, 1), 1 + ids % 4, steps, targets, reduction="none"
+    )
 
 
 def _written(x: Tensor) -> Tensor:

@@ -378,7 +378,12 @@ def test_an_abandoned_step_leaves_nothing_behind():
 def test_what_was_shown_goes_on_with_the_run():
     first = run(Net(), plain, steps=2)
     state = first.state_dict()
-    assert state["private"]["apart"] == {"shown": [0], "tested": [], "why": None}
+    assert state["private"]["apart"] == {
+        "shown": [0],
+        "tested": [],
+        "why": None,
+        "told": None,
+    }
     assert not any("operator by operator" in note for note in state["notes"])
 
 

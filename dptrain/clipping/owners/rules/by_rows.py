@@ -82,3 +82,27 @@ def by_rows(call: Call, results: list[torch.Tensor]) -> list[Map]:
         fits = t.dim() > 0 and t.shape[0] == count and k not in without
         found.append(each.reshape(-1, *[1] * (t.dim() - 1)) if fits and each.dim() else every)
     return found
+
+
+@rule("_ctc_loss", "_ctc_loss_backward")
+def ctc_loss(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Rows are second in what is transcribed, and the gradient by it; first in all others."""
+    owners = call.map("log_probs")
+    each = [join_along(owners, [0, 2]).reshape(-1)]
+    targets = call["targets"]
+    if targets.dim() == 1:  # one after the other: where each begins, the lengths before it say
+        each.append(join_all(call.map("targets")))
+    for name in ("targets", "grad", "neg_log_likelihood", "log_alpha"):
+        if call.has(name) and call[name].dim() > (name == "targets"):
+            own = call.map(name)
+            each.append(join_along(own, range(1, own.dim())).reshape(-1))
+    each += [
+        call.of(call[name]) if targets.dim() > 1 else join_all(call.of(call[name]))
+        for name in ("input_lengths", "target_lengths")
+    ]
+    found = join(*each)
+    backward = call.name == "_ctc_loss_backward"
+    return [
+        found[None, :, None] if backward else found.reshape(-1, *[1] * (t.dim() - 1))
+        for t in results
+    ]

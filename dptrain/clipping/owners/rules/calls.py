@@ -22,8 +22,8 @@ class Owners(Protocol):
     def unknown(self, operator: str, shape: Sequence[int]) -> Map:
         """Of what nobody knows whose it is."""
 
-    def escaped(self, tensor: torch.Tensor, operator: str) -> None:
-        """The numbers of a tensor leave torch."""
+    def escaped(self, tensor: torch.Tensor, operator: str, told: Any = None) -> None:
+        """The numbers of a tensor leave torch; as one number, if one was told."""
 
     def wrote(self, call: Call, tensor: torch.Tensor, owners: Map) -> None:
         """An operator wrote into an argument, which its schema need not say."""

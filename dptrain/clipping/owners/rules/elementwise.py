@@ -17,9 +17,10 @@ _POINTWISE = names("""
     mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward
     soft_margin_loss_backward l1_loss_backward clone _to_copy contiguous copy fill lift_fresh_copy
     nan_to_num real imag angle polar complex view_as_complex_copy relu relu6 dropout
-    _fused_dropout isin_Scalar lerp addcmul addcdiv tril triu conj_physical _conj_physical
+    _fused_dropout lerp addcmul addcdiv tril triu conj_physical _conj_physical
     logical_and logical_or logical_not logical_xor ldexp
-    frexp to bitwise_left_shift bitwise_right_shift gcd lcm isclose
+    hardswish abs copysign eq ne lt le gt ge mish gelu hardshrink softshrink softplus threshold rsub
+    floor_divide frexp to bitwise_left_shift bitwise_right_shift gcd lcm isclose
     _add_relu add_relu alias_copy detach_copy celu alpha_dropout xlogy special_xlog1py
 """)
 
@@ -47,6 +48,13 @@ def _broadcast(found: Map, call: Call, result: torch.Tensor) -> Map:
     if len(shape) <= result.dim() and all(a in (1, b) for a, b in pairs):
         return found
     return join(*(join_all(m) for m in call.maps()))
+
+
+@rule("bucketize", "isin")
+def looked_up(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Each element of the first is looked up among all of the second."""
+    elements, others = call.args[:2]
+    return [join(call.of(elements), join_all(call.of(others))).expand(t.shape) for t in results]
 
 
 @rule("rrelu_with_noise", "rrelu_with_noise_functional")

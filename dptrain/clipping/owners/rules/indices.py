@@ -178,13 +178,19 @@ def _put(owners: Map, picked: Sequence[torch.Tensor | None], values: Map, *, add
 def _put_by_own_rows(
     call: Call, owners: Map, picked: Sequence[torch.Tensor | None], values: Map
 ) -> Map | None:
-    """Rows that are picked by what all know, and places within them by what is the row's own."""
-    first = picked[0]
-    if first is None or first.dtype in (torch.bool, torch.uint8) or not is_shared(call.of(first)):
+    """Rows that are picked by what all know, and places within them by what is the row's own.
+
+    Rows are along the first dimension that all know an index of.
+    """
+    if picked[0] is None or _masks(picked):
         return None
     given = _given(picked)
-    if _masks(picked):
+    known = [k for k, i in enumerate(picked) if i is not None and is_shared(call.of(i))]
+    if not known:
         return None
+    dim, index = known[0], picked[known[0]]
+    assert index is not None
+    owners = owners.movedim(dim, 0)
     shape = torch.broadcast_shapes(*(i.shape for i in given))
     each = join(*(call.word(i) for i in given)).expand(shape)
     size = len(shape)
@@ -192,14 +198,15 @@ def _put_by_own_rows(
     if values.dim() > size:
         inner = inner.reshape(inner.shape[:size])
     each = join(each, inner).expand(shape).reshape(-1)
-    rows = first.cpu().expand(shape).reshape(-1)
+    rows = index.cpu().expand(shape).reshape(-1)
     rows = torch.where(rows < 0, rows + owners.shape[0], rows)
     base = join_along(owners, range(1, owners.dim())).reshape(-1).expand(owners.shape[0])
     untouched = owners.clone(memory_format=torch.contiguous_format)
     written = _joined_at(base, rows, each, keep=True)
     hit = torch.zeros(owners.shape[0], dtype=torch.bool).index_fill(0, rows, True)
     ones = [1] * (owners.dim() - 1)
-    return thinned(torch.where(hit.view(-1, *ones), written.view(-1, *ones), untouched))
+    found = torch.where(hit.view(-1, *ones), written.view(-1, *ones), untouched)
+    return thinned(found.movedim(0, dim))
 
 
 @rule("index_select", "gather", "take_along_dim", "take")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dptrain.clipping.owners.answers import TELLING
 from dptrain.clipping.owners.maps import is_shared, shared
 from dptrain.clipping.owners.rules.calls import RULES, Call, Map, tensors_in
 from dptrain.clipping.owners.rules.elementwise import foreach, pointwise
@@ -15,9 +16,9 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
     """What an operator returned, and wrote into, with the maps that it has now."""
     if torch.Tag.inplace_view in call.func.tags:
         return []
-    if call.name in _ESCAPES:
+    if call.name in TELLING:
         for tensor in call.tensors:
-            call.trace.escaped(tensor, call.name)
+            call.trace.escaped(tensor, call.name, value)
     results = list(tensors_in(value))
     if call.name.startswith("_foreach"):
         results = results or list(call["self"])
@@ -43,9 +44,6 @@ def _written(call: Call) -> list[torch.Tensor]:
         if a.alias_info is not None and a.alias_info.is_write:
             found += list(tensors_in(call[a.name]))
     return found
-
-
-_ESCAPES = frozenset({"_local_scalar_dense", "item", "equal", "is_nonzero", "allclose"})
 
 
 def _of_shape(owners: Map, result: torch.Tensor) -> Map:
