@@ -995,9 +995,19 @@ _MODEL_GROUPS = {
 def _model_coverage(tree: Mapping[str, Any]) -> Table:
     rows = []
     for group in _MODEL_GROUPS.values():
-        works = [each["works"] for each in tree["models"] if each["group"] == group]
-        rows.append([group, str(len(works)), str(sum(works)), str(len(works) - sum(works))])
-    return Table(["group", "models", "work", "refused"], rows)
+        found = [_apart(each) for each in tree["models"] if each["group"] == group]
+        rows.append([group, str(len(found)), *(str(found.count(each)) for each in _APART)])
+    return Table(["group", "models", *_APART], rows)
+
+
+_APART = ("shown", "tested", "refused")
+
+
+def _apart(model: Mapping[str, Any]) -> str:
+    """How far it was followed that a model keeps the examples apart."""
+    if not model["works"]:
+        return "refused"
+    return "shown" if model["unfollowed"] is None else "tested"
 
 
 def _models(group: str, tree: Mapping[str, Any]) -> Table:
@@ -1008,12 +1018,13 @@ def _models(group: str, tree: Mapping[str, Any]) -> Table:
     rows = []
     for each in models:
         cells = [", ".join(f"`{kind}`" for kind in each["modes"].get(way, ())) for way in ways]
+        apart = _apart(each)
         if not each["works"]:
             why = each["refusal"].removeprefix("Gradients(mode='bookkeeping'): ")
             why = re.split(r"[;.] |: it mixes", why)[0].replace("|", "\\|")
-            cells = [f"**refused**: {why}", *cells[1:]]
-        rows.append([each["name"], *cells])
-    return Table(["model", *ways], rows)
+            cells, apart = [f"**refused**: {why}", *cells[1:]], ""
+        rows.append([each["name"], *cells, apart])
+    return Table(["model", *ways, "apart"], rows)
 
 
 def _choice(tree: Any) -> Table:

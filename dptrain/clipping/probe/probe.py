@@ -162,6 +162,9 @@ class RowProbe:
       (``test_what_counts_the_rows_is_refused``). Of a module that draws random numbers, in eval
       mode: others are drawn for another number of rows.
 
+    Of a step that is followed (``OwnerWatch``) examples are changed at its end only, if something
+    could not be followed, or at once where the program is told numbers (``Answers``).
+
     That holds the module's own loss, where it returns one, to the same. It is shown for these
     examples and these shapes, which is a test and not a proof
     (docs/theory/limits.md#thm-probe): what mixes the examples only for other values, or only in
@@ -187,8 +190,7 @@ class RowProbe:
         confirms: whether what layers report adds up to gradients, which then have to be those that
             autograd finds for the same rows and loss (``Confirmation``).
         around: a context for runs past the call of the module.
-        owners: follows some of the steps, where that is wanted. Of a step that it follows to the
-            end, examples are not changed: that they stay apart is shown.
+        owners: follows some of the steps, where that is wanted.
 
     Attributes:
         outside: whether gradients came of layers that were called without the module's own forward,
@@ -422,7 +424,12 @@ class RowProbe:
                 random, waits = smaller.random, self._may_wait(smaller)
                 known = waits or self._vary(base, smaller, batch.views, start)
                 del smaller
-                self._leave_out(larger, few, batch.views, start)
+                try:
+                    self._leave_out(larger, few, batch.views, start)
+                except RuntimeError:
+                    if waits:  # what is more than counting has a name of its own
+                        self._vary(base, self._run(base, start), batch.views, start)
+                    raise
                 del larger  # a decoder's logits, say, are in every run that is kept
                 why = self._unconfirmed(base, start, random=random)
                 if waits and why is None:

@@ -22,15 +22,13 @@ _TOLERANCE = 1e-5
 _EVEN = 1e-3  # relative difference of shares that are alike, and at least an eps of the gradient
 _RESIDUAL = 1e-3  # of what a cross entropy does not explain, and at least an eps as well
 _AT_ONCE = 2**19  # numbers that stay in a processor's cache
-_LARGE = 2**22  # numbers of logits that are not kept until their gradient comes
-_FEWEST = 16  # classes of which those that are looked at then are not most
-_LOOKED_AT = 8  # of the classes, so many at most besides the likeliest
+_LOOKED_AT = 8  # of many classes, about so many besides the likeliest
 _DTYPES = (torch.float32, torch.float64, *HALF)
 
 
 @dataclasses.dataclass(frozen=True)
 class Outlines:
-    """What large logits are known by, which may be what takes the most memory of all.
+    """What logits are known by until their gradient comes: all would take the most memory of all.
 
     Attributes:
         likeliest: of each half of the classes, its log-probability, shape (targets, 2).
@@ -48,7 +46,7 @@ class Outlines:
     def of(cls, y: torch.Tensor, classes: int) -> Outlines:
         """Of logits with the classes in this dimension."""
         count = y.shape[classes]
-        half, step = count // 2, max(count // _LOOKED_AT, _FEWEST)
+        half, step = count // 2, max(count // _LOOKED_AT, 1)
         few = torch.arange(step // 2, count, step, device=y.device)
         found = []
         for lines in _lines(y, classes):
@@ -107,12 +105,13 @@ class LossSignature:
             return
         for y in outputs:
             if y.dim() >= 2 and len(y) == rows and y.dtype in _DTYPES:
-                kept = {k: _kept(y.detach(), k) for k in {1, y.dim() - 1}}
+                dims = [k for k in {1, y.dim() - 1} if y.shape[k] > 1]
+                kept = {k: Outlines.of(y.detach(), k) for k in dims}
                 y.register_hook(functools.partial(self._look, kept, reduction))
 
     def _look(
         self,
-        kept: Mapping[int, torch.Tensor | Outlines],
+        kept: Mapping[int, Outlines],
         reduction: str,
         gradient: torch.Tensor,
     ) -> None:
@@ -121,16 +120,13 @@ class LossSignature:
 
     def _look_at(
         self,
-        kept: Mapping[int, torch.Tensor | Outlines],
+        kept: Mapping[int, Outlines],
         reduction: str,
         gradient: torch.Tensor,
     ) -> None:
         self._looked += 1
-        for classes, y in kept.items():
-            if isinstance(y, Outlines):
-                shares = _shares_by_outlines(y, gradient, classes)
-            else:
-                shares = _shares(y, gradient, classes)
+        for classes, outlines in kept.items():
+            shares = _shares(outlines, gradient, classes)
             if shares is not None:
                 self._judge(shares, reduction, gradient.dtype, single=gradient.dim() == 2)
                 return
@@ -188,27 +184,6 @@ def _limit(least: float, dtype: torch.dtype) -> float:
     return max(least, torch.finfo(dtype).eps) if dtype in HALF else least
 
 
-def _kept(y: torch.Tensor, classes: int) -> torch.Tensor | Outlines:
-    """The logits, or what is kept of many."""
-    large = y.numel() > _LARGE and y.shape[classes] >= _FEWEST
-    return Outlines.of(y, classes) if large else y
-
-
-def _shares(y: torch.Tensor, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
-    """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits."""
-    whole = torch.linalg.vector_norm(gradient, dtype=summing_dtype(gradient))
-    limit = (_limit(_RESIDUAL, gradient.dtype) * float(whole)) ** 2
-    found, off = [], 0.0
-    for logits, part in zip(_lines(y, classes), _lines(gradient, classes), strict=True):
-        shares, beside = _shares_of_lines(logits, part)
-        off += float(beside)
-        # Of a certain prediction nothing can be told.
-        if shares is None or not off <= limit:
-            return None
-        found.append(shares)
-    return torch.cat(found).view(len(y), -1).sum(1)
-
-
 def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
     """Logits of one target after the other, shape (targets, classes), a part at a time.
 
@@ -224,26 +199,11 @@ def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
         yield from lines.split(max(1, most // max(1, x.shape[-1])))
 
 
-def _shares_of_lines(
-    y: torch.Tensor, gradient: torch.Tensor
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """c_t of targets, and the square of what of the gradient it does not explain."""
-    residuals = y.softmax(1)
-    target = gradient.argmin(1, keepdim=True)
-    residuals.scatter_add_(1, target, residuals.new_full((), -1.0).expand(target.shape))
-    squares = residuals.square().sum(1)
-    c = (gradient * residuals).sum(1) / squares
-    off = (gradient - residuals.mul_(c[:, None])).square().sum()
-    if bool((squares < 1e-8).any()) or bool((c < -_TOLERANCE).any()):
-        return None, off
-    # What is ignored has no gradient at all.
-    return torch.where(gradient.ne(0).any(1), c, 0.0), off
+def _shares(kept: Outlines, gradient: torch.Tensor, classes: int) -> torch.Tensor | None:
+    """Σ_t c_t of every row, shape (rows,), if the gradient is a cross entropy's by its logits.
 
-
-def _shares_by_outlines(
-    kept: Outlines, gradient: torch.Tensor, classes: int
-) -> torch.Tensor | None:
-    """``_shares`` by the classes whose probabilities are kept, signs and sums."""
+    By the classes whose probabilities are kept, signs and sums.
+    """
     found, at, residual = [], 0, _limit(_RESIDUAL, gradient.dtype)
     off = squares = 0.0
     for lines in _lines(gradient, classes):

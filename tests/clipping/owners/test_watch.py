@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dptrain import Gradients, Poisson, PrivacyEngine
 from dptrain.clipping.owners import RowsMeet
+from dptrain.clipping.probe import RowProbe
 
 N, WIDTH, CLASSES = 24, 6, 4
 
@@ -396,3 +397,81 @@ def test_coins_are_followed_at_random():
 
     with pytest.raises(RowsMeet):
         run(Net(), loss, steps=1500)
+
+
+@torch.library.custom_op("dptrain_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """An operator without a rule."""
+    return x * by
+
+
+scaled.register_autograd(
+    lambda ctx, g: (g * ctx.saved_tensors[0], None),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+)
+
+
+class Scaled(Net):
+    """Scales its input by what it makes of it, by an operator without a rule."""
+
+    def __init__(self, scale) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return super().forward(scaled(x, self.scale(x.detach())))
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """Calls in which the probe changes one example after the other."""
+    calls, before = [], RowProbe._vary
+    monkeypatch.setattr(RowProbe, "_vary", lambda *args: calls.append(1) or before(*args))
+    return calls
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_what_is_shown_is_not_tested(mode, changed):
+    run(Net(), plain, steps=3, mode=mode)
+    assert not changed
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_what_cannot_be_followed_is_tested_before_anything_is_released(mode, changed):
+    said = notes(run(Scaled(lambda x: x.mean(1, keepdim=True)), plain, steps=3, mode=mode))
+    assert "was tested on a few rows only" in said
+    assert "dptrain_tests::scaled at test_watch.py" in said
+    assert len(changed) == 1
+    module = Scaled(lambda x: torch.where(x.abs().max() > 50, 2.0, 1.0).expand(len(x), 1))
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(RuntimeError, match="depends on another: its input moved"):
+        run(module, plain, mode=mode)
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+    assert len(changed) == 2
+    with pytest.raises(RuntimeError, match="depends on another: its input moved"):
+        run(Scaled(lambda x: x.nan_to_num().mean(0)), plain, mode=mode)
+
+
+def test_a_step_that_is_not_made_shows_nothing(changed):
+    """The batch after it is probed as if it were the first."""
+    torch.manual_seed(0)
+    module = Net()
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data=TensorDataset(torch.randn(N, WIDTH), torch.arange(N) % CLASSES),
+        scheme=Poisson(probability=0.5, dataset_size=N, steps=2),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        target_delta=1e-5,
+        seed=3,
+    )
+    x, y = next(iter(loader))
+    plain(model, x, y).backward()
+    x, y = next(iter(loader))
+    found = plain(model, x, y)
+    found.item()  # before the backward pass: nothing is shown
+    found.backward()
+    assert not changed
+    optimizer.step()
+    assert len(changed) == 1

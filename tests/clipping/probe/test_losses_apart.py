@@ -276,15 +276,11 @@ def batches_taken(loss, tensors, kind, steps=16):
     return private.steps_executed
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("kind", SIXTEEN_BITS)
 @pytest.mark.usefixtures("_unfollowed")
-def test_a_plain_token_loss_is_refused_in_half_precision(kind, name, large, monkeypatch):
+def test_a_plain_token_loss_is_refused_in_half_precision(kind, name):
     """After six batches, as a sum of rounded shares may be 1 by chance."""
-    if large:
-        monkeypatch.setattr(signature, "_LARGE", 1)
-        monkeypatch.setattr(signature, "_FEWEST", 2)
     ids, _, labels = sentences(True)
     assert batches_taken(OUTSIDE[name], (ids, labels), kind) == 5
 
@@ -353,35 +349,18 @@ def test_a_plain_mean_is_taken_where_all_have_the_same_length(padded):
     assert any("probe='off'" in note for note in private.state_dict()["notes"]) == padded
 
 
-@pytest.mark.parametrize("at_once", [2**19, 7])
-@pytest.mark.parametrize(("shape", "classes"), [((6, 5), 1), ((6, 7, 5), 2), ((4, 5, 3, 2), 1)])
-def test_shares_of_a_cross_entropy_are_found_part_by_part(shape, classes, at_once, monkeypatch):
+@pytest.mark.parametrize("at_once", [2**19, 50, 7])
+@pytest.mark.parametrize("count", [3, 5, 40])
+@pytest.mark.parametrize(("shape", "classes"), [((6,), 1), ((6, 7), 2), ((4, 3, 2), 1)])
+def test_shares_of_a_cross_entropy_are_found(shape, classes, count, at_once, monkeypatch):
+    """Part by part; other losses, and what is no loss, tell nothing."""
     monkeypatch.setattr(signature, "_AT_ONCE", at_once)
-    generator = torch.Generator().manual_seed(0)
-    y = torch.randn(shape, generator=generator, requires_grad=True)
-    targets = torch.randint(0, 5, (shape[0], *shape[1:classes], *shape[classes + 1 :]))
-    targets[0] = -100
-    losses = F.cross_entropy(y.movedim(classes, 1), targets, reduction="none")
-    shares = torch.arange(1.0, shape[0] + 1) / 7  # of each row
-    (losses.flatten(1).sum(1) if losses.dim() > 1 else losses).mul(shares).sum().backward()
-    counted = (targets != -100).reshape(shape[0], -1).sum(1)
-    found = signature._shares(y.detach(), y.grad, classes)
-    torch.testing.assert_close(found, shares * counted, rtol=1e-4, atol=1e-6)
-    other = torch.randn(shape, generator=generator)
-    assert signature._shares(y.detach(), other, classes) is None
-
-
-@pytest.mark.parametrize("at_once", [2**19, 50])
-@pytest.mark.parametrize(("shape", "classes"), [((6, 40), 1), ((6, 7, 40), 2), ((4, 40, 3, 2), 1)])
-def test_shares_of_large_logits_are_found_without_them(shape, classes, at_once, monkeypatch):
-    """As of small ones; other losses, and what is no loss, tell nothing."""
-    monkeypatch.setattr(signature, "_AT_ONCE", at_once)
-    monkeypatch.setattr(signature, "_LARGE", 1)
+    shape = (*shape[:classes], count, *shape[classes:])
     generator = torch.Generator().manual_seed(0)
     y = (3 * torch.randn(shape, generator=generator)).requires_grad_()
     lines = y.movedim(classes, 1)
     likely = lines.detach().argmax(1)  # targets that are the likeliest, and others
-    targets = torch.randint(0, 40, likely.shape, generator=generator)
+    targets = torch.randint(0, count, likely.shape, generator=generator)
     targets[1::2], targets[0] = likely[1::2], -100
     shares = torch.arange(1.0, shape[0] + 1) / 7  # of each row
 
@@ -389,24 +368,14 @@ def test_shares_of_large_logits_are_found_without_them(shape, classes, at_once, 
         losses = F.cross_entropy(lines, targets, reduction="none", **options)
         by_row = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
         (gradient,) = torch.autograd.grad(by_row.mul(shares).sum(), y, retain_graph=True)
-        kept = signature._kept(y.detach(), classes)
-        assert isinstance(kept, signature.Outlines)
-        return signature._shares_by_outlines(kept, gradient, classes)
+        return signature._shares(signature.Outlines.of(y.detach(), classes), gradient, classes)
 
     counted = (targets != -100).reshape(shape[0], -1).sum(1)
     torch.testing.assert_close(found(), shares * counted, rtol=1e-5, atol=1e-6)
     assert found(label_smoothing=0.1) is None
-    kept = signature._kept(y.detach(), classes)
+    kept = signature.Outlines.of(y.detach(), classes)
     for other in (y.detach(), torch.randn(shape, generator=generator), torch.ones(shape)):
-        assert signature._shares_by_outlines(kept, other, classes) is None
-
-
-def test_large_logits_give_a_loss_away_that_mixes_rows(monkeypatch):
-    monkeypatch.setattr(signature, "_LARGE", 1)
-    monkeypatch.setattr(signature, "_FEWEST", 2)
-    test_a_plain_token_loss_outside_is_refused_before_anything_is_released(
-        next(iter(OUTSIDE)), "bookkeeping"
-    )
+        assert signature._shares(kept, other, classes) is None
 
 
 @pytest.mark.sample(every=5)

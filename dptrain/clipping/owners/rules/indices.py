@@ -302,8 +302,10 @@ def counted(call: Call, results: list[torch.Tensor]) -> list[Map]:
 
 @rule("masked_scatter", "masked_scatter_backward", "put")
 def everything(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Any element may be any's."""
+    """Any element may be any's: which value lands where, all of the mask or the index decides."""
     every = join(*(join_all(m) for m in call.maps()))
+    if int(every) < 0 and not is_shared(every):
+        return [call.trace.unknown(call.name, t.shape) for t in results]
     return [every for _ in results]
 
 
