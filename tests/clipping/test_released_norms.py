@@ -46,7 +46,7 @@ HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 PRECISIONS = ["float32", *HALF, *(f"autocast to {half}" for half in HALF)]
 
 
-def started(module, x, mode):
+def started(module, x, mode, **more):
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     private = PrivacyEngine().make_private(
         module=module,
@@ -55,7 +55,7 @@ def started(module, x, mode):
         scheme=everything_every_step(ROWS, 1),
         noise_multiplier=0.0,
         max_grad_norm=1.0,
-        gradients=Gradients(loss="sum", mode=mode),
+        gradients=Gradients(loss="sum", mode=mode, **more),
     )
     return private, next(iter(private.loader))[0]
 
@@ -84,12 +84,14 @@ def test_what_is_released_is_what_norms_are_of(name, precision, mode):
     build, shape, terms = LAYERS[name]
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(ROWS, *shape, generator=generator)
-    for change in INPUTS.values():
+    for kind, change in INPUTS.items():
         torch.manual_seed(0)
         module, inputs = build(), change(x)
         if precision in HALF:
             module, inputs = module.to(HALF[precision]), inputs.to(HALF[precision])
-        private, inputs = started(module, inputs, mode)
+        # There functorch's group norm in bfloat16 has gradients 300 times as long as autograd's.
+        refused = mode == "functorch" and kind == "far away"
+        private, inputs = started(module, inputs, mode, probe="off" if refused else "shapes")
         autocast = (
             HALF.get(precision.removeprefix("autocast to ")) if precision not in HALF else None
         )

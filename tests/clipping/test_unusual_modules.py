@@ -207,14 +207,16 @@ class WithScaled(nn.Module):
 
 
 @pytest.mark.parametrize("mode", WITHOUT_RULES)
-def test_sums_follow_the_norms_where_opacus_loses_an_input(mode):
+def test_where_opacus_loses_an_input_it_is_refused_and_sums_follow_the_norms(mode):
     """One example, no noise: what is released must not be longer than R."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(1, 4), torch.randint(0, 3, (1,)))
-    scheme = everything_every_step(1, 1)
-    private = make(WithScaled(), data, mode, scheme=scheme, noise_multiplier=0.0, max_grad_norm=0.1)
+    options = {"scheme": everything_every_step(1, 1), "noise_multiplier": 0.0, "max_grad_norm": 0.1}
+    private = make(WithScaled(), data, mode, probe="off", **options)
     train(private)
     assert 0.09 < released(private, 1).norm() < 0.1 * (1 + 1e-5)
+    with pytest.raises(RuntimeError, match=r"'weight' of layer 'scaled', a Scaled.*rule for the"):
+        train(make(WithScaled(), data, mode, **options))
 
 
 def test_bookkeeping_refuses_what_it_cannot_train_by_name():

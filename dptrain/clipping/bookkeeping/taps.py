@@ -52,8 +52,8 @@ def _otherwise(name: str, layer: nn.Module) -> LayerRule:
 _LEAK = (
     "parameter {name!r} is used outside the layer that owns it{by} (through torch.nn.functional, "
     "say, or in a penalty on the weights), which no rule for per-example gradients knows: call the "
-    "layer, use the optimizer's weight_decay, or Gradients(mode='hooks'), which leaves such "
-    "gradients out"
+    "layer, use the optimizer's weight_decay, or, if this is in the loop and not in the module, "
+    "Gradients(mode='hooks'), which leaves such gradients out"
 )
 
 
@@ -112,7 +112,6 @@ class Taps(Generic[B]):
                 when=when,
                 settle=self.settling,
                 follow=self.follow_escaped,
-                confirms=True,
                 together=together,
                 around=self._innermost,
                 owners=owners,

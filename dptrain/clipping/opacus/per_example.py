@@ -23,6 +23,7 @@ from dptrain.clipping.base.row_groups import RowGroups
 from dptrain.clipping.base.rows import check_dense, check_rows, row_norms, summing_dtype
 from dptrain.clipping.base.styles import FLAT, ClippingStyle
 from dptrain.clipping.base.weights import enlargement, group_norms, per_reported
+from dptrain.clipping.bookkeeping.uses.uses import Materialized
 from dptrain.clipping.mixing_layers import refuse_training_mode
 from dptrain.clipping.opacus.layers import OpacusLayers
 from dptrain.clipping.opacus.packed_rows import refuse_reordered_rows
@@ -78,7 +79,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         self.views = views
         self.probe: RowProbe | None = None
         if fed is not None:
-            self.probe = RowProbe(m, self.reporting_to, fed, when=when, owners=owners)
+            self.probe = RowProbe(m, self.reporting_to, fed, when=when, hooked=True, owners=owners)
         self._doubts: dict[nn.Module, list[str | None]] = {}  # of the calls that inputs are kept of
         self._witness: Witness | None = None
         self.autograd_grad_sample_hooks.extend(
@@ -113,10 +114,22 @@ class HookedModule(OpacusLayers, GradSampleModule):
 
     @contextlib.contextmanager
     def reporting_to(self, witness: Witness) -> Iterator[None]:
-        """Have layers report what they see to a witness meanwhile, and form no gradients."""
+        """Have layers report what they see to a witness meanwhile, in a pass that leaves no trace.
+
+        Where it does not keep calls itself gradients are formed, which it is told of in the end.
+        """
         self._witness = witness
+        self._forget_calls()
+        own = [p for p in self._module.parameters() if hasattr(p, "grad_sample")]
+        for p in own:
+            p.grad_sample = None
         try:
             yield
+            for p in own:
+                # The second is held back where not all calls were reached.
+                for g in (p.grad_sample, getattr(p, "_current_grad_sample", None)):
+                    if g is not None:
+                        witness.record({p: Materialized(g.to(summing_dtype(g)))}, None)
         finally:
             self._witness = None
 
@@ -163,8 +176,13 @@ class HookedModule(OpacusLayers, GradSampleModule):
     ) -> None:
         if self._witness is not None:
             calls: Any = getattr(module, "activations", None)
-            if self.hooks_enabled and calls:
-                self._witness.saw(module, calls.pop(), forward_output[0])
+            if not (self.hooks_enabled and calls):
+                return
+            if self._witness.saw(module, calls[-1], forward_output[0]):
+                calls.pop()
+            else:  # of a loss that is a sum
+                kw["loss_reduction"] = "sum"
+                self._form(module, _forward_input, forward_output, *args, **kw)
             return
         if self.hooks_enabled and self._between():
             self._forget_calls()
@@ -192,7 +210,10 @@ class HookedModule(OpacusLayers, GradSampleModule):
         doubts = self._doubts.get(module)
         if self.hooks_enabled and doubts and self.probe is not None:
             self.probe.resolve(doubts.pop())
-        super().capture_backprops_hook(module, _forward_input, forward_output, *args, **kw)
+        self._form(module, _forward_input, forward_output, *args, **kw)
+
+    def _form(self, module: nn.Module, *args: Any, **kw: Any) -> None:
+        super().capture_backprops_hook(module, *args, **kw)
         if recomputation() == "reentrant":  # its passes are parts of one
             for p in module.parameters():
                 if isinstance(several := getattr(p, "grad_sample", None), list):

@@ -1,4 +1,4 @@
-"""Whether bookkeeping's gradients add up to those that autograd finds without it."""
+"""Whether the gradients that a mode forms add up to those that autograd finds without it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Disagreement:
 
     Attributes:
         name: of the parameter in the module.
-        unseen: whether bookkeeping knows of no use of it.
+        unseen: whether the mode knows of no use of it.
     """
 
     name: str
@@ -104,6 +104,7 @@ class Confirmation:
 
     Attributes:
         replayed: whether layers were run again for the gradients that were compared.
+        plainly: whether autograd is to keep the tensors that it saves as they are.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Confirmation:
         self._trained = trained
         self._half: torch.dtype | None = None  # that it computes in
         self._by_rows = True  # whether every output has a row for each
-        self.replayed = False
+        self.replayed = self.plainly = False
 
     def disagreement(self, rows: Rows, start: Callable[[], None]) -> Disagreement | None:
         """The parameter that is off by most, beyond rounding.
@@ -235,7 +236,9 @@ class Confirmation:
 
     def _backward(self, rows: Rows, *, by_factors: bool = False, moved: bool = False) -> None:
         """Σ_i f_i (Σ w·y - cos y) over the numbers y of row i of all outputs, taken back."""
-        outputs = list(self.floats(rows.call(self.module), rows.rows))
+        as_it_is = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+        with as_it_is if self.plainly else contextlib.nullcontext():
+            outputs = list(self.floats(rows.call(self.module), rows.rows))
         factors: torch.Tensor | None = None
         if by_factors:
             self._by_rows = all(y.dim() > 0 and len(y) == rows.rows for y in outputs)

@@ -18,7 +18,6 @@ from dptrain.clipping.base.precision import exact_products
 from dptrain.clipping.owners import Answers, OwnerWatch, Telling, Told
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
-    Disagreement,
     rounded_otherwise,
 )
 from dptrain.clipping.probe.inputs import (
@@ -73,8 +72,16 @@ _UNCONFIRMED = (
     "for the examples do not add up to the gradient that autograd finds on the same few rows: they "
     "{found}. Either its layer's rule is wrong (dptrain.testing.check_layer_rule tests it), or it "
     "is used where no rule sees it, outside the call of the layer that owns it, as through "
-    "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or use "
-    "Gradients(mode='hooks')"
+    "torch.nn.functional: call the layer, freeze the parameter with requires_grad_(False), or, if "
+    "the rule is wrong, use Gradients(mode='hooks')"
+)
+_UNHOOKED = (
+    "parameter {name!r} of layer {layer!r}, a {kind}: the gradients that Opacus's hooks form of it "
+    "for the examples do not add up to the gradient that autograd finds on the same few rows: they "
+    "{found}. The hooks see only the calls of the layer itself, and the parameter is used past "
+    "these (through torch.nn.functional, as a tied weight that another layer reads, in a product, "
+    "or in a penalty), or Opacus's rule for the layer is wrong: use Gradients(mode='bookkeeping'), "
+    "call the layer itself, or freeze the parameter with requires_grad_(False)"
 )
 _MIXED = (
     "parameter {name!r} of layer {layer!r}, a {kind}: the gradient of one example moved when "
@@ -187,9 +194,9 @@ class RowProbe:
             last entry is whether they showed anything new, when it is left.
         together: where other processes have parts of the module: a context for runs of it, which
             each of them enters whenever the module is called; given whether any are to be made.
-        confirms: whether what layers report adds up to gradients, which then have to be those that
-            autograd finds for the same rows and loss (``Confirmation``).
         around: a context for runs past the call of the module.
+        hooked: whether Opacus's hooks form the gradients. These, or bookkeeping's, have to be those
+            that autograd finds for the same rows and loss (``Confirmation``).
         owners: follows some of the steps, where that is wanted.
 
     Attributes:
@@ -207,7 +214,7 @@ class RowProbe:
         when: str = "shapes",
         settle: Callable[[bool], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         follow: Callable[[], bool] = lambda: False,
-        confirms: bool = False,
+        hooked: bool = False,
         together: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
         around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         owners: OwnerWatch | None = None,
@@ -215,7 +222,7 @@ class RowProbe:
         self.together, self.around, self._owners = together, around, owners
         self.module, self.witnessed, self.at_hand, self.settle = module, witnessed, at_hand, settle
         self.follow = follow
-        self.when, self.confirms = when, confirms
+        self.when, self.hooked = when, hooked
         self._layers = list(module.modules())
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._names = {layer: name for name, layer in module.named_modules()}
@@ -548,7 +555,7 @@ class RowProbe:
         before = [
             (m, m.training)
             for m in self._layers
-            if self.confirms or not any(p is not None for p in m._parameters.values())
+            if not self.hooked or not any(p is not None for p in m._parameters.values())
         ]
         try:
             for m, _ in before:
@@ -559,26 +566,37 @@ class RowProbe:
                 m.training = training
 
     def _unconfirmed(self, base: Rows, start: Callable[[], None], *, random: bool) -> str | None:
-        """Which parameter's gradients are not those of autograd, and what may be done about it."""
-        if not self.confirms:
-            return None
-        self._check = check = Confirmation(
-            self.module, self._trained, self.witnessed, self._outputs.of
-        )
+        """Which parameter's gradients are not those of autograd, and what may be done about it.
+
+        Raises:
+            RuntimeError: with that, where hooks form them: none runs of a layer that is not called.
+        """
+        trained = self._trained
+        if self.hooked:  # which refuse a call in eval mode themselves
+            training = {p for m in self._layers if m.training for p in m._parameters.values()}
+            trained = {n: p for n, p in trained.items() if p in training}
+        self._check = check = Confirmation(self.module, trained, self.witnessed, self._outputs.of)
         try:
             off = check.disagreement(base, start)
             if (why := self._moved_too(check, base, start)) is not None:
                 return why
-            if off is None:
-                return None
-            if not random:
-                return self._say(off)
-            # A rule may draw other random numbers than the layer, of the same distribution.
-            with self._evaluating():
-                off = check.disagreement(base, start)
+            if off is not None and self.hooked:
+                # Opacus keeps inputs by itself, whatever packs the tensors that autograd saves.
+                check.plainly = True
+                with contextlib.suppress(Exception):  # torch.func takes no hooks on these
+                    off = check.disagreement(base, start)
+            elif off is not None and random:
+                # A rule may draw other random numbers than the layer, of the same distribution.
+                with self._evaluating():
+                    off = check.disagreement(base, start)
         except Exception:  # which the run itself is left to raise
             return None
-        return None if off is None else self._say(off)
+        if off is None:
+            return None
+        found = "are missing" if off.unseen else "differ by more than rounding"
+        if self.hooked:
+            raise RuntimeError(self._say_of(off.name, _UNHOOKED, found=found))
+        return self._say_of(off.name, _UNCONFIRMED, found=found)
 
     def _moved_too(
         self, check: Confirmation | None, base: Rows, start: Callable[[], None]
@@ -592,10 +610,6 @@ class RowProbe:
             return None
         found = [check.moved_others(base, rows, own, start) for rows, own in varied]
         return next((self._say_of(name, _MIXED) for name in found if name is not None), None)
-
-    def _say(self, off: Disagreement) -> str:
-        found = "are missing" if off.unseen else "differ by more than rounding"
-        return self._say_of(off.name, _UNCONFIRMED, found=found)
 
     def _say_of(self, parameter: str, text: str, **more: str) -> str:
         layer, _, own = parameter.rpartition(".")
