@@ -11,6 +11,8 @@ from tests.coverage.record import assert_as_recorded, dtypes, recorded
 from tests.coverage.zoo import HERE, WITH_TORCHVISION
 from tests.helpers.refusals import refuses
 
+pytestmark = pytest.mark.followed
+
 
 def _runs(cases: list[Case]) -> list[object]:
     return [

@@ -54,11 +54,12 @@ clipping/bookkeeping/rules/rules.py: expected found missing
 clipping/bookkeeping/tap.py: error
 clipping/bookkeeping/taps.py: format() get()
 clipping/opacus/per_example.py: new others
+clipping/owners/places.py: basename() f_lineno
 clipping/owners/rules/products.py: k
-clipping/owners/trace.py: basename() f_lineno operator
+clipping/owners/trace.py: operator
 clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key
-clipping/probe/probe.py: format() get()
+clipping/probe/probe.py: _say_of() format() get()
 clipping/probe/signature.py: sizes
 clipping/repair.py: kept key text
 distributed/fully_sharded.py: found

@@ -13,7 +13,7 @@ from dptrain.clipping.bookkeeping import BookkeepingClipper
 from scripts.bench import layer_databases
 from scripts.bench.layer_databases import Found, NoRows, case_of, examined, outcome, summary
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.followed]
 
 
 def layer(make, *args: torch.Tensor, dim: int = 0) -> Found:

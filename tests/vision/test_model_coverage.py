@@ -12,7 +12,7 @@ from tests.coverage.harness import examine
 from tests.coverage.record import assert_as_recorded, dtypes
 from tests.coverage.zoo import WITH_TORCHVISION
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.followed]
 
 
 @pytest.mark.parametrize(

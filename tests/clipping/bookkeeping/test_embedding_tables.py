@@ -169,11 +169,11 @@ REFUSED = {
     ),
     "ids that the batch decides": (
         lambda m, x: m.user(x) @ m.item((x.max() > 0).long() + torch.arange(3)).T,
-        "given for one example what depends on another",
+        "for one example (what depends )?on another",
     ),
     "one id that an example decides": (
         lambda m, x: m.user(x) + m.item((x[0, 0] > 0).long()),
-        "given for one example what depends on another|was changed",
+        "for one example (what depends )?on another|was changed",
     ),
     "ids that count the rows": (
         lambda m, x: m.user(x) + m.item(torch.tensor(len(x) % 2)),
