@@ -4,8 +4,8 @@ Three databases: torch's modules (``module_db``), torch's operators (``op_db``),
 of the kinds that Opacus tests. Each case is a model of one layer, run by the engine in bookkeeping
 mode, and its norms and clipped sums are held against one example at a time by plain autograd:
 
-    PYTHONPATH=. python scripts/bench/layer_databases.py \\
-        --json scripts/bench/results/layer_databases.jsonl
+    PYTHONPATH=. python scripts/bench/layer_databases.py --samples 4 \\
+        --json scripts/bench/results/layer_databases.json
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import opacus
 import torch
 from opacus.layers import DPMultiheadAttention, SequenceBias
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from tqdm import tqdm
 
 from scripts.attack.layers import LAYERS, Made
 from tests.coverage.case import ROWS, Case, first
-from tests.coverage.harness import built, examine, private_run
+from tests.coverage.harness import WITHOUT, built, examine, private_run
 from tests.helpers.clipping_oracle import reference, row_losses
 from tests.helpers.refusals import refuses
 from tests.helpers.torch_databases import modules, operators
@@ -174,23 +175,27 @@ def outcome(database: str, case: Case) -> Found:
     except NoRows as error:
         return say("left out", str(error))
     try:
-        refusal = (refused if meet else lambda given: examine(given, DTYPE).refusal)(case)
+        refusal = refused(case) if meet else examine(case, DTYPE).refusal
+    except NoRows as error:
+        return say("left out", str(error), meet)
     except AssertionError as error:
         return say("wrong", _short(error), meet)
     except Exception as error:
         return say("crashed", f"{type(error).__name__}: {_short(error)}", meet)
-    return say("right") if refusal is None else say("refused", _short(refusal), meet)
+    return say("right", "", meet) if refusal is None else say("refused", _short(refusal), meet)
 
 
-def refused(case: Case) -> str:
-    """The refusal of a model whose rows meet, of which no example has a gradient alone.
+def refused(case: Case) -> str | None:
+    """The refusal of a model whose rows meet; ``None`` where its gradients do not.
 
     Raises:
-        AssertionError: if the engine runs it.
+        AssertionError: if the engine trains it on other gradients than an example's alone.
+        NoRows: if it trains it, on gradients that are zero.
     """
     model = built(case).to(DTYPE)
+    before = [p.detach().clone() for p in model.parameters()]
     try:
-        private = private_run(case, model, (*case.inputs().values(), TARGETS))
+        private = private_run(case, model, (*case.inputs().values(), TARGETS), lr=1.0)
         *rows, targets = next(iter(private.loader))
         output = private.module(**dict(zip(case.inputs(), rows, strict=True)))
         row_losses(output, targets).sum().backward()
@@ -199,7 +204,14 @@ def refused(case: Case) -> str:
         if not refuses(str(error), model):
             raise
         return str(error)
-    raise AssertionError("a model whose rows meet is trained")
+    if all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)):
+        raise NoRows("its gradients are zero or not finite")
+    try:
+        return examine(case, DTYPE).refusal
+    except AssertionError as error:
+        if WITHOUT in str(error):
+            raise NoRows("some of its rows have no gradient") from error
+        raise
 
 
 def rows_meet(case: Case) -> bool:
@@ -211,10 +223,12 @@ def rows_meet(case: Case) -> bool:
     inputs = case.inputs()
     model = _ByPlace(case, built(case).to(DTYPE))
     try:
-        together = model(*inputs.values())
+        together, again = model(*inputs.values()), model(*inputs.values())
         pair = model(*(x[:2] for x in inputs.values()))
     except Exception as error:
         raise NoRows(f"cannot be called by rows: {type(error).__name__}") from error
+    if not _same(together, again):
+        raise NoRows("it draws random numbers")
     if not together.dim() or len(together) != ROWS or not together.is_floating_point():
         raise NoRows("its result has no rows of numbers")
     if pair.shape != (2, *together.shape[1:]):
@@ -390,6 +404,23 @@ def summary(found: Iterable[Found]) -> list[str]:
     return said + [f"    {kind}, {n}: {why}" for (kind, why), n in reasons.most_common()]
 
 
+OUTCOMES = ("right", "refused", "wrong", "crashed", "left out")
+
+
+def written(found: list[Found]) -> dict[str, Any]:
+    """Counts by database, of refusals those of rows that meet too, and what is not right."""
+    counts = {
+        database: {
+            **{kind: sum(each.outcome == kind for each in cases) for kind in OUTCOMES},
+            "refused, rows meet": sum(each.outcome == "refused" and each.meet for each in cases),
+        }
+        for database in dict.fromkeys(each.database for each in found)
+        if (cases := [each for each in found if each.database == database])
+    }
+    told = [each for each in found if each.outcome not in ("right", "left out")]
+    return {"counts": counts, "cases": [dataclasses.asdict(each) for each in told]}
+
+
 def main() -> int:
     """Print the counts of every database; how many cases were wrong or crashed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -398,7 +429,9 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="modules, operators and layers with this in their name"
     )
-    parser.add_argument("--json", type=pathlib.Path, help="write a line for every case here")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="write counts here, and all cases that are not right"
+    )
     options = parser.parse_args()
     everything: list[Found] = []
     for database in options.databases:
@@ -406,8 +439,9 @@ def main() -> int:
         everything += found
         print(f"{database}: {len(found)} cases", *summary(found), sep="\n")
     if options.json is not None:
-        lines = [json.dumps(dataclasses.asdict(each), ensure_ascii=False) for each in everything]
-        options.json.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        tree = {"torch": torch.__version__, "opacus": opacus.__version__, **written(everything)}
+        text = json.dumps(tree, indent=1, ensure_ascii=False)
+        options.json.write_text(text + "\n", encoding="utf-8")
     return sum(each.outcome in ("wrong", "crashed") for each in everything)
 
 

@@ -1027,6 +1027,21 @@ def _models(group: str, tree: Mapping[str, Any]) -> Table:
     return Table(["model", *ways, "apart"], rows)
 
 
+def _layer_databases(tree: Mapping[str, Any]) -> Table:
+    kinds = ("right", "refused", "refused, rows meet", "wrong", "crashed", "left out")
+    names = {
+        "modules": "torch's modules",
+        "operators": "torch's operators",
+        "layers": "Opacus's kinds of layers",
+    }
+    rows = [
+        [names[database], *(str(counts[kind]) for kind in kinds)]
+        for database, counts in tree["counts"].items()
+    ]
+    head = ["database", "right", "refused", "of which rows meet", *kinds[3:]]
+    return Table(head, rows)
+
+
 def _choice(tree: Any) -> Table:
     """What choosing costs: all runs together, or the best of a random number, by each law."""
     laws = ("logarithmic", "geometric", "poisson")
@@ -1216,6 +1231,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _footprint_sent,
         _footprint_measured,
         _model_coverage,
+        _layer_databases,
         _choice,
         _audit,
         _broken_engines,

@@ -27,6 +27,7 @@ from tests.helpers.clipping_oracle import (
 )
 from tests.helpers.refusals import refuses
 
+WITHOUT = "a model without gradients shows nothing"
 ROUNDED_UP = 2e-3  # most that a norm in float32 may be above the loop's, relative
 
 
@@ -84,11 +85,13 @@ def _freeze_statistics(model: nn.Module) -> None:
             layer.train(bool(trained) or layer.weight is None)
 
 
-def private_run(case: Case, model: nn.Module, tensors: tuple[Tensor, ...]) -> PrivateTraining:
+def private_run(
+    case: Case, model: nn.Module, tensors: tuple[Tensor, ...], *, lr: float = 0.0
+) -> PrivateTraining:
     """A run in bookkeeping mode over the rows at hand."""
     return PrivacyEngine().make_private(
         module=model,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0),
+        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr),
         data=TensorDataset(*tensors),
         scheme=Poisson(probability=1.0, dataset_size=ROWS, steps=1),
         noise_multiplier=0.0,
@@ -124,7 +127,7 @@ def examine(case: Case, dtype: torch.dtype) -> Outcome:
     try:
         private = private_run(case, model, tensors)
         wanted = reference(alone, tuple(inputs), targets, doubles=case.precise)
-        assert bool((wanted.norms > 0).all()), "a model without gradients shows nothing"
+        assert bool((wanted.norms > 0).all()), WITHOUT
         found = _norms_and_sums(case, private, bounds(wanted))
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         if not refuses(str(error), model):

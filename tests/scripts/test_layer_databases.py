@@ -81,13 +81,17 @@ def test_counts_and_lines(
         Found("layers", "three", "wrong", "off"),
     ]
     monkeypatch.setattr(layer_databases, "examined", lambda *given: iter(several))
-    file = tmp_path / "lines.jsonl"
+    file = tmp_path / "found.json"
     monkeypatch.setattr(
         sys, "argv", ["layer_databases.py", "--databases", "layers", "--json", str(file)]
     )
     assert layer_databases.main() == 1
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [each["outcome"] for each in lines] == ["right", "refused", "wrong"]
+    tree = json.loads(file.read_text())
+    assert [each["outcome"] for each in tree["cases"]] == ["refused", "wrong"]
+    assert tree["counts"]["layers"] == {
+        **dict.fromkeys(("right", "refused", "wrong", "refused, rows meet"), 1),
+        **dict.fromkeys(("crashed", "left out"), 0),
+    }
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "layers: 3 cases"
     assert printed[1:] == summary(several)

@@ -38,7 +38,7 @@ from dptrain.clipping.probe.left_out import moved_without
 from dptrain.clipping.probe.outputs import Outputs
 from dptrain.clipping.probe.restoring import attached, eagerly, replay, untouched
 from dptrain.clipping.probe.signature import LossSignature
-from dptrain.clipping.probe.weighing import take_back, weigh
+from dptrain.clipping.probe.weighing import take_back, weigh, weigh_rows
 from dptrain.clipping.probe.witness import Sighting, Witness, moved, same_calls
 from dptrain.core import (
     global_state,
@@ -158,7 +158,7 @@ class RowProbe:
 
     What a mode clips as example i's is made of rows i of the inputs of each layer and of the
     gradients by its output. The probe looks at exactly these, in forward and backward passes of a
-    loss that treats every number of the module's output by itself, with the generators in the state
+    loss that treats every row of the module's output by itself, with the generators in the state
     of the real pass (so that dropout hides the same):
 
     - their number has to follow the number of examples, for two numbers of examples;
@@ -686,6 +686,8 @@ class RowProbe:
             every = self._outputs.of(output, rows.rows)
             outputs = [y for y in every if y.requires_grad]
             gradients, reduced = _gradients(outputs, rows.rows, of, loss)
+            if not reduced:
+                weigh_rows(outputs, gradients, rows.rows)
             take_back(outputs, gradients)
         told = telling.told
         return _Run(witness.sightings, witness.finite, reduced, rows, told, random)
