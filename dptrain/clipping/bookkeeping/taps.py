@@ -191,8 +191,8 @@ class Taps(Generic[B]):
         self._called = False
         with self._unseen(), self._innermost():
             self.probe.end(output)
-        if output is None and self.owners is not None:  # the call failed
-            self.owners.drop()
+        if self.owners is not None:
+            self.owners.returned(output)
 
     @contextlib.contextmanager
     def _innermost(self) -> Iterator[None]:

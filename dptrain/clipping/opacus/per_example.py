@@ -102,8 +102,8 @@ class HookedModule(OpacusLayers, GradSampleModule):
         finally:
             with self._aside():
                 self.probe.end(output)
-            if output is None and self.owners is not None:  # the call failed
-                self.owners.drop()
+            if self.owners is not None:
+                self.owners.returned(output)
         return output
 
     def _aside(self) -> contextlib.AbstractContextManager[Any]:

@@ -1,6 +1,7 @@
 """Whose every number is: owner maps, followed from operator to operator."""
 
 from dptrain.clipping.owners.answers import Answers, Telling, Told
+from dptrain.clipping.owners.looks import look_of_call
 from dptrain.clipping.owners.maps import SHARED
 from dptrain.clipping.owners.trace import Event, OwnerTrace
 from dptrain.clipping.owners.watch import SHARE, Findings, OwnerWatch, RowsMeet
@@ -16,4 +17,5 @@ __all__ = [
     "RowsMeet",
     "Telling",
     "Told",
+    "look_of_call",
 ]

@@ -77,4 +77,5 @@ class Answers:
         seen = self._seen.get(where, [])
         if number >= len(seen) or value not in seen[number]:
             return False
-        return len(seen[number]) == 1 or seen[number] == {False, True}
+        question = all(isinstance(each, bool) for each in seen[number])
+        return len(seen[number]) == 1 or question

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
@@ -91,6 +91,7 @@ class OwnerTrace:
         self.lost: str | None = None  # an operator whose results have no place in memory
         self.ended = False
         self._checking = 0
+        self.counting = 0  # calls of a loss that counts the targets that are not ignored
         self.off = 0  # contexts in which nothing is followed
         self._modes = (_Operators(self), _Functions(self))
 
@@ -148,6 +149,12 @@ class OwnerTrace:
         """The module is called: these are known of what it may be told in this call."""
         self._answers = answers
         self._told.clear()
+
+    def pass_on(self) -> None:
+        """What the program was told within the module, it may act on past it."""
+        if self.vouched is not None:
+            self.escapes.append(self.vouched)
+            self._taint()
 
     def escaped(self, tensor: torch.Tensor, operator: str, told: Any = None) -> None:
         """The numbers of a tensor leave torch.
@@ -376,7 +383,12 @@ class _Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunction():
             call = self.of.call(func, args, kwargs)
-        value = func(*args, **kwargs)
+        try:
+            value = func(*args, **kwargs)
+        except Exception:  # which the program may catch
+            for tensor in call.tensors if call is not None else ():
+                self.of.escaped(tensor, f"an error of {call.name}" if call is not None else "")
+            raise
         with torch._C.DisableTorchFunction():
             self.of.returned(func, call, value)
         return value
@@ -427,6 +439,12 @@ class _Functions(TorchFunctionMode):
         if func is one_hot and _classes(args, kwargs or {}) > 0:
             with self.of.checked():
                 return func(*args, **(kwargs or {}))
+        if func is cross_entropy:
+            self.of.counting += 1
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.of.counting -= 1
         if func in _SPLITS:
             for places in tree_leaves((args[1:], kwargs or {})):
                 if isinstance(places, torch.Tensor):

@@ -118,6 +118,8 @@ class OwnerWatch:
         self.findings = Findings()
         self._seed, self._once = seed, once
         self._due = True
+        self._wanted = False  # of the batch at hand all is to be followed
+        self._refused: str | None = None  # of its backward pass
         self._step: int | None = None  # all parts of which are followed
         self._trace: OwnerTrace | None = None
         self._owners = torch.empty(0, dtype=torch.int32)  # of the rows that the module is fed
@@ -148,9 +150,10 @@ class OwnerWatch:
             other.drop()
         _running.watch = weakref.ref(self)
         self._batch = batch
+        self._wanted, self._refused = False, None
         if not self._chosen(batch.step) or not len(batch.indices):
             return
-        self._due, self._step = False, batch.step
+        self._wanted, self._step = True, batch.step
         self._halfway = False
         self._start(
             lambda trace, rows: declare(trace, [data], rows, self._owners, collated=collated)
@@ -169,7 +172,8 @@ class OwnerWatch:
             if not told(trace, records):
                 self._doubt("the batch holds what is no tensor, or a tensor without a row each")
         except Ambiguous:  # of a batch of another size it may be clear
-            self._trace, self._step, self._due = None, None, True
+            self._trace, self._step = None, None
+            self._wanted, self._due = False, True
             return
         undo = contextlib.ExitStack()
         undo.enter_context(_eagerly())
@@ -192,7 +196,14 @@ class OwnerWatch:
         return self._trace is not None and not self._trace.ended
 
     def end(self) -> None:
-        """The step is to be made: nothing is followed from here."""
+        """The step is to be made: nothing is followed from here.
+
+        Raises:
+            RowsMeet: if a backward pass of its batch was refused.
+            RuntimeError: of what was left to do.
+        """
+        if self._refused is not None:
+            raise RowsMeet(self._refused)
         waiting, self.waiting = self.waiting, {}
         shown = self._ended()
         for each in waiting.values():
@@ -203,11 +214,15 @@ class OwnerWatch:
         trace = self._trace
         failed = trace is None or trace.ended
         self.drop()
+        step = -1 if self._batch is None else self._batch.step
         if trace is None or failed:
-            self._due = self._due or trace is not None
+            if self._wanted:
+                self.findings.tested.append(step)
+                self.findings.why = self.findings.why or "an error, or another run, ended it"
             return False
-        assert self._batch is not None
-        step = self._batch.step
+        self._due = False
+        if trace.escapes:
+            self._doubt(f"numbers leave the tensors: {trace.escapes[0]}")
         if trace.lost is not None:
             self._doubt(f"nothing is known of what {trace.lost} returns")
         if not self._seen:
@@ -228,6 +243,7 @@ class OwnerWatch:
         """Nothing comes of the step that was followed, if one was."""
         if self._stop is not None:
             self._stop()
+        self._due = self._due or self._trace is not None
         self._stop = self._trace = None
 
     def _doubt(self, why: str) -> None:
@@ -287,6 +303,18 @@ class OwnerWatch:
                 self._doubt(f"what the module is called on is made by {event}")
                 self._trace.own(tensor, _by_rows(self._owners, tensor))
 
+    def returned(self, output: Any) -> None:
+        """The module returned this; ``None``: its call failed.
+
+        A number in it that follows from what the module was told is no constant to the loop.
+        """
+        if output is None:
+            self.drop()
+            return
+        told = any(isinstance(leaf, bool | int | float) for leaf in _leaves(output))
+        if told and self._trace is not None:
+            self._trace.pass_on()
+
     def _look(self, batch: MicroBatch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Follow from this call on if it looks otherwise than all so far."""
         self._calls += 1
@@ -299,7 +327,7 @@ class OwnerWatch:
         if self._trace is None and within:
             self._halfway = True
             given = [*args, *kwargs.values()]
-            self._start(lambda trace, rows: declare(trace, given, rows, self._owners))
+            self._start(lambda trace, rows: declare(trace, given, rows, self._owners, called=True))
 
     def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         """A layer's gradients are to be made of these.
@@ -314,8 +342,13 @@ class OwnerWatch:
         """
         if self._trace is None:
             return
-        if self._trace.escapes:  # those that come after the last gradient change none
-            self._doubt(f"numbers leave the tensors: {self._trace.escapes[0]}")
+        try:
+            self._check_all(layer, inputs, gradient)
+        except RowsMeet as error:
+            self._refused = str(error)
+            raise
+
+    def _check_all(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         rows = len(gradient) if gradient.dim() else 1
         if rows > len(self._owners) or (self.views > 1 and rows * self.views == len(self._owners)):
             return  # refused, as that is no number of rows
@@ -396,6 +429,7 @@ def declare(
     fed: torch.Tensor,
     *,
     collated: bool = False,
+    called: bool = False,
 ) -> bool:
     """Say whose the numbers of a batch are; whether all that it holds is known then.
 
@@ -405,6 +439,7 @@ def declare(
         records: whose the rows are, shape (rows,).
         fed: whose they are where each has all its views.
         collated: whether lists hold fields, but for lists of texts.
+        called: whether the module is called on it, as are switches of the program's.
 
     Raises:
         Ambiguous: for containers of which nothing says whether they are by rows.
@@ -437,7 +472,7 @@ def declare(
             for owner, item in zip(records.tolist(), leaf, strict=True):
                 whole(item, owner)
             known = False
-        elif leaf is not None and not isinstance(leaf, bool):
+        elif leaf is not None and not (called and isinstance(leaf, bool)):
             known = False
 
     rows = len(records)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointError
 
 from dptrain.clipping.base.precision import exact_products
-from dptrain.clipping.owners import Answers, OwnerWatch, Telling, Told
+from dptrain.clipping.owners import Answers, OwnerWatch, Telling, Told, look_of_call
 from dptrain.clipping.probe.confirmation import (
     Confirmation,
     rounded_otherwise,
@@ -239,6 +239,7 @@ class RowProbe:
         self._outputs = Outputs()
         self.outside = self.vain = False
         self._key: Any = None  # of the call that is being made
+        self._looks: Any = None  # of the same, plain values and all, where it is followed
         self._passes = Answers()  # of the passes that are being made
         self._told: dict[Any, Answers] = {}  # by what was probed
         self._check: Confirmation | None = None  # of the last call that was probed
@@ -260,9 +261,12 @@ class RowProbe:
         self._inside = False
         self._any = self._probed = False
         self._unseen.clear()
+        batch, self._looks = self.at_hand(), None
+        if self._owners is not None and self._owners.following and batch is not None:
+            self._looks = look_of_call(self.module, args, kwargs, batch.rows)
         self._why = self._look(args, kwargs)
         if self._owners is not None:
-            self._owners.answers = self._told.get(self._key)
+            self._owners.answers = self._told.get((self._key, self._looks))
         self._call = args, kwargs, remember_globals()
         self._inside = True
 
@@ -396,7 +400,7 @@ class RowProbe:
         waits = self._owners is not None and key in self._owners.waiting
         if found is not None and not waits:
             self._known.add(key if found else (key, batch.rows))
-            self._told[key] = self._passes
+            self._told[key, self._looks] = self._passes
         elif not waits and not self._any:
             self.vain = True
         return None
@@ -411,15 +415,14 @@ class RowProbe:
         try:
             for rows, few, more in self._attempts(whole, batch):
                 try:
-                    base = self._taken(rows, batch, few)
+                    base, most = (self._taken(rows, batch, count) for count in (few, more))
                     for _ in range(_ROUNDS):
-                        self._settled(base, self._taken(rows, batch, more), start)
-                        smaller = self._run(base, start)
+                        self._settled(base, most, start)
+                        with exact_products():
+                            larger = self._run(most, start)
                         if not self.follow():
                             break
-                    most = self._taken(rows, batch, more)
-                    with exact_products():
-                        larger = self._run(most, start)
+                    smaller = self._run(base, start)
                 except CheckpointError:  # a real pass would raise it too, in words of torch's
                     raise
                 except Exception as error:
@@ -429,10 +432,10 @@ class RowProbe:
                 self._check_rows(larger.seen, more * batch.views)
                 self._passes.add(larger.told)
                 random, waits = smaller.random, self._may_wait(smaller)
-                known = waits or self._vary(base, smaller, batch.views, start)
+                known = self._vary(base, smaller, batch.views, start, briefly=waits)
                 del smaller
                 try:
-                    self._leave_out(larger, few, batch.views, start)
+                    self._leave_out(larger, batch.views, start)
                 except RuntimeError:
                     if waits:  # what is more than counting has a name of its own
                         self._vary(base, self._run(base, start), batch.views, start)
@@ -443,7 +446,7 @@ class RowProbe:
                     assert self._owners is not None
                     of = self._key, base, batch.views, start, self._check
                     self._owners.waiting[self._key] = functools.partial(self._late, *of)
-                return why or known
+                return why or waits or known
             # Of a module that takes batches of one size only, that size is all there is to see.
             if whole.rows == batch.views:
                 self._any = True
@@ -509,22 +512,20 @@ class RowProbe:
                 return
         self._known.add(key)
 
-    def _leave_out(self, a: _Run, few: int, views: int, start: Callable[[], None]) -> None:
+    def _leave_out(self, a: _Run, views: int, start: Callable[[], None]) -> None:
         """Refuse a module of which rows move where some examples are left out of the batch.
 
-        So many are kept: the second to the one before, each one place further to the front, and the
-        last. In eval mode, if random numbers are drawn otherwise: batches of other sizes have
+        The first and the last are, so that all others have another place, from the front and from
+        the end. In eval mode, if random numbers are drawn otherwise: batches of other sizes have
         others.
 
         Args:
             a: the run on all of them.
-            few: examples that are kept.
             views: rows of an example.
             start: brings the random generators into the state that each run begins with.
         """
         rows = a.rows
-        examples = [*range(1, few), rows.rows // views - 1]
-        kept = [k for e in examples for k in range(e * views, (e + 1) * views)]
+        kept = list(range(views, rows.rows - views))
         rest = rows.taken(torch.tensor(kept))
         steadily = self._evaluating() if a.random else contextlib.nullcontext()
         try:
@@ -632,8 +633,8 @@ class RowProbe:
                 whole.following - set(c)
                 for c in itertools.combinations(sorted(whole.following), size)
             ]
-        counts = [(free[0], free[1])] if len(free) > 1 else []
-        counts += [(2, 3)]
+        counts = [(few, few + 2) for few in free if few + 2 in free][:1]
+        counts += [(2, 4)]
         for following in sets:
             for few, more in counts:
                 yield whole.supposing(following), few, more
@@ -708,14 +709,30 @@ class RowProbe:
                 "layer with requires_grad_(False)"
             )
 
-    def _vary(self, base: Rows, run: _Run, views: int, start: Callable[[], None]) -> bool | None:
-        """Change one example after the other; whether that showed something."""
+    def _vary(
+        self,
+        base: Rows,
+        run: _Run,
+        views: int,
+        start: Callable[[], None],
+        *,
+        briefly: bool = False,
+    ) -> bool | None:
+        """Change one example after the other; whether that showed something.
+
+        Args:
+            base: a few rows, without a change.
+            run: on these.
+            views: rows of an example.
+            start: brings the random generators into the state that each run begins with.
+            briefly: whether only the first is changed: whatever it is, that two runs differ shows.
+        """
         examples = base.rows // views
         early = functools.partial(ends_early, padding=padding_id(self.module), labels=run.reduced)
         shown = run.finite and bool(run.seen)
         self._varied = []
         self._passes.add(run.told)
-        for example in sorted({0, examples // 2, examples - 1}):
+        for example in [0] if briefly else sorted({0, examples // 2, examples - 1}):
             own = range(example * views, (example + 1) * views)
             following = (example + 1) % examples
             other = range(following * views, (following + 1) * views)
@@ -726,7 +743,8 @@ class RowProbe:
             else:
                 self._compare(base, run, found, own, start)
                 self._varied.append((found.rows, own))
-            for change in (early, *((huge, blank, broken) if example == examples // 2 else ())):
+            others = (huge, blank, broken) if example == examples // 2 else ()
+            for change in () if briefly else (early, *others):
                 found = self._first_that_runs(base, run, own, other, [change], start)
                 if found is not None:
                     self._compare(base, run, found, own, start)

@@ -282,6 +282,9 @@ MIXING: dict[str, Rows] = {
     "a stack of the batch": lambda x, y, m, w: torch.stack([x[0], x[1]]).sum(0),
     "lengths of a transcript": lambda x, y, m, w: _transcribed(x, y.flip(0) + 1),
     "transcripts in a row": lambda x, y, m, w: _transcribed_in_a_row(x, y),
+    "one value for each row, put along columns": lambda x, y, m, w: (
+        torch.zeros(ROWS, CLASSES, ROWS).to(x).index_put((torch.arange(ROWS), y % CLASSES), x[:, 0])
+    ),
     "lists of rows": lambda x, y, m, w: torch._foreach_add(list(x), list(x.flip(0))),
 }
 
@@ -324,6 +327,10 @@ SIZES: dict[str, Rows] = {
     "found numbers": lambda x, y, m, w: y.unique(return_counts=True),
     "number of a number": lambda x, y, m, w: y.unique(return_inverse=True)[1],
     "number found": lambda x, y, m, w: x * len(m[:, 0].nonzero()),
+    "number of counts": lambda x, y, m, w: x / len(torch.bincount(y)),
+    "number repeated": lambda x, y, m, w: x / len(torch.repeat_interleave(y)),
+    "number that is not 0": lambda x, y, m, w: x / (1 + m.long().to_sparse()._nnz()),
+    "number packed": lambda x, y, m, w: x / len(_packed_sequence(x, y)),
     "number of kinds": lambda x, y, m, w: x / y.unique().numel(),
     "number masked": lambda x, y, m, w: x * x[m].shape[0],
     "packed": lambda x, y, m, w: _packed_sequence(x, y),

@@ -195,7 +195,12 @@ MIXING: dict[str, Step] = {
     "filled as masked": lambda s: s.h.masked_scatter(s.own_mask(), s.g),
     "largest of all": lambda s: s.h / (1 + s.h.abs().max()),
     "nothing of all": lambda s: s.h + 0 * s.g.sum(),
-    "counted": lambda s: s.h + torch.bincount(s.own_ids(), minlength=ROWS)[:, None],
+    "counted": lambda s: (
+        s.h
+        + torch.zeros(ROWS)
+        .to(s.h)
+        .index_add(0, s.own_ids(), torch.ones(len(s.own_ids())).to(s.h))[:, None]
+    ),
     "rolled batch": lambda s: s.h.roll(s.number(3) + 1, 0),
     "batch norm": lambda s: F.batch_norm(s.h, None, None, training=True),
     "mixed in pairs": lambda s: torch.lerp(s.h, s.h.flip(0), 0.3),

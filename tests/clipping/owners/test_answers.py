@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain.clipping.owners import Answers
@@ -106,32 +105,53 @@ def test_what_a_loop_is_told_is_not_known_of_passes():
     assert SHOWN not in notes(run(Net(), asking))
 
 
-def test_what_is_told_after_the_last_gradient_changes_none():
-    class Reading(nn.Module):
-        total = 0.0
-
+def test_what_is_read_before_the_step_may_decide_it():
     def loss(model, x, y):
         found = plain(model, x, y)
         found.backward = lambda: (torch.Tensor.backward(found), found.item())
         return found
 
-    said = notes(run(Net(), loss))
-    assert SHOWN in said
-    assert "reads from tensors" not in said
+    assert SHOWN not in notes(run(Net(), loss))
+
+
+def test_an_answer_that_the_module_returns_is_no_constant_to_the_loop():
+    class Telling(Asking):
+        def forward(self, x):
+            return super().forward(x), self.ask(x)
+
+    def doubled(model, x, y):
+        z, told = model(x)
+        return F.cross_entropy(z, y) * (2 if told else 1)
+
+    ask = lambda x: bool((x.detach() > 0.5).any())  # noqa: E731
+    assert SHOWN not in notes(run(Telling(ask), doubled))
+
+
+def test_answers_are_of_calls_with_the_same_numbers():
+    class Scaled(Net):
+        def forward(self, x, scale):
+            many = bool((x.detach().nan_to_num() * scale > 0.5).any())
+            return super().forward(2 * x if many else x)
+
+    def twice(model, x, y):
+        return F.cross_entropy(model(x, 1e-9) + model(x, 1.0), y)
+
+    assert SHOWN not in notes(run(Scaled(), twice))
 
 
 def test_answers_of_passes():
     line, other = ("a.py:1", None), ("a.py:2", None)
     answers = Answers()
-    answers.add({line: [True, 3, 0.5, True]})
-    answers.add({line: [False, 3, 0.25, True], other: [True]})
+    answers.add({line: [True, 3, 0.5, True, 0]})
+    answers.add({line: [False, 3, 0.25, True, 1], other: [True]})
     assert answers.move_nothing(line, 0, True)  # both were given
     assert answers.move_nothing(line, 1, 3)  # always the same
     assert not answers.move_nothing(line, 1, 4)  # never given
     assert not answers.move_nothing(line, 2, 0.5)  # one of several numbers
     assert answers.move_nothing(line, 3, True)
     assert not answers.move_nothing(line, 3, False)
-    assert not answers.move_nothing(line, 4, True)  # no such question was asked
+    assert not answers.move_nothing(line, 4, 1)  # a number, which could be 2
+    assert not answers.move_nothing(line, 5, True)  # no such question was asked
     assert not answers.move_nothing(("b.py:1", None), 0, True)
     answers.add({other: [float("nan")]})
     assert not answers.move_nothing(other, 0, float("nan"))

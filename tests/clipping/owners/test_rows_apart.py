@@ -112,6 +112,14 @@ PROGRAMS: dict[str, Program] = {
     "experts": lambda x, ids, y: x * F.softmax(x, -1).topk(2, -1).values.sum(-1, keepdim=True),
     "transcript": lambda x, ids, y: _transcribed(x, ids, y),
     "hard swish": lambda x, ids, y: F.hardswish(x),
+    "searched": lambda x, ids, y: torch.searchsorted(torch.linspace(-1, 1, 5).to(x), x) * x,
+    "searched by rows": lambda x, ids, y: torch.searchsorted(x[:, 0].sort(-1).values, x[:, 1]),
+    "crossed": lambda x, ids, y: torch.linalg.cross(x[..., :3], x[..., 3:]),
+    "pooled beside a dimension": lambda x, ids, y: F.avg_pool1d(x[:, 0][None], 2)[0],
+    "padded beside a dimension": lambda x, ids, y: F.pad(x[:, 0][None], (1, 1), "reflect")[0],
+    "short-time spectrum": lambda x, ids, y: torch.stft(
+        x.flatten(1), 4, window=torch.ones(4).to(x), return_complex=True
+    ).abs(),
     "in bins": lambda x, ids, y: torch.bucketize(x.detach(), torch.linspace(-1, 1, 5).to(x)) * x,
     "one of these": lambda x, ids, y: x * torch.isin(ids, torch.tensor([0, 3]))[..., None],
     "one hot": lambda x, ids, y: torch.eye(IDS)[ids].to(x) * x[..., :IDS],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -426,7 +427,12 @@ class Scaled(Net):
 def changed(monkeypatch):
     """Calls in which the probe changes one example after the other."""
     calls, before = [], RowProbe._vary
-    monkeypatch.setattr(RowProbe, "_vary", lambda *args: calls.append(1) or before(*args))
+
+    def vary(*args, briefly=False):
+        calls.extend([] if briefly else [1])
+        return before(*args, briefly=briefly)
+
+    monkeypatch.setattr(RowProbe, "_vary", vary)
     return calls
 
 
@@ -475,3 +481,100 @@ def test_a_step_that_is_not_made_shows_nothing(changed):
     assert not changed
     optimizer.step()
     assert len(changed) == 1
+
+
+def test_a_refused_backward_pass_is_not_made_good_by_another():
+    """A program that goes on after the error has its step refused as well."""
+
+    def stubborn(model, x, y):
+        with contextlib.suppress(RowsMeet):
+            centered(model, x, y).backward()
+        return centered(model, x, y)
+
+    module = Net()
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(RowsMeet):
+        run(module, stubborn)
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), before, strict=True))
+
+
+def test_a_first_step_that_an_error_ended_is_not_called_shown():
+    class Failing(Net):
+        failed = False
+
+        def forward(self, x):
+            if len(x) > N // 3 and not Failing.failed:  # which are no few
+                Failing.failed = True
+                raise ValueError("once")
+            return super().forward(x)
+
+    def again(model, x, y):
+        with contextlib.suppress(ValueError):
+            return plain(model, x, y)
+        return plain(model, x, y)
+
+    said = notes(run(Failing(), again, steps=3, probe="shapes"))
+    assert "was shown" not in said
+
+
+STATE: dict[str, torch.Tensor] = {}
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_state_outside_of_the_module_that_passes_of_the_probe_leave_is_noticed(mode):
+    class Remembering(Net):
+        def forward(self, x):
+            before = STATE.get("mean", torch.zeros(WIDTH))
+            STATE["mean"] = x.detach().nan_to_num().mean(0)
+            return super().forward(x - before)
+
+    STATE.clear()
+    with pytest.raises(RuntimeError):
+        run(Remembering(), plain, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch"])
+def test_rows_counted_from_the_end_are_refused(mode):
+    class FromTheEnd(Net):
+        def forward(self, x):
+            place = torch.arange(len(x), 0, -1)[:, None]
+            return super().forward(x * place)
+
+    with pytest.raises(RuntimeError, match="was left out of the batch"):
+        run(FromTheEnd(), plain, mode=mode)
+
+
+def test_a_flag_of_the_whole_batch_is_no_constant():
+    data = TensorDataset(torch.randn(N, WIDTH), torch.arange(N) % CLASSES)
+
+    def flagged(rows):
+        x, y = (torch.stack(column) for column in zip(*rows, strict=True))
+        return x, y, bool((x > 2).any())
+
+    def doubled(model, x, y, large):
+        return F.cross_entropy(model(x), y) * (2 if large else 1)
+
+    said = notes(run(Net(), doubled, data=DataLoader(data, batch_size=4, collate_fn=flagged)))
+    assert "was shown" not in said
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_smoothed_labels_are_shown_where_none_is_ignored(ignored):
+    def smoothed(model, x, y):
+        y = y.masked_fill(y == 0, -100) if ignored else y
+        return F.cross_entropy(model(x), y, label_smoothing=0.1)
+
+    if ignored:
+        with pytest.raises(RowsMeet):
+            run(Net(), smoothed)
+    else:
+        assert "was shown" in notes(run(Net(), smoothed))
+
+
+def test_an_error_that_is_caught_tells():
+    def loss(model, x, y):
+        with contextlib.suppress(RuntimeError):
+            torch.linalg.cholesky(x.T @ x - 1e4 * torch.eye(WIDTH))
+        return plain(model, x, y)
+
+    assert "was shown" not in notes(run(Net(), loss))

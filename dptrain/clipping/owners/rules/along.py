@@ -20,6 +20,9 @@ _REDUCTIONS = names("""
 def reduced(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """All elements along the dimensions that it reduces; all of them, if it names none."""
     owners = call.map("self")
+    counts = call.name == "sum" and call.trace.counting and call["self"].dtype == torch.bool
+    if counts and bool(call["self"].all()):  # no target is ignored (``nll_loss``)
+        return [shared(t.shape) for t in results]
     if call.has("other") and isinstance(call["other"], torch.Tensor):  # max of two
         return [join(owners, call.map("other"))]
     dims = call["dim"] if call.has("dim") else None
@@ -67,6 +70,12 @@ def along(call: Call, results: list[torch.Tensor]) -> list[Map]:
     )
     found = join_along(call.map("self"), dims)
     return [found if fits(found, t) else join_all(found) for t in results]
+
+
+@rule("linalg_cross")
+def crossed(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Vectors along one dimension."""
+    return [join_along(join(*call.maps()), [call["dim"]]) for _ in results]
 
 
 @rule("_softmax_backward_data", "_log_softmax_backward_data", "_masked_softmax_backward")

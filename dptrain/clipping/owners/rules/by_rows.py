@@ -26,34 +26,15 @@ _BY_ROWS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "affine_grid_generator": (("theta",), ()),
     "im2col": (("self",), ()),
     "col2im": (("self",), ()),
-    "max_pool2d_with_indices": (("self",), ()),
-    "max_pool3d_with_indices": (("self",), ()),
-    "max_pool2d_with_indices_backward": (("grad_output", "self", "indices"), ()),
-    "max_pool3d_with_indices_backward": (("grad_output", "self", "indices"), ()),
     "max_unpool2d": (("self", "indices"), ()),
     "max_unpool3d": (("self", "indices"), ()),
     "fractional_max_pool2d": (("self", "random_samples"), ()),
     "fractional_max_pool3d": (("self", "random_samples"), ()),
     "fractional_max_pool2d_backward": (("grad_output", "self", "indices"), ()),
     "fractional_max_pool3d_backward": (("grad_output", "self", "indices"), ()),
-    "searchsorted": ((), ()),
     "multi_margin_loss_backward": ((), ()),
     "slow_conv2d_forward": (("self",), ()),
-    "mkldnn_max_pool2d": (("self",), ()),
 }
-
-
-for _name in names("""
-    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d
-    _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
-    adaptive_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-    replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
-    upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa max_pool1d
-"""):
-    _BY_ROWS[_name] = (("self", "input"), ())
-    _BY_ROWS[_name + "_backward"] = (("grad_output", "self", "indices"), ())
 
 
 @rule(*_BY_ROWS)
@@ -82,6 +63,30 @@ def by_rows(call: Call, results: list[torch.Tensor]) -> list[Map]:
         fits = t.dim() > 0 and t.shape[0] == count and k not in without
         found.append(each.reshape(-1, *[1] * (t.dim() - 1)) if fits and each.dim() else every)
     return found
+
+
+_SPATIAL = names("""
+    avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d _adaptive_avg_pool2d
+    _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
+    replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+    upsample_bicubic2d _upsample_bilinear2d_aa _upsample_bicubic2d_aa max_pool1d
+    max_pool2d_with_indices max_pool3d_with_indices mkldnn_max_pool2d
+""")
+
+
+@rule(*_SPATIAL, *(name + "_backward" for name in _SPATIAL))
+def spatial(call: Call, results: list[torch.Tensor]) -> list[Map]:
+    """Every channel of every row by itself, whose positions are along the last dimensions."""
+    count = int(next(c for c in reversed(call.name) if c.isdigit()))
+    maps = call.maps()
+    leading = {m.shape[:-count] if m.dim() >= count else None for m in maps}
+    leading |= {t.shape[:-count] for t in results}
+    if len(leading) > 1:
+        return [join(*(join_all(m) for m in maps)) for _ in results]
+    return [join(*(join_along(m, range(-count, 0)) for m in maps)) for _ in results]
 
 
 @rule("_ctc_loss", "_ctc_loss_backward")

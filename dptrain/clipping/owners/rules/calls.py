@@ -16,6 +16,9 @@ Map = torch.Tensor
 class Owners(Protocol):
     """What rules ask of a trace."""
 
+    counting: int
+    """Calls under way of a loss that counts the targets that are not ignored."""
+
     def owners(self, tensor: torch.Tensor) -> Map:
         """Whose the elements are."""
 

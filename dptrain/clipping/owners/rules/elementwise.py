@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dptrain.clipping.owners.maps import is_shared, join, join_all, shared, thin
+from dptrain.clipping.owners.maps import is_shared, join, join_all, join_along, shared, thin
 from dptrain.clipping.owners.rules.calls import Call, Map, names, rule
 
 _POINTWISE = names("""
@@ -50,11 +50,17 @@ def _broadcast(found: Map, call: Call, result: torch.Tensor) -> Map:
     return join(*(join_all(m) for m in call.maps()))
 
 
-@rule("bucketize", "isin")
+@rule("bucketize", "isin", "searchsorted")
 def looked_up(call: Call, results: list[torch.Tensor]) -> list[Map]:
-    """Each element of the first is looked up among all of the second."""
+    """Each element of the one is looked up among all of the other, or of its last dimension."""
     elements, others = call.args[:2]
-    return [join(call.of(elements), join_all(call.of(others))).expand(t.shape) for t in results]
+    if call.name == "searchsorted":
+        elements, others = others, elements
+    among = join_all(call.of(others))
+    if call.name == "searchsorted" and others.dim() > 1:
+        among = join_along(call.of(others), [-1])
+    sorter = [join_all(call.map("sorter"))] if call.has("sorter") else []
+    return [join(call.of(elements), among, *sorter).expand(t.shape) for t in results]
 
 
 @rule("rrelu_with_noise", "rrelu_with_noise_functional")

@@ -194,10 +194,9 @@ def _put_by_own_rows(
     shape = torch.broadcast_shapes(*(i.shape for i in given))
     each = join(*(call.word(i) for i in given)).expand(shape)
     size = len(shape)
-    inner = join_along(values, range(values.dim() - max(values.dim() - size, 0), values.dim()))
-    if values.dim() > size:
-        inner = inner.reshape(inner.shape[:size])
-    each = join(each, inner).expand(shape).reshape(-1)
+    rest = [n for k, n in enumerate(call["self"].shape) if k >= len(picked) or picked[k] is None]
+    values = join_along(values.expand(*shape, *rest), range(size, size + len(rest)))
+    each = join(each, values.expand(*shape, *[1] * len(rest)).reshape(shape)).reshape(-1)
     rows = index.cpu().expand(shape).reshape(-1)
     rows = torch.where(rows < 0, rows + owners.shape[0], rows)
     base = join_along(owners, range(1, owners.dim())).reshape(-1).expand(owners.shape[0])
@@ -313,6 +312,7 @@ def everything(call: Call, results: list[torch.Tensor]) -> list[Map]:
 def packed(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """Rows by length: the operator itself says whose they are."""
     owners, lengths = call.map("input"), call["lengths"]
+    call.trace.escaped(lengths, call.name)  # Python sees how many there are of each step
     content = torch.ops.aten._pack_padded_sequence(
         owners.double().contiguous(), lengths.cpu(), call["batch_first"]
     )[0].to(torch.int32)

@@ -75,7 +75,7 @@ _MATRICES = names("""
     linalg_lu_factor_ex linalg_lu _linalg_det _linalg_slogdet linalg_matrix_exp linalg_pinv
     linalg_householder_product linalg_solve_triangular _linalg_solve_ex cholesky_solve
     cholesky_inverse triangular_solve linalg_ldl_factor_ex lu_unpack geqrf
-    _linalg_eigvals linalg_eigvals linalg_cross
+    _linalg_eigvals linalg_eigvals
 """)
 
 

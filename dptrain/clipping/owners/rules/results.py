@@ -19,6 +19,9 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
     if call.name in TELLING:
         for tensor in call.tensors:
             call.trace.escaped(tensor, call.name, value)
+    elif _is_counted(call) or _is_sparse(value):
+        for tensor in call.tensors:
+            call.trace.escaped(tensor, call.name)  # Python sees how many there are
     results = list(tensors_in(value))
     if call.name.startswith("_foreach"):
         results = results or list(call["self"])
@@ -35,6 +38,15 @@ def owners_of_results(call: Call, value: Any) -> list[tuple[torch.Tensor, Map]]:
     if all(is_shared(m) for m in call.maps()):
         return [(t, shared(t.shape)) for t in (*results, *written)]
     return [(t, call.trace.unknown(call.func.name(), t.shape)) for t in (*results, *written)]
+
+
+def _is_counted(call: Call) -> bool:
+    """Whether the size of a result follows from numbers, and no rule says of which."""
+    return torch.Tag.dynamic_output_shape in call.func.tags and call.name not in RULES
+
+
+def _is_sparse(value: Any) -> bool:
+    return any(t.layout != torch.strided for t in tensors_in(value))
 
 
 def _written(call: Call) -> list[torch.Tensor]:
