@@ -19,7 +19,7 @@ _CACHE = pathlib.Path(tempfile.gettempdir()) / f"dptrain-inductor-{os.getuid()}-
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE))  # which torch sets where it is not
 
 from dptrain import testing  # noqa: E402
-from dptrain.clipping.owners import OwnerWatch  # noqa: E402
+from dptrain.clipping.owners import OwnerWatch, watch  # noqa: E402
 from dptrain.engine import unfinished  # noqa: E402
 from dptrain.reporting import report  # noqa: E402
 from tests.helpers.engine import MODES  # noqa: E402
@@ -111,6 +111,15 @@ def every_statement_fulfils_its_schema() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "statement", checked)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _left_by_none() -> Iterator[None]:
+    """A run that a test leaves half-way is not followed through the next test."""
+    yield
+    left = watch._running.watch and watch._running.watch()
+    if left is not None:
+        left.drop()
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ clipping/owners/rules/products.py: k
 clipping/owners/trace.py: operator
 clipping/owners/watch.py: _seed apart escapes event event() get() lost mixed tested
 clipping/probe/inputs.py: k key
-clipping/probe/probe.py: _say_of() format() get()
+clipping/probe/probe.py: _say_of() error format() get()
 clipping/probe/signature.py: sizes
 clipping/repair.py: kept key text
 distributed/fully_sharded.py: found

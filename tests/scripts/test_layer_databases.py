@@ -49,10 +49,17 @@ def test_a_gradient_that_is_off_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert layer(lambda: torch.nn.Linear(3, 2), rows(5, 3)).outcome == "wrong"
 
 
-def test_meeting_rows_that_are_trained_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("right", [True, False])
+def test_meeting_rows_that_are_trained_are_found(
+    right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows may meet in the result and not in the gradients."""
     monkeypatch.setattr(layer_databases, "rows_meet", lambda case: True)
+    if not right:
+        unit = BookkeepingClipper._unit
+        monkeypatch.setattr(BookkeepingClipper, "_unit", lambda *given: 1.01 * unit(*given))
     found = layer(lambda: torch.nn.Linear(3, 2), rows(5, 3))
-    assert (found.outcome, found.reason) == ("wrong", "a model whose rows meet is trained")
+    assert (found.outcome, found.meet) == ("right" if right else "wrong", True)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,8 @@ class LayerTap(StandIn):
         except UnclearRows as error:
             raise RuntimeError(f"{self.called}: {error}") from error
         if self._has_rows_second(rule, args):
-            return self._run_by(rule, forward, (args[0].transpose(0, 1),)).transpose(0, 1)
+            y = self._run_by(rule, forward, (args[0].transpose(0, 1),)).transpose(0, 1)
+            return y.contiguous()  # as the layer's own: some take a view of it
         return self._run_by(rule, forward, _one_row_each(args, rule.second(self.layer)))
 
     def _idly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

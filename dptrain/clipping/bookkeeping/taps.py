@@ -168,7 +168,7 @@ class Taps(Generic[B]):
                 raise RuntimeError(self._checkpointed(args, kwargs)) from error
             self._called = True
         if self.owners is not None:
-            self.owners.called(args, kwargs)
+            self.owners.called(args, kwargs, self.probe.second(args, kwargs))
 
     def _unseen(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.owners is None else self.owners.aside()

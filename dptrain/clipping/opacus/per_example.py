@@ -95,7 +95,7 @@ class HookedModule(OpacusLayers, GradSampleModule):
         with self._aside():
             self.probe.begin(args, kwargs)
         if self.owners is not None:
-            self.owners.called(args, kwargs)
+            self.owners.called(args, kwargs, self.probe.second(args, kwargs))
         output: Any = None
         try:
             output = super().forward(*args, **kwargs)

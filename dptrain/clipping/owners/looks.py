@@ -46,7 +46,8 @@ def _plain(value: Any, rows: int, depth: int) -> Any:
     if isinstance(value, torch.Tensor):
         if rows:  # an argument, of other numbers every time
             shape = tuple(value.shape)
-            return "tensor", value.dtype, shape[1:] if shape[:1] == (rows,) else shape
+            d = next((d for d in (0, 1) if shape[d : d + 1] == (rows,)), None)
+            return "tensor", value.dtype, shape if d is None else (*shape[:d], *shape[d + 1 :]), d
         version = None if value.is_inference() else value._version
         return "tensor", value.dtype, tuple(value.shape), version
     if isinstance(value, nn.Module) or depth == 0:

@@ -131,6 +131,7 @@ class OwnerWatch:
         self._looks: set[int] = set()
         self._calls = 0
         self._batch: MicroBatch | None = None
+        self._collated = False
         self._halfway = False  # followed from the call of the module on
         self._stop: weakref.finalize[[], OwnerWatch] | None = None
 
@@ -145,6 +146,7 @@ class OwnerWatch:
         """
         self.drop()
         self.waiting.clear()
+        self._collated = collated
         other = None if _running.watch is None else _running.watch()
         if other is not None:
             other.drop()
@@ -276,32 +278,55 @@ class OwnerWatch:
                 self._trace.end()  # and not stop: torch may hold its modes aside in this call
             raise
 
-    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def called(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        second: Sequence[torch.Tensor] = (),
+    ) -> None:
         """The module is called on these: rows of which nobody knows whose they are, are taken so.
 
         What a program makes of texts before is between the data and the module; what is left to
         show is the module and the loss.
+
+        Args:
+            args, kwargs: of the call.
+            second: tensors among them that have the rows in their second dimension.
         """
         batch = self._batch
         if batch is None or not len(batch.indices):
             return
         if not self._once:
-            self._look(batch, args, kwargs)
+            self._look(batch, args, kwargs, second)
         if self._trace is None:
             return
         self._trace.vouch(self.answers)
         if self._halfway:
             return
+        rows = len(self._owners)
+        if not self._collated and any(len(t) == rows and not self.by_columns(t) for t in second):
+            self.drop()  # of a square nothing said so; of a batch of another size it may be clear
+            self._due, self._step = True, None
+            return
         for tensor in _tensors((args, kwargs)):
             owners = self._trace.owners(tensor)
             few = thin(owners)
             unknown = few.numel() and bool((few <= EVENT).any())
-            if not unknown or tensor.dim() == 0 or len(tensor) != len(self._owners):
+            columns = _is_one_of(tensor, second)
+            if not unknown or tensor.shape[columns : columns + 1] != (rows,):
                 continue
             event = self._trace.event(int(few.min()))
             if event.kind == "unknown":
                 self._doubt(f"what the module is called on is made by {event}")
-                self._trace.own(tensor, _by_rows(self._owners, tensor))
+                self._trace.own(tensor, _by_rows(self._owners, tensor, columns))
+
+    def by_columns(self, tensor: torch.Tensor) -> bool:
+        """Whether the second dimension of a tensor is known to be the rows that are fed."""
+        if self._trace is None or tensor.dim() < 2:
+            return False
+        columns = thin(self._trace.owners(tensor).transpose(0, 1))
+        own = _by_rows(self._owners, columns)
+        return len(columns) == len(own) and bool((columns == own).all())
 
     def returned(self, output: Any) -> None:
         """The module returned this; ``None``: its call failed.
@@ -315,7 +340,13 @@ class OwnerWatch:
         if told and self._trace is not None:
             self._trace.pass_on()
 
-    def _look(self, batch: MicroBatch, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _look(
+        self,
+        batch: MicroBatch,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        second: Sequence[torch.Tensor],
+    ) -> None:
         """Follow from this call on if it looks otherwise than all so far."""
         self._calls += 1
         look = look_of_call(self.module, args, kwargs, batch.rows * self.views)
@@ -327,7 +358,11 @@ class OwnerWatch:
         if self._trace is None and within:
             self._halfway = True
             given = [*args, *kwargs.values()]
-            self._start(lambda trace, rows: declare(trace, given, rows, self._owners, called=True))
+            self._start(
+                lambda trace, rows: declare(
+                    trace, given, rows, self._owners, called=True, second=second
+                )
+            )
 
     def check(self, layer: nn.Module, inputs: Sequence[Any], gradient: torch.Tensor) -> None:
         """A layer's gradients are to be made of these.
@@ -418,8 +453,12 @@ def _remedy(event: Event) -> str:
     return _REMEDY
 
 
-def _by_rows(owners: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return owners.view(-1, *[1] * (like.dim() - 1))
+def _by_rows(owners: torch.Tensor, like: torch.Tensor, dimension: int = 0) -> torch.Tensor:
+    return owners.view(-1, *[1] * (like.dim() - dimension - 1))
+
+
+def _is_one_of(tensor: torch.Tensor, those: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is one for one in those)
 
 
 def declare(
@@ -430,6 +469,7 @@ def declare(
     *,
     collated: bool = False,
     called: bool = False,
+    second: Sequence[torch.Tensor] = (),
 ) -> bool:
     """Say whose the numbers of a batch are; whether all that it holds is known then.
 
@@ -440,6 +480,7 @@ def declare(
         fed: whose they are where each has all its views.
         collated: whether lists hold fields, but for lists of texts.
         called: whether the module is called on it, as are switches of the program's.
+        second: tensors that have the rows that are fed in their second dimension.
 
     Raises:
         Ambiguous: for containers of which nothing says whether they are by rows.
@@ -459,13 +500,15 @@ def declare(
         elif not several and isinstance(leaf, torch.Tensor):
             whole(leaf, 0)
         elif isinstance(leaf, torch.Tensor):
-            rows = len(leaf) if leaf.dim() else -1
-            owners = next((o for o in (records, fed) if len(o) == rows), None)
+            d = int(_is_one_of(leaf, second))
+            owners = along(leaf, d)
+            known = known and owners is not None
+            if owners is None and turned:
+                d, owners = 1, along(leaf, 1)
             if owners is None:
                 whole(leaf, trace.note("unknown", "a tensor of the batch without a row each"))
             else:
-                trace.own(leaf, _by_rows(owners, leaf))
-            known = known and owners is not None
+                trace.own(leaf, _by_rows(owners, leaf, d))
         elif isinstance(leaf, PackedSequence):
             known = _declare_packed(trace, leaf, records) and known
         elif isinstance(leaf, list | tuple):  # an item for each row, of shapes that Python knows
@@ -475,8 +518,20 @@ def declare(
         elif leaf is not None and not (called and isinstance(leaf, bool)):
             known = False
 
-    rows = len(records)
-    for leaf in [leaf for v in given for leaf in _leaves(v, rows, collated=collated)]:
+    def along(tensor: torch.Tensor, dimension: int) -> torch.Tensor | None:
+        size = tensor.shape[dimension : dimension + 1]
+        return next((o for o in (records, fed) if size == o.shape), None)
+
+    leaves = [leaf for v in given for leaf in _leaves(v, len(records), collated=collated)]
+    # Where all come as (steps, rows, ...), they are taken so, though nothing shows it.
+    turned = not any(
+        isinstance(leaf, torch.Tensor)
+        and is_dense(leaf)
+        and leaf.dim() > 1
+        and along(leaf, 0) is not None
+        for leaf in leaves
+    )
+    for leaf in leaves:
         one(leaf)
     if not known:
         trace.own_python()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -52,8 +52,9 @@ def structure(arguments: dict[str, Any], rows: int) -> tuple[Any, ...]:
     def note(leaf: Any, name: str) -> Any:
         data = leaf.data if isinstance(leaf, PackedSequence) else leaf
         shape = tuple(data.shape)
-        follows = _follows(leaf, rows)
-        found.append((name, type(leaf), data.dtype, shape[1:] if follows else shape, follows))
+        d = _dimension(leaf, rows)
+        others = shape if d is None else (*shape[:d], *shape[d + 1 :])
+        found.append((name, type(leaf), data.dtype, others, d))
         return leaf
 
     map_leaves(arguments, note)
@@ -90,6 +91,23 @@ def _follows(leaf: Any, rows: int) -> bool:
     return np.ndim(leaf) > 0 and len(leaf) == rows
 
 
+def _dimension(leaf: Any, rows: int, *, second: bool = False) -> int | None:
+    """The one that has the rows: the first, or the second of a tensor of (steps, rows, ...).
+
+    Args:
+        leaf: of the arguments.
+        rows: that the module is fed.
+        second: whether it is the second where both have so many, or there is but one row.
+    """
+    may_be = isinstance(leaf, torch.Tensor) and leaf.dim() > 1 and leaf.shape[1] == rows
+    if may_be and second:
+        return 1
+    if _follows(leaf, rows):
+        return 0
+    # What all share is broadcast along a dimension of size 1.
+    return 1 if may_be and rows > 1 else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Arguments of which some leaves are known, or supposed, to have a row for each row fed.
@@ -99,6 +117,7 @@ class Rows:
         rows: number of rows.
         names: what a leaf is called, by its place.
         following: places of the leaves that have these rows.
+        second: of these, and maybe others, those that have them in the second dimension.
     """
 
     args: dict[str, Any]
@@ -106,22 +125,38 @@ class Rows:
     rows: int
     names: tuple[str, ...]
     following: frozenset[int]
+    second: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, args: dict[str, Any], kwargs: dict[str, Any], rows: int) -> Self:
-        """With all leaves following that have so many rows."""
+    def of(
+        cls,
+        args: dict[str, Any],
+        kwargs: dict[str, Any],
+        rows: int,
+        second: Container[tuple[int, str]] = (),
+    ) -> Self:
+        """With all leaves following that have so many rows.
+
+        Args:
+            args, kwargs: of the call, by name.
+            rows: number of rows.
+            second: places and names of leaves that had the rows in their second dimension before.
+        """
         names: list[str] = []
-        following: list[int] = []
+        found: dict[int, int] = {}
         args, kwargs = _with_items(args, rows), _with_items(kwargs, rows)
 
         def note(leaf: Any, name: str) -> Any:
-            if _follows(leaf, rows):
-                following.append(len(names))
+            place = len(names)
+            d = _dimension(leaf, rows, second=(place, name) in second)
+            if d is not None:
+                found[place] = d
             names.append(name)
             return leaf
 
         _map_leaves([args, kwargs], note)
-        return cls(args, kwargs, rows, tuple(names), frozenset(following))
+        those = frozenset(place for place, d in found.items() if d)
+        return cls(args, kwargs, rows, tuple(names), frozenset(found), those)
 
     def call(self, module: Callable[..., Any]) -> Any:
         """The module's output of them."""
@@ -140,6 +175,33 @@ class Rows:
         args, kwargs = _map_leaves([self.args, self.kwargs], move)
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
+    def squares(self) -> dict[int, torch.Tensor]:
+        """Leaves, by place, of which the first two dimensions may both be the rows."""
+        return {
+            place: leaf
+            for place, leaf in enumerate(self.leaves())
+            if place not in self.second
+            and _follows(leaf, self.rows)
+            and _dimension(leaf, self.rows, second=True) == 1 < self.rows
+        }
+
+    def say_second(self) -> str:
+        """Which arguments have the rows in their second dimension, or may have, and the remedy."""
+        leaves, squares = self.leaves(), self.squares()
+        places = sorted({*self.second, *squares})
+        names = [f"{self.names[k]!r} of shape {tuple(leaves[k].shape)}" for k in places]
+        if not names:
+            return ""
+        what = "may have" if set(squares) >= self.second else "have" if names[1:] else "has"
+        first = self.names[places[0]]
+        field = first if first.isidentifier() else "x"
+        return (
+            f". Of the module's arguments, {' and '.join(names)} {what} the batch's "
+            f"{self.rows} rows in the second dimension, which not every layer is followed with: "
+            "give the module tensors with one row per example in the first dimension, and "
+            f"transpose them in its forward where a layer takes them so ({field}.transpose(0, 1))"
+        )
+
     def supposing(self, following: frozenset[int]) -> Rows:
         """The same, with only these leaves following."""
         return dataclasses.replace(self, following=following)
@@ -151,7 +213,10 @@ class Rows:
             if isinstance(leaf, Items):
                 continue
             data = leaf.data if isinstance(leaf, PackedSequence) else leaf
-            found.update(data.shape[1:] if place in self.following else data.shape)
+            sizes = list(data.shape)
+            if place in self.following:
+                del sizes[place in self.second]
+            found.update(sizes)
         return found
 
     def leaves(self) -> list[Any]:
@@ -169,7 +234,7 @@ class Rows:
 
         def note(leaf: Any, place: int) -> Any:
             follows = place in self.following and not isinstance(leaf, Items)
-            rows = _padded(leaf)[0] if follows else None
+            rows = self._rows_first(leaf, place)[0] if follows else None
             if rows is not None and rows.is_floating_point() and rows.numel():
                 size = rows.flatten(1).abs().amax(1) if rows.dim() > 1 else rows.abs()
                 finite = size.isfinite()
@@ -184,7 +249,9 @@ class Rows:
         """With these rows only, in ascending order, as tensors of their own."""
 
         def take(leaf: Any, place: int) -> Any:
-            return _taken(leaf, index) if place in self.following else _own(leaf)
+            if place not in self.following:
+                return _own(leaf)
+            return _taken(leaf, index, int(place in self.second))
 
         args, kwargs = self._map(take)
         return dataclasses.replace(self, args=args, kwargs=kwargs, rows=len(index))
@@ -206,7 +273,7 @@ class Rows:
                 items = _changed_items(leaf, own, other, change)
                 differs = differs or items is not leaf
                 return items
-            rows, back = _padded(leaf)
+            rows, back = self._rows_first(leaf, place)
             new = rows.clone()
             new[own.start : own.stop] = change(
                 rows[own.start : own.stop], rows[other.start : other.stop], self.names[place]
@@ -216,6 +283,14 @@ class Rows:
 
         args, kwargs = self._map(apply)
         return dataclasses.replace(self, args=args, kwargs=kwargs) if differs else None
+
+    def _rows_first(
+        self, leaf: Any, place: int
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        rows, back = _padded(leaf)
+        if place not in self.second:
+            return rows, back
+        return rows.transpose(0, 1), lambda new: back(new.transpose(0, 1).contiguous())
 
     def _map(self, change: Callable[[Any, int], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         places = iter(range(len(self.names)))
@@ -297,14 +372,15 @@ def _own(leaf: Any) -> Any:
     return leaf if isinstance(leaf, PackedSequence) else leaf.copy()
 
 
-def _taken(leaf: Any, index: torch.Tensor) -> Any:
+def _taken(leaf: Any, index: torch.Tensor, dimension: int) -> Any:
     if isinstance(leaf, Items):
         return Items(leaf[k] for k in index.tolist())
     if isinstance(leaf, PackedSequence):
         padded, lengths = pad_packed_sequence(leaf, batch_first=True)
         return _packed(padded[index.to(padded.device)], lengths[index], leaf)
     if isinstance(leaf, torch.Tensor):
-        rows = leaf.detach()[index.to(leaf.device)]
+        index, rows = index.to(leaf.device), leaf.detach()
+        rows = rows[:, index].contiguous() if dimension else rows[index]
         return rows.requires_grad_(leaf.requires_grad)
     return leaf[index.numpy()]
 

@@ -46,11 +46,11 @@ class Outputs:
             else:
                 yield y.movedim(self._dimension(k), 0) if y.dim() else y
 
-    def rows_first(self, value: Any) -> Iterator[torch.Tensor]:
-        """The tensors that have their rows first as they are."""
+    def as_they_are(self, value: Any) -> Iterator[tuple[torch.Tensor, int]]:
+        """The tensors that have rows, and the dimension that these are."""
         for k, y in enumerate(_floats(value)):
-            if not hasattr(y, "by_rows") and self._dimension(k) == 0:
-                yield y
+            if not hasattr(y, "by_rows"):
+                yield y, self._dimension(k)
 
     def _dimension(self, k: int) -> int:
         """The first one that follows the rows; where none does, the first of all."""

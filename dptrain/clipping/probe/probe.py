@@ -246,6 +246,8 @@ class RowProbe:
         self._varied: list[tuple[Rows, range]] = []  # with one example changed, and its rows
         self._why: str | None = None  # what a backward pass of this forward pass is refused for
         self._any = False  # whether there is but one example, so that any layer will do
+        # Places and names of arguments that were seen to have the rows in their second dimension.
+        self._second: set[tuple[int, str]] = set()
 
     def _aside(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._owners is None else self._owners.unseen()
@@ -280,8 +282,8 @@ class RowProbe:
             self._look_again(*call)
         batch = self.at_hand()
         if output is not None and batch is not None and batch.examples and torch.is_grad_enabled():
-            first = (y for y in self._outputs.rows_first(output) if y.requires_grad)
-            self._signature.look_at(first, batch.rows, batch.reduction)
+            found = ((y, d) for y, d in self._outputs.as_they_are(output) if y.requires_grad)
+            self._signature.look_at(found, batch.rows, batch.reduction)
 
     def _look_again(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], state: Callable[[], dict[str, Any]]
@@ -365,6 +367,7 @@ class RowProbe:
         self._names = {layer: name for name, layer in self.module.named_modules()}
         key = (
             structure({**arguments, **kwargs}, batch.rows),
+            self._rows_of(arguments, kwargs, batch.rows).second,
             # Layers that were exchanged, and hooks that were registered, since the last probe.
             tuple(self._layers),
             tuple(attached(self._layers)),
@@ -378,6 +381,28 @@ class RowProbe:
             return None
         return key, batch
 
+    def second(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """The arguments that were seen to have the rows in their second dimension."""
+        batch = self.at_hand()
+        if batch is None or not self._second:
+            return []
+        found = self._rows_of(named(self.module, args), kwargs, batch.rows)
+        leaves = zip(found.names, found.leaves(), strict=True)
+        return [
+            leaf
+            for place, (name, leaf) in enumerate(leaves)
+            if place in found.second and (place, name) in self._second
+        ]
+
+    def _rows_of(self, args: dict[str, Any], kwargs: dict[str, Any], rows: int) -> Rows:
+        """The arguments; of a square, what came before tells on which side the rows are."""
+        found = Rows.of(args, kwargs, rows, self._second)
+        if self._owners is None:
+            return found
+        squares = found.squares().items()
+        by_columns = {k for k, leaf in squares if self._owners.by_columns(leaf)}
+        return dataclasses.replace(found, second=found.second | by_columns)
+
     def _looked(
         self, due: tuple[Any, AtHand], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str | None:
@@ -387,16 +412,21 @@ class RowProbe:
         self._probed = True
         self._signature = LossSignature(self._aside)  # other shapes may have another loss
         self._outputs, self._passes = Outputs(), Answers()
-        whole = Rows.of(arguments, kwargs, batch.rows)
+        whole = self._rows_of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)
         self._busy = True
         try:
             found = self._probe(whole, batch)
+        except RuntimeError as error:
+            more = whole.say_second()
+            if type(error) is not RuntimeError or not more:  # as a CheckpointError is none
+                raise
+            raise RuntimeError(f"{error}{more}") from error
         finally:
             self._busy = False
         if isinstance(found, str):
-            return found
+            return found + whole.say_second()
         waits = self._owners is not None and key in self._owners.waiting
         if found is not None and not waits:
             self._known.add(key if found else (key, batch.rows))
@@ -441,6 +471,7 @@ class RowProbe:
                         self._vary(base, self._run(base, start), batch.views, start)
                     raise
                 del larger  # a decoder's logits, say, are in every run that is kept
+                self._second |= {(k, rows.names[k]) for k in rows.following & rows.second}
                 why = self._unconfirmed(base, start, random=random)
                 if waits and why is None:
                     assert self._owners is not None
@@ -516,8 +547,8 @@ class RowProbe:
         """Refuse a module of which rows move where some examples are left out of the batch.
 
         The first and the last are, so that all others have another place, from the front and from
-        the end. In eval mode, if random numbers are drawn otherwise: batches of other sizes have
-        others.
+        the end, and one beside it, so that the number is odd. In eval mode, if random numbers are
+        drawn otherwise: batches of other sizes have others.
 
         Args:
             a: the run on all of them.
@@ -525,7 +556,7 @@ class RowProbe:
             start: brings the random generators into the state that each run begins with.
         """
         rows = a.rows
-        kept = list(range(views, rows.rows - views))
+        kept = list(range(views, rows.rows - 2 * views))
         rest = rows.taken(torch.tensor(kept))
         steadily = self._evaluating() if a.random else contextlib.nullcontext()
         try:
@@ -536,7 +567,11 @@ class RowProbe:
                 self._passes.add(a.told)
                 # A loss that the module returns may be a mean over its rows.
                 shares = (1.0, len(kept) / rows.rows) if a.reduced else (1.0,)
-                several = [self._run(rest, start, of=(rows.rows, kept), loss=s) for s in shares]
+                orders = (False, True) if rows.following & rows.second else (False,)
+                several = [
+                    self._run(rest, start, of=(rows.rows, kept), loss=s, steps_first=order)
+                    for s, order in itertools.product(shares, orders)
+                ]
                 if any(moved_without(a.seen, b.seen, kept, rows.rows) is None for b in several):
                     return
                 # Is it rounding?
@@ -633,8 +668,9 @@ class RowProbe:
                 whole.following - set(c)
                 for c in itertools.combinations(sorted(whole.following), size)
             ]
-        counts = [(few, few + 2) for few in free if few + 2 in free][:1]
-        counts += [(2, 4)]
+        # Of more, the first, the last and one beside it are left out: an odd number.
+        counts = [(few, few + 3) for few in free if few + 3 in free][:1]
+        counts += [(2, 5)]
         for following in sets:
             for few, more in counts:
                 yield whole.supposing(following), few, more
@@ -668,6 +704,7 @@ class RowProbe:
         *,
         of: tuple[int, Sequence[int]] | None = None,
         loss: float = 1.0,
+        steps_first: bool = False,
     ) -> _Run:
         """A pass there and back.
 
@@ -676,6 +713,8 @@ class RowProbe:
             start: brings the random generators into the state that each run begins with.
             of: how many rows these are some of, and which, so that they are weighed as there.
             loss: what a loss is weighed by.
+            steps_first: whether what has several entries for each row has all rows' first ones
+                first, as flattened (steps, rows) are.
         """
         start()
         witness, telling = Witness(rows.rows), Telling()
@@ -686,7 +725,7 @@ class RowProbe:
             random = not same_global_state(before, global_state())
             every = self._outputs.of(output, rows.rows)
             outputs = [y for y in every if y.requires_grad]
-            gradients, reduced = _gradients(outputs, rows.rows, of, loss)
+            gradients, reduced = _gradients(outputs, rows.rows, of, loss, steps_first)
             if not reduced:
                 weigh_rows(outputs, gradients, rows.rows)
             take_back(outputs, gradients)
@@ -696,18 +735,37 @@ class RowProbe:
     def _check_rows(self, seen: Sequence[Sighting], rows: int) -> None:
         """Refuse a call of which the first dimension does not follow the examples."""
         self._shown.update(s.layer for s in seen)
-        for s in seen:
-            # The steps of a packed sequence have fewer rows, in the order of the examples.
-            if isinstance(s.layer, RNNLinear) or len(s.gradient) == rows:
-                continue
-            raise RuntimeError(
-                f"layer {self._name(s)!r} has {len(s.gradient)} per-example gradients for a batch "
-                f"of {rows} rows (fed to see): the first dimension of what it is called on does "
-                "not follow the examples. Keep one row per example in the first dimension "
-                "of every layer's input (give what all examples share a row for each, as in "
-                "ids.expand(rows, -1)), train on the loader's batch as a whole, or freeze the "
-                "layer with requires_grad_(False)"
-            )
+        # The steps of a packed sequence have fewer rows, in the order of the examples.
+        wrong = [s for s in seen if len(s.gradient) != rows and not isinstance(s.layer, RNNLinear)]
+        if not wrong:
+            return
+        s = next((s for s in wrong if _takes_positions_first(s.layer)), wrong[0])
+        hint = self._batch_first(s.layer)
+        raise RuntimeError(
+            f"layer {self._name(s)!r} has {len(s.gradient)} per-example gradients for a batch "
+            f"of {rows} rows (fed to see): the first dimension of what it is called on does "
+            f"not follow the examples. {hint}Keep one row per example in "
+            "the first dimension of every layer's input (give what all examples share a row for "
+            "each, as in ids.expand(rows, -1)), train on the loader's batch as a whole, or freeze "
+            "the layer with requires_grad_(False)"
+        )
+
+    def _batch_first(self, layer: nn.Module) -> str:
+        """The remedy where a layer takes examples for positions, by who is told batch_first."""
+        if not _takes_positions_first(layer):
+            return ""
+        around = (nn.Transformer, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+        every = self.module.named_modules()
+        name, owner = next(
+            ((n, m) for n, m in every if isinstance(m, around) and layer in m.modules()),
+            (self._names.get(layer, ""), layer),
+        )
+        return (
+            f"{type(owner).__name__} {name or '(the module itself)'!r} is made with "
+            "batch_first=False, which takes the first dimension for positions, and so examples "
+            "that are there for one sequence: make it with batch_first=True if its input has the "
+            "examples first. "
+        )
 
     def _vary(
         self,
@@ -838,6 +896,10 @@ class RowProbe:
         return self._names.get(s.layer, type(s.layer).__name__) or "(the module itself)"
 
 
+def _takes_positions_first(layer: nn.Module) -> bool:
+    return getattr(layer, "batch_first", None) is False
+
+
 def _noisy(ours: Sequence[Sighting], theirs: Sequence[Sighting]) -> bool:
     for a, b in zip(ours, theirs, strict=True):
         for x, y in zip((*a.inputs, a.gradient), (*b.inputs, b.gradient), strict=True):
@@ -856,6 +918,7 @@ def _gradients(
     rows: int = 0,
     of: tuple[int, Sequence[int]] | None = None,
     loss: float = 1.0,
+    steps_first: bool = False,
 ) -> tuple[list[torch.Tensor], bool]:
     """By all outputs, of Σ w·y − cos y with random w (``weigh``); and whether one is a loss.
 
@@ -874,6 +937,8 @@ def _gradients(
                 each = len(y) // rows
                 shape = torch.Size((of[0] * each, *y.shape[1:]))
                 picked = [k * each + j for k in of[1] for j in range(each)]
+                if steps_first:
+                    picked = [j * of[0] + k for j in range(each) for k in of[1]]
             w = torch.randn(shape, generator=generator)
             found.append(weigh(y, w if picked is None else w[picked]))
     return found, reduced

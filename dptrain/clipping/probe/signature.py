@@ -93,30 +93,34 @@ class LossSignature:
         self._told = False
         self._even: dict[int, float] = {}  # by the number of rows, the share of each
 
-    def look_at(self, outputs: Iterable[torch.Tensor], rows: int, reduction: str) -> None:
+    def look_at(
+        self, outputs: Iterable[tuple[torch.Tensor, int]], rows: int, reduction: str
+    ) -> None:
         """Look at the gradients by these outputs when they come, while none has told anything.
 
         Args:
-            outputs: of the module.
+            outputs: of the module, and which dimension of each is the rows.
             rows: in the batch, padding included.
             reduction: ``"mean"`` or ``"sum"``, as the loss was declared to reduce over them.
         """
         if self._told or self._looked >= _BATCHES or rows < 2:
             return
-        for y in outputs:
-            if y.dim() >= 2 and len(y) == rows and y.dtype in _DTYPES:
-                dims = [k for k in {1, y.dim() - 1} if y.shape[k] > 1]
-                kept = {k: Outlines.of(y.detach(), k) for k in dims}
-                y.register_hook(functools.partial(self._look, kept, reduction))
+        for y, d in outputs:
+            if y.dim() > max(1, d) and y.shape[d] == rows and y.dtype in _DTYPES:
+                first = y.detach().movedim(d, 0)
+                dims = [k for k in {1, y.dim() - 1} if first.shape[k] > 1]
+                kept = {k: Outlines.of(first, k) for k in dims}
+                y.register_hook(functools.partial(self._look, kept, reduction, d))
 
     def _look(
         self,
         kept: Mapping[int, Outlines],
         reduction: str,
+        dimension: int,
         gradient: torch.Tensor,
     ) -> None:
         with self._unseen():
-            self._look_at(kept, reduction, gradient)
+            self._look_at(kept, reduction, gradient.movedim(dimension, 0))
 
     def _look_at(
         self,

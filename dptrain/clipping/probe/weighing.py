@@ -38,7 +38,7 @@ def weigh_rows(
         rows: that the module was run on.
     """
     generator = torch.Generator().manual_seed(1)
-    by_rows = [k for k, y in enumerate(outputs) if y.dim() and rows and len(y) % rows == 0]
+    by_rows = [k for k, y in enumerate(outputs) if y.dim() and len(y) == rows]
     cosines = torch.zeros(rows)
     for k in by_rows:
         y = outputs[k].detach().reshape(rows, -1)
@@ -47,7 +47,7 @@ def weigh_rows(
         lengths = (y.norm(dim=1) * v.norm()).clamp(min=torch.finfo(y.dtype).tiny)
         cosines += ((y @ v) / lengths).cpu().float()
     for g in (gradients[k] for k in by_rows):
-        factors = (1 + cosines / (2 * len(by_rows))).repeat_interleave(len(g) // rows).to(g)
+        factors = (1 + cosines / (2 * len(by_rows))).to(g)
         g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
 
 

@@ -45,6 +45,7 @@ def envelope_cost(c: Array, m: int, b: int) -> tuple[float, Array]:
         own = np.where(reached, np.arange(c.size), c.size)
         index = np.minimum.accumulate(own[::-1])[::-1]
         gradient = np.bincount(index, weights=gradient, minlength=c.size).astype(np.float64)
+        gradient = gradient[: c.size]  # what is not a number is reached nowhere
     return cost, gradient
 
 
@@ -139,13 +140,15 @@ def with_free_signs(loss: Loss, a: Array, steps: int) -> Array:
     scale = np.maximum(impulse_response(np.concatenate([[1.0], -a]), steps), _LEAST_SCALE)
     multipliers, stiffness, last = np.zeros(steps), _STIFFNESS, np.inf
     for _ in range(_FREE_ROUNDS):
-        result = minimize(
-            above_floor(loss, scale, multipliers, stiffness),
-            a,
-            jac=True,
-            method="L-BFGS-B",
-            options={"gtol": 1e-9, "ftol": 1e-14, "maxcor": 20, "maxiter": 300},
-        )
+        # A long step makes c grow past all numbers; the line search then takes a shorter one.
+        with np.errstate(over="ignore", invalid="ignore"):
+            result = minimize(
+                above_floor(loss, scale, multipliers, stiffness),
+                a,
+                jac=True,
+                method="L-BFGS-B",
+                options={"gtol": 1e-9, "ftol": 1e-14, "maxcor": 20, "maxiter": 300},
+            )
         if not np.isfinite(result.fun):
             break
         a = result.x

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.helpers.bookkeeping_runs import ROWS, case, check_like_loop, run_of, take
+from tests.helpers.bookkeeping_runs import ROWS, backward, case, check_like_loop, run_of, take
 
 LENGTH, WIDTH, HEADS = 6, 8, 2
 SIZES = {"dim_feedforward": 10, "dropout": 0.0, "batch_first": True}
@@ -173,6 +173,43 @@ class Second(nn.Module):
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_with_the_examples_in_the_second_dimension(kind, norm_first):
     checked(Second, kind=kind, norm_first=norm_first)
+
+
+class Forgotten(nn.Module):
+    """The examples are first in what it gives a layer that takes them second."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        kinds = nn.Transformer | nn.TransformerDecoderLayer
+        if isinstance(self.inner, nn.MultiheadAttention):
+            return self.inner(x, x, x)[0]
+        if isinstance(self.inner, nn.LSTM):
+            return self.inner(x)[0]
+        return self.inner(x, x) if isinstance(self.inner, kinds) else self.inner(x)
+
+
+FORGOTTEN = {
+    "TransformerEncoderLayer 'inner.layers.1'": lambda: Second("encoder").inner,
+    "TransformerEncoderLayer 'inner'": lambda: nn.TransformerEncoderLayer(WIDTH, HEADS, 10),
+    "TransformerDecoderLayer 'inner'": lambda: nn.TransformerDecoderLayer(WIDTH, HEADS, 10),
+    "Transformer 'inner'": lambda: Second("whole").inner,
+    "MultiheadAttention 'inner'": lambda: nn.MultiheadAttention(WIDTH, HEADS),
+    "LSTM 'inner'": lambda: nn.LSTM(WIDTH, WIDTH),
+}
+
+
+@pytest.mark.parametrize("length", [LENGTH, ROWS])
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_batch_first_that_was_forgotten_is_named(name, length):
+    torch.manual_seed(0)
+    private = run_of(case(Forgotten(FORGOTTEN[name]()), torch.randn(ROWS, length, WIDTH)))
+    with pytest.raises(RuntimeError) as error:
+        backward(private)
+    assert f"{name} is made with batch_first=False" in str(error.value)
+    assert "make it with batch_first=True" in str(error.value)
 
 
 def test_as_many_positions_as_examples_in_the_second_dimension():

@@ -67,6 +67,11 @@ def _order() -> Tensor:
     return torch.tensor([2, 0, 3, 1])
 
 
+def _steps(s: State) -> tuple[Tensor, Tensor]:
+    """Of tensors with the rows second: a place in each row."""
+    return s.own_ids(), torch.arange(ROWS)
+
+
 def _windows(s: State) -> Tensor:
     return s.h.clone().contiguous().as_strided((ROWS, WIDTH), (s.number(4) + 1, s.number(2) + 1))
 
@@ -157,6 +162,8 @@ APART: dict[str, Step] = {
     "detached": lambda s: s.h.detach() * s.g,
     "masked": lambda s: s.h.masked_fill(s.own_mask(), 0.5),
     "first repeated": lambda s: s.h[:, :1].expand(-1, WIDTH),
+    "step of a number": lambda s: s.h + s.g.t()[_steps(s)][:, None],
+    "put at a step": lambda s: s.h.t().index_put(_steps(s), s.g[:, 0], s.number(2) == 0).t(),
     "a list of rows": lambda s: torch.stack([row * 2 for row in s.h]),
 }
 
@@ -181,6 +188,7 @@ MIXING: dict[str, Step] = {
     "copied to numbers": lambda s: s.h.index_copy(0, _order(), s.g),
     "put": lambda s: s.h.index_put((s.own_ids(),), s.g),
     "put and added": lambda s: s.h.index_put((s.own_ids(), s.own_ids()), s.g[:, 0], True),
+    "put at another's step": lambda s: s.h.t().index_put((s.own_ids(), _order()), s.g[:, 0]).t(),
     "windows": _windows,
     "wrong rows": lambda s: s.h.reshape(WIDTH, ROWS).flip(1).reshape(ROWS, WIDTH),
     "softmax of wrong rows": lambda s: s.h.reshape(3, 8).softmax(1).view(ROWS, WIDTH),

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -283,3 +284,19 @@ def test_the_floor_s_gradient_against_finite_differences():
     a = rng.uniform(-0.1, 0.2, size=5)
     slope = numerical_slope(lambda x: bounded(x)[0], a)
     np.testing.assert_allclose(bounded(a)[1], slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "options"),
+    [
+        (64, {"inverse_bands": 8, "max_participations": 16, "min_sep": 4, "objective": "max"}),
+        (256, {"inverse_bands": 16, "max_participations": 8, "min_sep": 16}),
+        (256, {"inverse_bands": 8, "max_participations": 16, "min_sep": 4, "objective": "max"}),
+    ],
+)
+def test_steps_that_grow_past_all_numbers_say_nothing(n, options):
+    """The search for free signs tries some; one of these ended in an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bound = BandInvMF(**options).bind(n)
+    assert np.isfinite(bound.coefficients).all()
