@@ -506,10 +506,11 @@ class RowProbe:
     def _may_wait(self, run: _Run) -> bool:
         """Whether one example after the other is changed only if nothing is shown of this step.
 
-        Of a program that is told numbers these passes show which of them matter, before it is.
+        Of a program that is told numbers these passes show which of them matter, before it is; of a
+        loss that the module returns, what it makes of targets that are ignored in other steps.
         """
         followed = self._owners is not None and self._owners.following
-        return followed and self.together is None and not run.told
+        return followed and self.together is None and not run.told and not run.reduced
 
     def _late(
         self,

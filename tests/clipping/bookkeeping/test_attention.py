@@ -270,7 +270,7 @@ def test_what_is_not_one_row_an_example_is_refused():
     with pytest.raises(ValueError, match="is_causal=True is a hint about attn_mask"):
         private.module(inputs, inputs, inputs, is_causal=True)
     one = inputs.flatten(0, 1)[None, :ROWS]  # the examples attend to one another
-    with pytest.raises(RuntimeError, match="1 per-example gradients for a batch of . rows"):
+    with pytest.raises(RuntimeError, match="1 per-example gradients for a batch of"):
         private.module(one, one, one)[0].sum().backward()
 
 
