@@ -194,8 +194,8 @@ class OwnerWatch:
 
     @property
     def following(self) -> bool:
-        """Whether what is done now is followed."""
-        return self._trace is not None and not self._trace.ended
+        """Whether what is done now is followed, from the batch on."""
+        return self._trace is not None and not self._trace.ended and not self._halfway
 
     def end(self) -> None:
         """The step is to be made: nothing is followed from here.

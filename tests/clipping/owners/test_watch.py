@@ -458,6 +458,30 @@ def test_what_cannot_be_followed_is_tested_before_anything_is_released(mode, cha
         run(Scaled(lambda x: x.nan_to_num().mean(0)), plain, mode=mode)
 
 
+class Doubling(Net):
+    """Of sequences of one, whether any number is large decides for all."""
+
+    def forward(self, x, how="plain"):
+        if x.dim() == 3:
+            x = x[:, 0] * torch.where(x.abs().max() > 50, 2.0, 1.0)
+        return super().forward(x)
+
+
+def test_what_is_followed_from_a_call_on_shows_nothing_of_another_call():
+    """Tensors of the batch that are no arguments of the first call are nobody's to the trace."""
+    x = torch.randn(N, WIDTH)
+    data = TensorDataset(x, x[:, None] + 1, torch.arange(N) % CLASSES)
+    steps = itertools.count()
+
+    def loss(model, x, sequences, y):
+        if not next(steps):
+            return plain(model, x, y)
+        return F.cross_entropy(model(x, how="other") + model(sequences), y)
+
+    with pytest.raises(RuntimeError, match="depends on another"):
+        run(Doubling(), loss, steps=2, data=data)
+
+
 def test_a_step_that_is_not_made_shows_nothing(changed):
     """The batch after it is probed as if it were the first."""
     torch.manual_seed(0)
