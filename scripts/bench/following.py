@@ -69,6 +69,7 @@ def measured(model: str, rounds: int) -> dict[str, Any]:
     extra = ratios[1] - 1
     return {
         "model": model,
+        "title": CASES[model].title,
         "private": ratios[0],
         "followed": ratios[1],
         "first": first - ratios[0],
@@ -87,13 +88,18 @@ def main() -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     quiet()
-    found = {"machine": machine("cpu"), "threads": torch.get_num_threads(), "models": []}
+    found = {
+        "machine": machine("cpu"),
+        "threads": torch.get_num_threads(),
+        "steps": STEPS,
+        "models": [],
+    }
     print(f"{found['machine']['processor']}, {found['threads']} threads")
     for model in options.models:
         row = measured(model, options.rounds)
         found["models"].append(row)
         print(
-            f"{CASES[model].title}: a private step {row['private']:.2f} of an ordinary one, "
+            f"{row['title']}: a private step {row['private']:.2f} of an ordinary one, "
             f"followed {row['followed']:.2f} of a private one; the first takes "
             f"{row['first']:.1f} ordinary steps more; {STEPS} steps {100 * row['run']:.2f} % more"
         )

@@ -1027,6 +1027,22 @@ def _models(group: str, tree: Mapping[str, Any]) -> Table:
     return Table(["model", *ways, "apart"], rows)
 
 
+def _following(tree: Mapping[str, Any]) -> Table:
+    """What steps cost that are followed operator by operator."""
+    rows = [
+        [
+            each["title"],
+            f"{each['private']:.2f}",
+            f"{each['followed']:.2f}",
+            f"{each['first']:.1f}",
+            f"{100 * each['run']:.2f} %",
+        ]
+        for each in tree["models"]
+    ]
+    head = ["model", "private / ordinary", "followed / private", "first step, ordinary steps more"]
+    return Table([*head, f"{tree['steps']} steps more"], rows)
+
+
 def _layer_databases(tree: Mapping[str, Any]) -> Table:
     kinds = ("right", "refused", "refused, rows meet", "wrong", "crashed", "left out")
     names = {
@@ -1199,6 +1215,7 @@ _BENCHMARKS: dict[str, Callable[[Any], Table]] = {
         _step_time_gpu,
         _autocast,
         _step_costs,
+        _following,
         _noise,
         _noise_peer,
         _strategies,

@@ -14,8 +14,8 @@ from scripts.bench import footprint as bench
 
 ROOT = pathlib.Path(__file__).parents[2]
 KEPT = ("history", "optimizer", "gradients")
-# Above what is counted: a batch, activations, blocks of noise; the model has 792,074 parameters.
-ABOVE = 0.01
+# Above what is counted: a batch, activations, blocks of noise and of norms, less than a layer has.
+ABOVE = 4 * bench.WIDTH * (bench.WIDTH + 1)
 
 
 def published():
@@ -33,8 +33,7 @@ def assert_holds(row):
         assert 0 < found["messages"] < 1000 * (row["ranks"] - 1)
     for part in KEPT:  # the formula is that of the longest slice
         assert max(found[part] for found in ranks) == formula[part], part
-    ratio = max(found["peak"] for found in ranks) / formula["peak"]
-    assert 1.0 <= ratio <= 1.0 + ABOVE
+    assert 0 <= max(found["peak"] for found in ranks) - formula["peak"] <= ABOVE
     whole = footprint(
         bench.MEASURED[row["strategy"]],
         steps=bench.MEASURED_STEPS,

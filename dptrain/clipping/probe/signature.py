@@ -22,6 +22,7 @@ _TOLERANCE = 1e-5
 _EVEN = 1e-3  # relative difference of shares that are alike, and at least an eps of the gradient
 _RESIDUAL = 1e-3  # of what a cross entropy does not explain, and at least an eps as well
 _AT_ONCE = 2**19  # numbers that stay in a processor's cache
+_LARGE = 2**22  # numbers of logits that are not kept until their gradient comes
 _LOOKED_AT = 8  # of many classes, about so many besides the likeliest
 _DTYPES = (torch.float32, torch.float64, *HALF)
 
@@ -109,12 +110,12 @@ class LossSignature:
             if y.dim() > max(1, d) and y.shape[d] == rows and y.dtype in _DTYPES:
                 first = y.detach().movedim(d, 0)
                 dims = [k for k in {1, y.dim() - 1} if first.shape[k] > 1]
-                kept = {k: Outlines.of(first, k) for k in dims}
+                kept = {k: _kept(first, k) for k in dims}
                 y.register_hook(functools.partial(self._look, kept, reduction, d))
 
     def _look(
         self,
-        kept: Mapping[int, Outlines],
+        kept: Mapping[int, Callable[[], Outlines]],
         reduction: str,
         dimension: int,
         gradient: torch.Tensor,
@@ -124,13 +125,13 @@ class LossSignature:
 
     def _look_at(
         self,
-        kept: Mapping[int, Outlines],
+        kept: Mapping[int, Callable[[], Outlines]],
         reduction: str,
         gradient: torch.Tensor,
     ) -> None:
         self._looked += 1
         for classes, outlines in kept.items():
-            shares = _shares(outlines, gradient, classes)
+            shares = _shares(outlines(), gradient, classes)
             if shares is not None:
                 self._judge(shares, reduction, gradient.dtype, single=gradient.dim() == 2)
                 return
@@ -186,6 +187,14 @@ class LossSignature:
 def _limit(least: float, dtype: torch.dtype) -> float:
     """A relative difference that is taken for none; in half precision an eps at least."""
     return max(least, torch.finfo(dtype).eps) if dtype in HALF else least
+
+
+def _kept(y: torch.Tensor, classes: int) -> Callable[[], Outlines]:
+    """Outlines when they are asked for; of large logits they are made at once."""
+    if y.numel() <= _LARGE:
+        return functools.partial(Outlines.of, y, classes)
+    found = Outlines.of(y, classes)
+    return lambda: found
 
 
 def _lines(x: torch.Tensor, classes: int) -> Iterator[torch.Tensor]:
