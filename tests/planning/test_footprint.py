@@ -14,7 +14,7 @@ from scripts.bench import footprint as bench
 
 ROOT = pathlib.Path(__file__).parents[2]
 KEPT = ("history", "optimizer", "gradients")
-# Above what is counted: a batch, activations, blocks of noise and of norms, less than a layer has.
+# Above what is counted: a batch, activations and work space, less than a layer has.
 ABOVE = 4 * bench.WIDTH * (bench.WIDTH + 1)
 
 

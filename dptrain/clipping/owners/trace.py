@@ -386,8 +386,9 @@ class _Operators(TorchDispatchMode):
         try:
             value = func(*args, **kwargs)
         except Exception:  # which the program may catch
-            for tensor in call.tensors if call is not None else ():
-                self.of.escaped(tensor, f"an error of {call.name}" if call is not None else "")
+            if call is not None:
+                for tensor in call.tensors:
+                    self.of.escaped(tensor, f"an error of {call.name}")
             raise
         with torch._C.DisableTorchFunction():
             self.of.returned(func, call, value)

@@ -344,17 +344,17 @@ class RowProbe:
         """Why these examples are not kept apart, or ``None``; looks only as often as was asked."""
         due = self._due(args, kwargs, again=again)
         if self.together is None:
-            return None if due is None else self._looked(due, args, kwargs)
+            return None if due is None else self._looked(due)
         with self.together(due is not None):
-            why = None if due is None else self._looked(due, args, kwargs)
+            why = None if due is None else self._looked(due)
             if why is not None:  # the other processes would wait in the backward pass that says so
                 raise RuntimeError(why)
         return None
 
     def _due(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool
-    ) -> tuple[Any, AtHand] | None:
-        """What is to be known after a probe, and the batch; ``None``: there is nothing to do."""
+    ) -> tuple[Any, AtHand, Rows] | None:
+        """What is to be known after a probe, the batch and the arguments; ``None``: do nothing."""
         batch = self.at_hand()
         if batch is None or batch.examples == 0 or not torch.is_grad_enabled():
             self._any = True
@@ -365,9 +365,10 @@ class RowProbe:
         arguments = named(self.module, args)
         self._layers = list(self.module.modules())
         self._names = {layer: name for name, layer in self.module.named_modules()}
+        whole = self._rows_of(arguments, kwargs, batch.rows)
         key = (
             structure({**arguments, **kwargs}, batch.rows),
-            self._rows_of(arguments, kwargs, batch.rows).second,
+            whole.second,
             # Layers that were exchanged, and hooks that were registered, since the last probe.
             tuple(self._layers),
             tuple(attached(self._layers)),
@@ -379,7 +380,7 @@ class RowProbe:
             return None
         if not again and (key in self._known or (key, batch.rows) in self._known):
             return None
-        return key, batch
+        return key, batch, whole
 
     def second(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The arguments that were seen to have the rows in their second dimension."""
@@ -403,16 +404,12 @@ class RowProbe:
         by_columns = {k for k, leaf in squares if self._owners.by_columns(leaf)}
         return dataclasses.replace(found, second=found.second | by_columns)
 
-    def _looked(
-        self, due: tuple[Any, AtHand], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str | None:
+    def _looked(self, due: tuple[Any, AtHand, Rows]) -> str | None:
         """Why these examples are not kept apart, or ``None``."""
-        key, batch = due
-        arguments = named(self.module, args)
+        key, batch, whole = due
         self._probed = True
         self._signature = LossSignature(self._aside)  # other shapes may have another loss
         self._outputs, self._passes = Outputs(), Answers()
-        whole = self._rows_of(arguments, kwargs, batch.rows)
         if not whole.following:
             return _NO_ROWS.format(rows=batch.rows)
         self._busy = True

@@ -53,14 +53,12 @@ def _broadcast(found: Map, call: Call, result: torch.Tensor) -> Map:
 @rule("bucketize", "isin", "searchsorted")
 def looked_up(call: Call, results: list[torch.Tensor]) -> list[Map]:
     """Each element of the one is looked up among all of the other, or of its last dimension."""
-    elements, others = call.args[:2]
+    elements, others = map(call.of, call.args[:2])
     if call.name == "searchsorted":
-        elements, others = others, elements
-    among = join_all(call.of(others))
-    if call.name == "searchsorted" and others.dim() > 1:
-        among = join_along(call.of(others), [-1])
-    sorter = [join_all(call.map("sorter"))] if call.has("sorter") else []
-    return [join(call.of(elements), among, *sorter).expand(t.shape) for t in results]
+        elements, others = others, join(elements, join_all(call.map("sorter")))
+    lines = call.name == "searchsorted" and others.dim() > 1
+    among = join_along(others, [-1]) if lines else join_all(others)
+    return [join(elements, among).expand(t.shape) for t in results]
 
 
 @rule("rrelu_with_noise", "rrelu_with_noise_functional")
