@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dptrain._on_demand import names_of
+
 if TYPE_CHECKING:
     from dptrain.accounting import (
         account,
@@ -127,33 +129,38 @@ __all__ = [
 ]
 
 # Where a name comes from; a test holds the two lists and the imports above together.
-_NAMES = {
-    "accounting": "account accountants_for calibrate profile register_accountant",
-    "clipping": "fix freeze_batchnorm",
-    "clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
-    "clipping.bookkeeping": "GradientRule LayerRule register_layer",
-    "core": "Adjacency Guarantee Kind Unit",
-    "engine": (
-        "Gradients JoinedOptimizer Loading NoiseOptions PrivacyEngine PrivateTraining ScaledAdam"
-    ),
-    "mechanism": "MatrixMechanism",
-    "noise": "register_noise_stream",
-    "sampling": (
-        "AttributionGraph BallsInBins CyclicPoisson GraphPartition MinSep PerUser Poisson "
-        "PrivateLoader RandomAllocation Shuffled UserCyclic UserFixed UserMinSep register_scheme"
-    ),
-    "strategies": (
-        "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity LambdaCGD SquareRoot "
-        "Tree TreeRestart register_strategy"
-    ),
-}
-_ORIGINS = {name: room for room, names in _NAMES.items() for name in names.split()}
+_found, _names = names_of(
+    __name__,
+    {
+        "dptrain.accounting": "account accountants_for calibrate profile register_accountant",
+        "dptrain.clipping": "fix freeze_batchnorm",
+        "dptrain.clipping.base": "Automatic ClippingStyle Flat PerGroup PerLayer",
+        "dptrain.clipping.bookkeeping": "GradientRule LayerRule register_layer",
+        "dptrain.core": "Adjacency Guarantee Kind Unit",
+        "dptrain.engine": (
+            "Gradients JoinedOptimizer Loading NoiseOptions PrivacyEngine PrivateTraining "
+            "ScaledAdam"
+        ),
+        "dptrain.mechanism": "MatrixMechanism",
+        "dptrain.noise": "register_noise_stream",
+        "dptrain.sampling": (
+            "AttributionGraph BallsInBins CyclicPoisson GraphPartition MinSep PerUser Poisson "
+            "PrivateLoader RandomAllocation Shuffled UserCyclic UserFixed UserMinSep "
+            "register_scheme"
+        ),
+        "dptrain.strategies": (
+            "BISR BLT BSR BandInvMF BandMF ColumnNormalizedBandMF Dense Identity LambdaCGD "
+            "SquareRoot Tree TreeRestart register_strategy"
+        ),
+    },
+)
 _ROOMS = [
     "accounting",
     "auditing",
     "clipping",
     "commands",
     "configuration",
+    "contrib",
     "core",
     "distributed",
     "engine",
@@ -194,13 +201,9 @@ def __getattr__(name: str) -> Any:
         raise ImportError(f"dptrain has no {name}: write {_OF_OPACUS[name]}")
     if name in _ROOMS:
         return importlib.import_module(f"dptrain.{name}")
-    if name not in _ORIGINS:
-        raise AttributeError(f"module 'dptrain' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"dptrain.{_ORIGINS[name]}"), name)
-    globals()[name] = value
-    return value
+    return _found(name)
 
 
 def __dir__() -> list[str]:
-    """What can be asked for, imported or not."""
-    return sorted({*globals(), *__all__, *_ROOMS})
+    """Names that can be asked for, imported or not."""
+    return sorted({*_names(), *_ROOMS})

@@ -1,4 +1,4 @@
-"""The one value that the loader, the optimiser, the accountant and the checkpoint share."""
+"""The one value that the loader, the optimizer, the accountant and the checkpoint share."""
 
 from __future__ import annotations
 

@@ -614,7 +614,9 @@ def runs() -> dict[str, Run]:
         "Poisson, Identity, bookkeeping": Run(),
         "Poisson, Identity, hooks": Run(**hooks),
         "Poisson, Identity, functorch": Run(**functorch),
-        "Poisson, N private": Run(scheme=nominal, accountant=None),
+        "Poisson, N private": Run(
+            scheme=nominal, accountant=None, options={"loss_reduction": "sum"}
+        ),
         "TruncatedPoisson, BSR, hooks, parts": Run(
             scheme="TruncatedPoisson", strategy="BSR", options=parts, **hooks
         ),

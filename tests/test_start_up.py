@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import json
 import pathlib
 import subprocess
@@ -50,11 +51,18 @@ def test_nothing_that_only_some_need_is_imported_with_the_package(statement: str
     assert found & (HEAVY - imported_by("import torch, opacus, dp_accounting")) == set()
 
 
-def test_the_names_that_are_promised_are_those_that_come() -> None:
+FACES = sorted(
+    path for path in SOURCE.parent.rglob("__init__.py") if "names_of(" in path.read_text("utf-8")
+)
+
+
+@pytest.mark.parametrize("path", FACES, ids=lambda path: path.parent.name)
+def test_names_on_demand_are_those_that_type_checkers_see(path: pathlib.Path) -> None:
     """One list for type checkers, one for imports and one for readers."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     (block,) = [
         node
-        for node in ast.parse(SOURCE.read_text(encoding="utf-8")).body
+        for node in tree.body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     seen = {
@@ -63,12 +71,39 @@ def test_the_names_that_are_promised_are_those_that_come() -> None:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    assert seen == {name: f"dptrain.{room}" for name, room in dptrain._ORIGINS.items()}
-    assert sorted(dptrain.__all__) == sorted([*seen, "__version__"])
+    (call,) = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "names_of"
+    ]
+    places = ast.literal_eval(call.args[1])
+    assert seen == {name: module for module, names in places.items() for name in names.split()}
+    face = importlib.import_module(".".join(path.relative_to(SOURCE.parents[1]).parent.parts))
+    assert set(seen) <= set(face.__all__) & set(dir(face))
+    for name, module in seen.items():
+        assert getattr(face, name) is getattr(importlib.import_module(module), name)
+
+
+def test_all_names_of_the_package_come_on_demand() -> None:
+    seen = {name for name in dir(dptrain) if name in dptrain.__all__}
+    assert seen == set(dptrain.__all__)
     for name in dptrain.__all__:
-        value = getattr(dptrain, name)
-        if name != "__version__":
-            assert value is getattr(sys.modules[seen[name]], name)
+        getattr(dptrain, name)
+
+
+def test_the_core_can_be_read() -> None:
+    """What a stranger trusts is what the engine imports: at most 45,000 lines of ours."""
+    script = (
+        "import json, sys, dptrain; dptrain.PrivacyEngine; print(json.dumps([module.__file__ for "
+        "name, module in sys.modules.items() if name.partition('.')[0] == 'dptrain']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    files = [pathlib.Path(each) for each in json.loads(done.stdout)]
+    assert len(files) > 100
+    assert not [each for each in files if "contrib" in each.relative_to(SOURCE.parent).parts]
+    assert sum(len(each.read_text(encoding="utf-8").splitlines()) for each in files) <= 45_000
 
 
 def test_every_room_can_be_reached() -> None:

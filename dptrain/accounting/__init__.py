@@ -1,20 +1,17 @@
-"""Accountants: what a mechanism guarantees, and how much noise a guarantee takes."""
+"""Accountants: what a mechanism guarantees, and how much noise a guarantee takes.
 
-from dptrain.accounting.balls_in_bins import (
-    AllocationImportance,
-    AllocationMonteCarlo,
-    AllocationPLD,
-    BallsInBinsImportance,
-    BallsInBinsMonteCarlo,
-    BallsInBinsRenyi,
-    ConditionalComposition,
-    RandomAllocationRenyi,
-)
+The accountants themselves are imported when somebody first asks for one.
+"""
+
+from typing import TYPE_CHECKING
+
+from dptrain._on_demand import names_of
 from dptrain.accounting.base.accountant import Accountant, Availability, Cost, Profile
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.base.registry import (
     accountant_named,
     register_accountant,
+    register_when_asked,
     registered_accountants,
 )
 from dptrain.accounting.base.trade_off import TradeOff
@@ -27,53 +24,30 @@ from dptrain.accounting.dispatch import (
     profile,
     trade_off,
 )
-from dptrain.accounting.dp_event import to_dp_event
-from dptrain.accounting.min_sep import (
-    AnyMatrixMonteCarlo,
-    MinSepImportance,
-    MinSepMonteCarlo,
-    MinSepRenyi,
-    TruncatedMinSepImportance,
-    TruncatedMinSepMonteCarlo,
-    TruncatedMinSepRenyi,
-)
-from dptrain.accounting.mmcc import MMCC
-from dptrain.accounting.poisson import (
-    CyclicPoissonPLD,
-    PoissonPLD,
-    TruncatedPoissonPLD,
-)
-from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
 from dptrain.accounting.restatement import (
     mechanism_of,
     profile_of,
     restate,
     stated_accountant,
 )
-from dptrain.accounting.selection import (
-    BudgetFilter,
-    Charge,
-    ChoicePrivacy,
-    ComposedRuns,
-    NegativeBinomialTrials,
-    PoissonTrials,
-    TrialCount,
-    compose_runs,
-    one_of_runs,
-    select_run,
-)
 from dptrain.accounting.so_far import SoFar, epsilon_so_far, priced_steps
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users import (
-    ExposedSteps,
-    ExposedStepsImportance,
-    RevealedDraws,
-    RevealedDrawsAnyBlocking,
-    UserCyclicPLD,
-    UserMinSepImportance,
-    UserMinSepMonteCarlo,
-    UserPoissonPLD,
-)
+
+if TYPE_CHECKING:
+    from dptrain.accounting.poisson.groups import group_curve, last_iterate_curve
+    from dptrain.contrib.accountants import to_dp_event
+    from dptrain.contrib.selection import (
+        BudgetFilter,
+        Charge,
+        ChoicePrivacy,
+        ComposedRuns,
+        NegativeBinomialTrials,
+        PoissonTrials,
+        TrialCount,
+        compose_runs,
+        one_of_runs,
+        select_run,
+    )
 
 __all__ = [
     "Accountant",
@@ -116,36 +90,47 @@ __all__ = [
     "trade_off",
 ]
 
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "dptrain.accounting.poisson.groups": "group_curve last_iterate_curve",
+        "dptrain.contrib.accountants": "to_dp_event",
+        "dptrain.contrib.selection": (
+            "BudgetFilter Charge ChoicePrivacy ComposedRuns NegativeBinomialTrials PoissonTrials "
+            "TrialCount compose_runs one_of_runs select_run"
+        ),
+    },
+)
+
 # In the order in which tables show them; of those that simulate only the first to cover a mechanism
 # answers by itself.
-for _accountant in (
-    PoissonPLD(),
-    TruncatedPoissonPLD(),
-    CyclicPoissonPLD(),
-    AllocationPLD(),
-    BallsInBinsRenyi(),
-    ConditionalComposition(),
-    RandomAllocationRenyi(),
-    MMCC(),
-    UserPoissonPLD(),
-    UserCyclicPLD(),
-    RevealedDraws(),
-    RevealedDrawsAnyBlocking(),
-    UnsampledGaussian(),
-    MinSepRenyi(),
-    TruncatedMinSepRenyi(),
-    BallsInBinsImportance(),
-    MinSepImportance(),
-    MinSepMonteCarlo(),
-    AnyMatrixMonteCarlo(),
-    BallsInBinsMonteCarlo(),
-    AllocationImportance(),
-    AllocationMonteCarlo(),
-    TruncatedMinSepImportance(),
-    TruncatedMinSepMonteCarlo(),
-    UserMinSepImportance(),
-    ExposedStepsImportance(),
-    UserMinSepMonteCarlo(),
-    ExposedSteps(),
-):
-    register_accountant(_accountant)
+register_when_asked(
+    ("dptrain.accounting.poisson", "PoissonPLD"),
+    ("dptrain.accounting.poisson", "TruncatedPoissonPLD"),
+    ("dptrain.accounting.poisson", "CyclicPoissonPLD"),
+    ("dptrain.accounting.balls_in_bins", "AllocationPLD"),
+    ("dptrain.accounting.balls_in_bins", "BallsInBinsRenyi"),
+    ("dptrain.accounting.balls_in_bins", "ConditionalComposition"),
+    ("dptrain.accounting.balls_in_bins", "RandomAllocationRenyi"),
+    ("dptrain.accounting.mmcc", "MMCC"),
+    ("dptrain.accounting.users", "UserPoissonPLD"),
+    ("dptrain.accounting.users", "UserCyclicPLD"),
+    ("dptrain.accounting.users", "RevealedDraws"),
+    ("dptrain.accounting.users", "RevealedDrawsAnyBlocking"),
+    ("dptrain.accounting.unamplified", "UnsampledGaussian"),
+    ("dptrain.accounting.min_sep", "MinSepRenyi"),
+    ("dptrain.accounting.min_sep", "TruncatedMinSepRenyi"),
+    ("dptrain.accounting.balls_in_bins", "BallsInBinsImportance"),
+    ("dptrain.accounting.min_sep", "MinSepImportance"),
+    ("dptrain.accounting.min_sep", "MinSepMonteCarlo"),
+    ("dptrain.contrib.accountants", "AnyMatrixMonteCarlo"),
+    ("dptrain.accounting.balls_in_bins", "BallsInBinsMonteCarlo"),
+    ("dptrain.contrib.accountants", "AllocationImportance"),
+    ("dptrain.contrib.accountants", "AllocationMonteCarlo"),
+    ("dptrain.accounting.min_sep", "TruncatedMinSepImportance"),
+    ("dptrain.accounting.min_sep", "TruncatedMinSepMonteCarlo"),
+    ("dptrain.accounting.users", "UserMinSepImportance"),
+    ("dptrain.accounting.users", "ExposedStepsImportance"),
+    ("dptrain.accounting.users", "UserMinSepMonteCarlo"),
+    ("dptrain.accounting.users", "ExposedSteps"),
+)

@@ -28,6 +28,7 @@ from dptrain.auditing.one_run import (
     one_run_p_value,
 )
 from dptrain.auditing.planted import Marked, Planted, plant_canaries
+from dptrain.auditing.plots import plot_audit, plot_canaries
 from dptrain.auditing.users import (
     NeighborGame,
     UserAudit,
@@ -77,6 +78,8 @@ __all__ = [
     "one_run_p_value",
     "participations",
     "plant_canaries",
+    "plot_audit",
+    "plot_canaries",
     "power_against_scaled_noise",
     "power_of_counting",
     "run_canaries",

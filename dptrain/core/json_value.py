@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 from abc import ABC
 from collections.abc import Mapping
@@ -42,18 +43,24 @@ class JsonValue:
 
     A direct base such as ``Scheme`` calls ``class Scheme(JsonValue, family="scheme")``; its
     concrete subclasses (those that do not name ABC as a base) register themselves under their class
-    name, and so does a base that is concrete.
+    name, and so does a base that is concrete. With ``joined_by``, a module that is imported before
+    members are looked up by name, a family has members that nobody needs to have imported.
     """
 
     _families: ClassVar[dict[str, dict[str, type]]] = {}
     _bases: ClassVar[dict[str, type[JsonValue]]] = {}
+    _joined_by: ClassVar[dict[str, str]] = {}
     _family: ClassVar[str] = ""
     # Types that files of earlier layouts name, and what to write instead.
     former_names: ClassVar[Mapping[str, str]] = {}
 
-    def __init_subclass__(cls, family: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, family: str | None = None, joined_by: str | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if family is not None:
+            if joined_by is not None:
+                JsonValue._joined_by[family] = joined_by
             cls._family = family
             JsonValue._families.setdefault(family, {})
             JsonValue._bases[family] = cls
@@ -96,13 +103,20 @@ class JsonValue:
         return value
 
     @classmethod
+    def family_members(cls) -> Mapping[str, type]:
+        """Classes of the family by name, those that join it on demand among them."""
+        if (module := JsonValue._joined_by.get(cls._family)) is not None:
+            importlib.import_module(module)
+        return JsonValue._families[cls._family]
+
+    @classmethod
     def from_dict(cls, value: dict[str, Any]) -> Self:
         """Build the registered type that ``value["type"]`` names.
 
         Raises:
             ValueError: if the type or a field is unknown, or a field is out of range.
         """
-        members = JsonValue._families[cls._family]
+        members = cls.family_members()
         if not isinstance(value, Mapping):
             raise ValueError(f"a {cls._family} is read from a mapping, not from {value!r:.200}")
         value = dict(value)

@@ -40,6 +40,8 @@ def checked_member(member: Any, base: Any, *, call: str) -> None:
         )
     if taken := [f.name for f in dataclasses.fields(member) if f.name in _RESERVED]:
         raise ValueError(f"{start}: the field {taken[0]!r} has a reserved name; choose another")
+    if member.__module__.partition(".")[0] != "dptrain":
+        base.family_members()  # so that a name that is taken is found now
     known = JsonValue._families[base._family].get(member.__name__)
     if known is None:
         raise ValueError(

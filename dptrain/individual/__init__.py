@@ -9,19 +9,29 @@
 
 ``private.guarantee()`` states what holds for every example and may be published. What each example
 has spent is private data and comes on request only: ``IndividualReport.of(private)`` has
-``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting.individual_plots`` draws
-it, marked as not for release.
+``summary()``, ``save(path)`` and ``by_group(groups)``; ``dptrain.reporting`` draws it,
+marked as not for release.
 """
 
-from dptrain.individual.budget_curve import filter_profile
+from typing import TYPE_CHECKING
+
+from dptrain._on_demand import names_of
 from dptrain.individual.filter import IndividualFilter
-from dptrain.individual.gdp import GDPFilter, GDPRecord
-from dptrain.individual.odometer import GDPOdometer, OdometerRecord
-from dptrain.individual.pld import PLDFilter
-from dptrain.individual.pld_record import PLDRecord
-from dptrain.individual.record import Indices, IndividualRecord, Mask
-from dptrain.individual.renyi import RenyiFilter, RenyiRecord
-from dptrain.individual.sampled_record import SampledRecord
+from dptrain.individual.record import Indices, IndividualRecord, Mask, Staged
+
+if TYPE_CHECKING:
+    from dptrain.contrib.individual import (
+        GDPFilter,
+        GDPOdometer,
+        GDPRecord,
+        OdometerRecord,
+        PLDFilter,
+        PLDRecord,
+        RenyiFilter,
+        RenyiRecord,
+        SampledRecord,
+        filter_profile,
+    )
 
 __all__ = [
     "GDPFilter",
@@ -37,5 +47,16 @@ __all__ = [
     "RenyiFilter",
     "RenyiRecord",
     "SampledRecord",
+    "Staged",
     "filter_profile",
 ]
+
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "dptrain.contrib.individual": (
+            "GDPFilter GDPOdometer GDPRecord OdometerRecord PLDFilter PLDRecord RenyiFilter "
+            "RenyiRecord SampledRecord filter_profile"
+        )
+    },
+)

@@ -7,8 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from dptrain.accounting.base import check_delta, check_epsilon
-from dptrain.accounting.poisson import SETTINGS_ARE_PUBLIC
+from dptrain.accounting.base import SETTINGS_ARE_PUBLIC, check_delta, check_epsilon
 from dptrain.core import Adjacency, Guarantee, JsonValue, Kind, checks
 from dptrain.individual.record import IndividualRecord
 from dptrain.mechanism import MatrixMechanism
@@ -20,7 +19,9 @@ CONDITIONS = (SETTINGS_ARE_PUBLIC,)  # of a plan, which a filter rests on as wel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IndividualFilter(JsonValue, ABC, family="individual filter"):
+class IndividualFilter(
+    JsonValue, ABC, family="individual filter", joined_by="dptrain.contrib.individual"
+):
     """Every example has a privacy budget, and is left out once its own gradients have spent it.
 
     The run keeps (``target_epsilon``, ``target_delta``) for every example however many steps

@@ -6,6 +6,7 @@ from dptrain.planning.comparison import compare
 from dptrain.planning.configuration_text import training_yaml
 from dptrain.planning.footprints import Footprint, footprint
 from dptrain.planning.plan import Plan, PlanRow, Skipped
+from dptrain.planning.plots import plot_plan, plot_strategies, plot_user_plan
 from dptrain.planning.question import DEFAULT_BANDS, Question
 from dptrain.planning.strategy_table import StrategyTable, compare_strategies
 from dptrain.planning.user_plan import UserPlan, UserRow
@@ -29,5 +30,8 @@ __all__ = [
     "compare_strategies",
     "footprint",
     "plan_users",
+    "plot_plan",
+    "plot_strategies",
+    "plot_user_plan",
     "training_yaml",
 ]

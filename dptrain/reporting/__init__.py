@@ -1,22 +1,26 @@
 """What is written of a run: guarantees, reports and plots."""
 
-from dptrain.reporting.individual_groups import GroupRow, GroupTable
-from dptrain.reporting.individual_plots import plot_active, plot_groups, plot_histogram
-from dptrain.reporting.individual_report import IndividualReport
+from typing import TYPE_CHECKING
+
+from dptrain._on_demand import names_of
 from dptrain.reporting.left_out import bounding_note
 from dptrain.reporting.metrics import read_metrics
 from dptrain.reporting.plots import (
+    LEAST_DELTA,
     figure_of,
     plot_attacks,
     plot_graph,
-    plot_strategies,
-    plot_user_plan,
     save,
 )
-from dptrain.reporting.plots_audit import plot_audit, plot_canaries
-from dptrain.reporting.plots_composed import plot_composed
-from dptrain.reporting.plots_plan import plot_plan
-from dptrain.reporting.private_file import MARK, OWNER_ONLY, WARNING, in_place, owner_only
+from dptrain.reporting.private_file import (
+    MARK,
+    OWNER_ONLY,
+    WARNING,
+    free_path,
+    has_line_break,
+    in_place,
+    owner_only,
+)
 from dptrain.reporting.publication.pages import html_page, model_card, registry_record
 from dptrain.reporting.publication.run_facts import RunFacts
 from dptrain.reporting.publication.whole_statement import read_statement, schema
@@ -39,8 +43,22 @@ from dptrain.reporting.weights import (
     write_weights,
 )
 
+if TYPE_CHECKING:
+    from dptrain.auditing import plot_audit, plot_canaries
+    from dptrain.contrib.individual import (
+        GroupRow,
+        GroupTable,
+        IndividualReport,
+        plot_active,
+        plot_groups,
+        plot_histogram,
+    )
+    from dptrain.contrib.selection import plot_composed
+    from dptrain.planning import plot_plan, plot_strategies, plot_user_plan
+
 __all__ = [
     "KEY",
+    "LEAST_DELTA",
     "MARK",
     "OWNER_ONLY",
     "STATEMENT",
@@ -57,6 +75,8 @@ __all__ = [
     "bounding_note",
     "facts_of_weights",
     "figure_of",
+    "free_path",
+    "has_line_break",
     "html_page",
     "in_place",
     "key_facts",
@@ -87,3 +107,15 @@ __all__ = [
     "verify_statement",
     "write_weights",
 ]
+
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "dptrain.auditing": "plot_audit plot_canaries",
+        "dptrain.contrib.individual": (
+            "GroupRow GroupTable IndividualReport plot_active plot_groups plot_histogram"
+        ),
+        "dptrain.contrib.selection": "plot_composed",
+        "dptrain.planning": "plot_plan plot_strategies plot_user_plan",
+    },
+)

@@ -1,4 +1,4 @@
-"""Plots of runs, of strategies and of attribution graphs. They need matplotlib."""
+"""Plots of runs and of attribution graphs. They need matplotlib."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from dptrain.accounting import Profile, TradeOff
 from dptrain.core import Guarantee, Kind
-from dptrain.planning import StrategyTable, UserPlan, UserRow
 from dptrain.reporting.published_profile import as_shown, chance, chords
-from dptrain.sampling import GraphPartition, PerUser
+from dptrain.sampling import GraphPartition
 from dptrain.sampling.users import GraphStatistics
-from dptrain.strategies import noise_autocorrelation
 
 LEAST_DELTA = 1e-16  # nobody asks for less, and double precision has little to say there
 
@@ -182,51 +180,6 @@ def plot_curves(metrics: list[dict[str, Any]], path: str | pathlib.Path) -> None
     save(figure, path)
 
 
-def plot_strategies(table: StrategyTable, path: str | pathlib.Path, *, lags: int = 64) -> None:
-    """Draw the error of every step and the noise's autocorrelation of a table's strategies.
-
-    Args:
-        table: what ``strategy_table`` returned; of every family the strategy of the
-            least error is drawn.
-        path: image file; its suffix chooses the format.
-        lags: distance of steps up to which correlations are shown.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is missing.
-    """
-    figure, (left, right) = figure_of(2)
-    best = {type(row.strategy): row for row in reversed(table.rows)}
-    rows = sorted(best.values(), key=lambda row: row.error)
-    steps = np.arange(1, table.steps + 1)
-    for i, row in enumerate(rows):
-        errors = row.strategy.errors(table.steps, table.workload) * row.sensitivity
-        style = {"color": f"C{i % 10}", "linestyle": ("-", "--", ":")[i // 10 % 3]}
-        left.plot(steps, errors, label=row.name, linewidth=1.4, **style)
-        correlation = noise_autocorrelation(row.strategy, table.steps, lags)
-        right.plot(np.arange(1, len(correlation)), correlation[1:], linewidth=1.4, **style)
-    left.set_xscale("log")
-    left.set_yscale("log")
-    left.set_xlabel("step")
-    left.set_ylabel("error of the query × sensitivity")
-    right.axhline(0.0, color="black", linewidth=0.8)
-    right.set_xscale("log")
-    right.set_yscale("symlog", linthresh=1e-3)
-    right.set_xlabel("steps apart")
-    right.set_ylabel("correlation of the noise (linear below 0.001)")
-    for ax in (left, right):
-        ax.grid(visible=True, alpha=0.3)
-    figure.set_figheight(5.2)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", fontsize=8, ncols=4
-    )
-    figure.suptitle(
-        f"Noise of {table.steps} steps, {table.max_participations} participation(s) at least "
-        f"{table.min_sep} steps apart ({type(table.workload).__name__})",
-        fontsize=10,
-    )
-    save(figure, path)
-
-
 def plot_graph(
     statistics: GraphStatistics,
     path: str | pathlib.Path,
@@ -366,60 +319,3 @@ def _draw_partition(partition: GraphPartition, components: Any, slots: Any) -> N
     slots.locator_params(axis="x", integer=True)
     for ax in (components, slots):
         ax.grid(visible=True, which="major", alpha=0.3)
-
-
-def plot_user_plan(plan: UserPlan, path: str | pathlib.Path) -> None:
-    """Draw what a plan for users compares: error over the share of data kept, by slots or steps.
-
-    Args:
-        plan: what ``plan_users`` returned.
-        path: image file; its suffix chooses the format.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is missing.
-    """
-    from matplotlib import colormaps
-
-    figure, (ax,) = figure_of(1)
-    kinds = sorted({type(row.mechanism.scheme).__name__ for row in plan.rows})
-    limits = sorted({row.limit: row for row in plan.rows}.items(), key=_by_bound)
-    marks = dict(zip(kinds, "osD^vP", strict=False))
-    for place, (limit, example) in enumerate(limits):
-        color = colormaps["viridis"](place / max(1, len(limits) - 1) * 0.9)
-        for kind in kinds:
-            rows = [
-                row
-                for row in plan.rows
-                if row.limit == limit and type(row.mechanism.scheme).__name__ == kind
-            ]
-            if rows:
-                ax.plot(
-                    [row.kept for row in rows], [row.error for row in rows], marks[kind],
-                    color=color, markerfacecolor=color if example.duplicates else "none",
-                    markersize=6, label=f"{kind}, {limit}",
-                )  # fmt: skip
-    best = plan.best
-    ax.plot(
-        best.kept, best.error, "*", color="black", markersize=16, markerfacecolor="none",
-        zorder=6, label="best",
-    )  # fmt: skip
-    ax.set_yscale("log")
-    ax.set_xlabel("share of the examples that are kept")
-    ax.set_ylabel("RMSE·σ/B̄ per unit of the clipping norm")
-    ax.grid(visible=True, which="both", alpha=0.3)
-    figure.set_figheight(6.0)
-    figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", fontsize=7, ncols=3)
-    figure.suptitle(
-        f"ε = {plan.epsilon:g}, δ = {plan.delta:g} for a user, B̄ = {plan.batch_size}, "
-        f"{plan.steps} steps",
-        fontsize=10,
-    )
-    save(figure, path)
-
-
-def _by_bound(pair: tuple[str, UserRow]) -> tuple[bool, int, str]:
-    """Bounds in ascending order, copies last, then means by the size of the groups."""
-    limit, row = pair
-    scheme = row.mechanism.scheme
-    size = scheme.group_size if isinstance(scheme, PerUser) else row.bound
-    return row.bound is None, size or 0, limit

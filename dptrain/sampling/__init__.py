@@ -1,5 +1,8 @@
 """Sampling schemes, attribution graphs, batch streams and the private loader."""
 
+from typing import TYPE_CHECKING
+
+from dptrain._on_demand import names_of
 from dptrain.sampling.fields import check_microbatches, public_size
 from dptrain.sampling.loading.loader import PrivateLoader
 from dptrain.sampling.loading.microbatch import MicroBatch
@@ -13,13 +16,18 @@ from dptrain.sampling.schemes.poisson import Poisson
 from dptrain.sampling.schemes.random_allocation import RandomAllocation
 from dptrain.sampling.schemes.shuffled import Shuffled
 from dptrain.sampling.stream import SeededStream
-from dptrain.sampling.users.averaged.per_user import PerUser
-from dptrain.sampling.users.graph import AttributionGraph, BoundedGraph
-from dptrain.sampling.users.partition import GraphPartition
-from dptrain.sampling.users.user_cyclic import UserCyclic
-from dptrain.sampling.users.user_fixed import UserFixed
-from dptrain.sampling.users.user_min_sep import UserMinSep
-from dptrain.sampling.users.user_scheme import UserScheme
+
+if TYPE_CHECKING:
+    from dptrain.sampling.users import (
+        AttributionGraph,
+        BoundedGraph,
+        GraphPartition,
+        PerUser,
+        UserCyclic,
+        UserFixed,
+        UserMinSep,
+        UserScheme,
+    )
 
 __all__ = [
     "AnySizeScheme",
@@ -49,3 +57,13 @@ __all__ = [
     "register_scheme",
     "scheme_types",
 ]
+
+__getattr__, __dir__ = names_of(
+    __name__,
+    {
+        "dptrain.sampling.users": (
+            "AttributionGraph BoundedGraph GraphPartition PerUser UserCyclic UserFixed UserMinSep "
+            "UserScheme"
+        )
+    },
+)

@@ -96,4 +96,5 @@ def register_scheme(scheme: type[S]) -> type[S]:
 
 def scheme_types() -> Mapping[str, type[Scheme]]:
     """The registered classes by name, in alphabetical order."""
+    Scheme.family_members()
     return MappingProxyType(dict(sorted(_KNOWN.items())))

@@ -72,7 +72,7 @@ class SampledRun:
         return self.dataset_size / self.epoch_length
 
 
-class Scheme(JsonValue, ABC, family="scheme"):
+class Scheme(JsonValue, ABC, family="scheme", joined_by="dptrain.sampling.users"):
     """Immutable description of how examples take part in the steps of a run.
 
     A scheme is a distribution over sequences of batches that does not depend on what the examples

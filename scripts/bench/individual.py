@@ -32,8 +32,8 @@ from scipy.special import ndtr
 
 from dptrain import Identity, MatrixMechanism, Poisson
 from dptrain.accounting.losses import HeterogeneousComposition, spread, subsampled_gaussian_on_grid
-from dptrain.accounting.per_example import IndividualPLD, NormGrid
 from dptrain.accounting.simulation import default_threads
+from dptrain.contrib.per_example import IndividualPLD, NormGrid
 from dptrain.individual import PLDFilter, RenyiFilter
 
 OUT = pathlib.Path(__file__).parent / "results" / "individual.json"

@@ -43,8 +43,8 @@ import torch
 from opacus.accountants import RDPAccountant
 
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.per_example import IndividualPLD, IndividualRenyi, NormGrid
 from dptrain.accounting.poisson import poisson_curve
+from dptrain.contrib.per_example import IndividualPLD, IndividualRenyi, NormGrid
 from dptrain.core import Adjacency
 from dptrain.reporting import figure_of, save
 from scripts.paper.common import Stopwatch, compare, parser, positive, short, write_csv

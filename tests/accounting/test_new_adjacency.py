@@ -6,12 +6,12 @@ import pytest
 
 from dptrain import Identity, MatrixMechanism
 from dptrain.accounting import registered_accountants, to_dp_event
-from dptrain.accounting.dp_event import neighboring_relation
 from dptrain.accounting.poisson import CyclicPoissonPLD, PoissonPLD, TruncatedPoissonPLD
 from dptrain.accounting.poisson.curves import CasesCurve
 from dptrain.accounting.poisson.poisson import poisson_curve
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair, open_pair
 from dptrain.auditing import audit_mechanism
+from dptrain.contrib.accountants.dp_event import neighboring_relation
 from dptrain.core import Adjacency, Unit
 from dptrain.sampling import CyclicPoisson, Poisson, Shuffled
 

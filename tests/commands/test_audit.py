@@ -9,10 +9,10 @@ import pytest
 
 from dptrain.accounting import account
 from dptrain.auditing import StatedCurve, audit_mechanism
+from dptrain.auditing.plots import reached, trade_off
 from dptrain.commands.cli import main
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import plot_audit
-from dptrain.reporting.plots_audit import reached, trade_off
 from dptrain.sampling import AttributionGraph, Poisson, UserCyclic
 from dptrain.strategies import Identity
 

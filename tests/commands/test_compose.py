@@ -11,8 +11,9 @@ import pytest
 from dptrain.accounting import account, calibrate, trade_off
 from dptrain.accounting.losses import gaussian
 from dptrain.commands.cli import main
+from dptrain.contrib.selection import plots as plots_composed
 from dptrain.core import Adjacency, Kind, Unit
-from dptrain.reporting import plots_composed, privacy_report
+from dptrain.reporting import privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import Identity
 from tests.helpers.gaussian_runs import full_batches

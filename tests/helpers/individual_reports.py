@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dptrain.contrib.individual.report import IndividualReport
 from dptrain.core.guarantee import Kind
-from dptrain.reporting.individual_report import IndividualReport
 
 DELTA = 1e-5
 

@@ -234,7 +234,7 @@ COMMAND = [
 
 def test_plot_shows_every_row(plan, tmp_path):
     pytest.importorskip("matplotlib")
-    from dptrain.reporting.plots_plan import plot_plan
+    from dptrain.planning.plots import plot_plan
 
     plot_plan(plan, tmp_path / "p.svg")
     text = (tmp_path / "p.svg").read_text(encoding="utf-8")
@@ -248,7 +248,7 @@ def test_every_scheme_has_a_color_and_a_marker_of_its_own(count):
     pytest.importorskip("matplotlib")
     from matplotlib.colors import to_hex
 
-    from dptrain.reporting.plots_plan import styles_of
+    from dptrain.planning.plots import styles_of
 
     styles = styles_of({f"scheme {i}" for i in range(count)})
     assert len({to_hex(style["color"]) for style in styles.values()}) == count

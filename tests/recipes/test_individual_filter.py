@@ -12,10 +12,10 @@ import torch
 
 from dptrain.accounting.losses import gaussian
 from dptrain.configuration.typed import members_of
+from dptrain.contrib.individual.report import IndividualReport
 from dptrain.core.guarantee import Guarantee
 from dptrain.individual import GDPFilter, IndividualFilter
 from dptrain.mechanism import MatrixMechanism
-from dptrain.reporting.individual_report import IndividualReport
 from recipes import vision
 from recipes.command import INTERRUPTED
 from recipes.individual_outputs import (

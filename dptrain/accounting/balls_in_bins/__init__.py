@@ -6,18 +6,18 @@ from dptrain.accounting.balls_in_bins.conditional_composition import (
     compose_steps,
 )
 from dptrain.accounting.balls_in_bins.importance import BallsInBinsImportance
-from dptrain.accounting.balls_in_bins.losses import BallsInBinsLosses
+from dptrain.accounting.balls_in_bins.losses import LARGEST_NORMAL, BallsInBinsLosses
 from dptrain.accounting.balls_in_bins.monte_carlo import BallsInBinsMonteCarlo
-from dptrain.accounting.balls_in_bins.one_pick import AllocationPLD
+from dptrain.accounting.balls_in_bins.one_pick import AllocationCurve, AllocationPLD, picks_refusal
 from dptrain.accounting.balls_in_bins.posterior_hazards import Step, hazard_log_odds, steps
 from dptrain.accounting.balls_in_bins.random_allocation import RandomAllocationRenyi
 from dptrain.accounting.balls_in_bins.renyi import BallsInBinsRenyi
-from dptrain.accounting.balls_in_bins.several_picks import AllocationMonteCarlo, SubsetLosses
-from dptrain.accounting.balls_in_bins.several_picks_importance import AllocationImportance
+from dptrain.accounting.balls_in_bins.subset_means import UNIT, log_subset_means, rounding
 
 __all__ = [
-    "AllocationImportance",
-    "AllocationMonteCarlo",
+    "LARGEST_NORMAL",
+    "UNIT",
+    "AllocationCurve",
     "AllocationPLD",
     "BallsInBinsImportance",
     "BallsInBinsLosses",
@@ -26,9 +26,11 @@ __all__ = [
     "ConditionalComposition",
     "RandomAllocationRenyi",
     "Step",
-    "SubsetLosses",
     "bin_means",
     "compose_steps",
     "hazard_log_odds",
+    "log_subset_means",
+    "picks_refusal",
+    "rounding",
     "steps",
 ]

@@ -1,28 +1,38 @@
 """What every accountant is: its interface, its curves, and how it states a guarantee."""
 
+from dptrain.accounting.base.accountant import Cost, size_refusal, truncation_refusal
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant, convex_envelope
 from dptrain.accounting.base.statement import (
     AVERAGED,
     PUBLIC_GRAPH,
+    SETTINGS_ARE_PUBLIC,
     SMALLEST_DELTA,
     check_delta,
     check_epsilon,
     checked_sigma,
     told_once,
 )
+from dptrain.accounting.base.trade_off import WEAKEST, TradeOff, check_same_subject
 from dptrain.accounting.base.units import bare, of_participants
 
 __all__ = [
     "AVERAGED",
     "PUBLIC_GRAPH",
+    "SETTINGS_ARE_PUBLIC",
     "SMALLEST_DELTA",
+    "WEAKEST",
+    "Cost",
     "Curve",
     "DeterministicAccountant",
+    "TradeOff",
     "bare",
     "check_delta",
     "check_epsilon",
+    "check_same_subject",
     "checked_sigma",
     "convex_envelope",
     "of_participants",
+    "size_refusal",
     "told_once",
+    "truncation_refusal",
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
+import threading
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -16,7 +18,28 @@ from dptrain.mechanism import MatrixMechanism
 A = TypeVar("A", bound=Accountant)
 
 _KNOWN: dict[str, Accountant] = {}
+_AWAITED: list[tuple[str, str]] = []
+_LOADING = threading.RLock()
 _PLAIN = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+def register_when_asked(*places: tuple[str, str]) -> None:
+    """Register accountants of dptrain's own once somebody asks for one, in this order.
+
+    Args:
+        places: module and class of each; the class is made without arguments.
+    """
+    _AWAITED.extend(places)
+
+
+def _known() -> dict[str, Accountant]:
+    """Registered accountants by name, dptrain's own first."""
+    with _LOADING:
+        while _AWAITED:
+            module, name = _AWAITED[0]
+            _register(getattr(importlib.import_module(module), name)())
+            del _AWAITED[0]
+    return _KNOWN
 
 
 def register_accountant(accountant: A) -> A:
@@ -61,6 +84,11 @@ def register_accountant(accountant: A) -> A:
         ValueError: if its name is not plain, another accountant has it, or the same class did so
             with other options.
     """
+    _known()
+    return _register(accountant)
+
+
+def _register(accountant: A) -> A:
     checks.instance("accountant", accountant, Accountant)
     name, made = accountant.name, type(accountant)
     checks.instance("name", name, str, owner=made.__name__)
@@ -98,7 +126,7 @@ def registered_accountants(adjacency: Adjacency | None = None) -> list[Accountan
     relations = tuple(Adjacency) if adjacency is None else (adjacency,)
     return [
         member.under(each)
-        for member in _KNOWN.values()
+        for member in _known().values()
         for each in relations
         if each in member.adjacencies
     ]
@@ -111,10 +139,11 @@ def accountant_named(name: str, adjacency: Adjacency | None = None) -> Accountan
         ValueError: if there is none, with the nearest name, or it has no theorems for the
             adjacency.
     """
-    known = _KNOWN.get(name)
+    members = _known()
+    known = members.get(name)
     if known is None:
-        hint = did_you_mean(name.lower().replace(" ", "-"), _KNOWN)
-        raise ValueError(f"accountant={name!r} is unknown; {hint}known are {', '.join(_KNOWN)}")
+        hint = did_you_mean(name.lower().replace(" ", "-"), members)
+        raise ValueError(f"accountant={name!r} is unknown; {hint}known are {', '.join(members)}")
     if adjacency is None:
         return known
     if adjacency not in known.adjacencies:
@@ -132,7 +161,7 @@ def availabilities(mechanism: MatrixMechanism, adjacency: Adjacency) -> list[Ava
     """
     asked = of_participants(mechanism)
     found = [Availability.of(each, asked) for each in registered_accountants(adjacency)]
-    packages = list(dict.fromkeys(_package(member) for member in _KNOWN.values()))
+    packages = list(dict.fromkeys(_package(member) for member in _known().values()))
     answering = {_package(each.accountant) for each in found if each.reason is None}
     if answering:
         first = min(answering, key=packages.index)

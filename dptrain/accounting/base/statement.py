@@ -36,6 +36,13 @@ AVERAGED = (
 )
 """Belongs to those where a user counts once; the scheme by which users take part is put in."""
 
+SETTINGS_ARE_PUBLIC = (
+    "Added or removed is an example while every setting stays as it is (nominal size, which "
+    "divides the sum, sampling probability, steps, largest batch): they must not be set from the "
+    "exact number of examples, nor may that number be published"
+)
+"""Belongs to every statement of add-remove: what the theorems take for granted."""
+
 
 def statement(
     mechanism: MatrixMechanism,

@@ -10,7 +10,9 @@ from dptrain.accounting.losses.composition import (
 )
 from dptrain.accounting.losses.gaussian_mixture import GaussianMixtures, common_spacing
 from dptrain.accounting.losses.hockey_stick_terms import hockey_stick
+from dptrain.accounting.losses.loss_distribution import split_cells
 from dptrain.accounting.losses.public_coin import public_mixture
+from dptrain.accounting.losses.search import least_true
 from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "connect_the_dots",
     "gaussian",
     "hockey_stick",
+    "least_true",
     "public_mixture",
     "row_law",
+    "split_cells",
     "spread",
     "subsampled_gaussian_on_grid",
 ]

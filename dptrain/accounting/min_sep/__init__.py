@@ -1,14 +1,14 @@
 """Accountants of b-min-sep sampling."""
 
-from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.importance import MinSepImportance
-from dptrain.accounting.min_sep.law import MinSepLaw
+from dptrain.accounting.min_sep.law import MinSepLaw, participations
 from dptrain.accounting.min_sep.losses import MinSepLosses
 from dptrain.accounting.min_sep.monte_carlo import (
     MinSepMonteCarlo,
     min_sep_law,
     min_sep_refusal,
 )
+from dptrain.accounting.min_sep.recursion import LogRecursion
 from dptrain.accounting.min_sep.renyi import MinSepRenyi
 from dptrain.accounting.min_sep.tilted_estimate import TiltedEstimate
 from dptrain.accounting.min_sep.truncated import (
@@ -20,8 +20,8 @@ from dptrain.accounting.min_sep.truncated import (
 )
 
 __all__ = [
-    "AnyMatrixMonteCarlo",
     "FullBatches",
+    "LogRecursion",
     "MinSepImportance",
     "MinSepLaw",
     "MinSepLosses",
@@ -33,5 +33,6 @@ __all__ = [
     "TruncatedMinSepRenyi",
     "min_sep_law",
     "min_sep_refusal",
+    "participations",
     "whole_batches",
 ]

@@ -2,16 +2,15 @@
 
 from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
 from dptrain.accounting.poisson.poisson import (
-    SETTINGS_ARE_PUBLIC,
     PoissonPLD,
     SubsampledGaussianCurve,
     poisson_curve,
+    tosses_coins,
 )
 from dptrain.accounting.poisson.truncated import TruncatedPoissonPLD, truncated_curve
 from dptrain.accounting.poisson.truncated_step import Branches, open_pair
 
 __all__ = [
-    "SETTINGS_ARE_PUBLIC",
     "Branches",
     "CyclicPoissonPLD",
     "PoissonPLD",
@@ -19,5 +18,6 @@ __all__ = [
     "TruncatedPoissonPLD",
     "open_pair",
     "poisson_curve",
+    "tosses_coins",
     "truncated_curve",
 ]

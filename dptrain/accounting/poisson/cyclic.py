@@ -11,8 +11,9 @@ from scipy.stats import binom
 
 from dptrain.accounting.base.accountant import Cost
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.statement import SETTINGS_ARE_PUBLIC
 from dptrain.accounting.poisson.curves import AverageCurve, CasesCurve, ComposedCurve
-from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
+from dptrain.accounting.poisson.poisson import RemarkedCurve, poisson_curve
 from dptrain.accounting.poisson.truncated import curve_up_to, sizes_covered
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Kind

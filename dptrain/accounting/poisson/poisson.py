@@ -7,18 +7,12 @@ from typing import TypeGuard, assert_never
 
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.statement import SETTINGS_ARE_PUBLIC
 from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, SubsampledGaussianCurve
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import MinSep, Poisson, Scheme
-
-SETTINGS_ARE_PUBLIC = (
-    "Added or removed is an example while every setting stays as it is (nominal size, which "
-    "divides the sum, sampling probability, steps, largest batch): they must not be set from the "
-    "exact number of examples, nor may that number be published"
-)
-"""Belongs to every statement of add-remove: what the theorems take for granted."""
 
 
 def tosses_coins(scheme: Scheme) -> TypeGuard[Poisson | MinSep]:

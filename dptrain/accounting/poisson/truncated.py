@@ -6,8 +6,9 @@ from typing import Any
 
 from dptrain.accounting.base.accountant import varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
+from dptrain.accounting.base.statement import SETTINGS_ARE_PUBLIC
 from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve
-from dptrain.accounting.poisson.poisson import SETTINGS_ARE_PUBLIC, RemarkedCurve, poisson_curve
+from dptrain.accounting.poisson.poisson import RemarkedCurve, poisson_curve
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism

@@ -17,14 +17,32 @@ from dptrain.accounting.simulation.partial_certificate import (
     merge,
     merge_partial_files,
 )
-from dptrain.accounting.simulation.simulation import Simulation, default_threads, loss_chunks
+from dptrain.accounting.simulation.simulation import (
+    DIRECTIONS,
+    Direction,
+    Simulation,
+    default_threads,
+    loss_chunks,
+)
 from dptrain.accounting.simulation.verification import verify_chunks
+from dptrain.accounting.simulation.weighted.accountant import (
+    Bounds,
+    TermsAtEpsilon,
+    WeightedAccountant,
+)
+from dptrain.accounting.simulation.weighted.terms import WeightedTerms
 
 __all__ = [
+    "DIRECTIONS",
+    "Bounds",
+    "Direction",
     "MonteCarloAccountant",
     "PartialCertificate",
     "SimulatedAccountant",
     "Simulation",
+    "TermsAtEpsilon",
+    "WeightedAccountant",
+    "WeightedTerms",
     "certificate_cache",
     "certificate_of",
     "check_folder",

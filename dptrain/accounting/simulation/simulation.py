@@ -17,6 +17,7 @@ from dptrain.core import Array
 
 Direction = Literal["remove", "add"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+"""Both directions of a neighboring relation."""
 
 
 class Simulation(ABC):

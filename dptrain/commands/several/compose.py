@@ -12,10 +12,10 @@ import numpy as np
 
 from dptrain.accounting import ComposedRuns
 from dptrain.accounting.base import SMALLEST_DELTA
-from dptrain.accounting.selection import PLANNED, epsilon_at, weakest_kind
 from dptrain.commands.arguments import add_adjacency
 from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
 from dptrain.commands.several.run_files import KnownRun, check_same, how_shown, read_runs
+from dptrain.contrib.selection import PLANNED, epsilon_at, weakest_kind
 from dptrain.core import Adjacency, Kind, aligned, checks
 
 _EXAMPLE = r"""

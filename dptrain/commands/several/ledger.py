@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from dptrain.accounting import BudgetFilter, Charge, TradeOff
 from dptrain.accounting.losses import gaussian
-from dptrain.accounting.selection import least_slack
+from dptrain.contrib.selection import least_slack
 from dptrain.core import Adjacency, Kind, Unit, checks, parsed
 
 _FORMAT = "dptrain budget ledger 1"

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dptrain.accounting import BudgetFilter, Charge, ComposedRuns
-from dptrain.accounting.selection import epsilon_of, weakest_kind
 from dptrain.commands.arguments import add_adjacency
 from dptrain.commands.outputs import check_outputs, plain_epsilon, write_json
 from dptrain.commands.several.ledger import (
@@ -24,6 +23,7 @@ from dptrain.commands.several.ledger import (
     read_ledger,
 )
 from dptrain.commands.several.run_files import KnownRun, check_same, how_shown, read_runs
+from dptrain.contrib.selection import epsilon_of, weakest_kind
 from dptrain.core import Adjacency, Kind, aligned, checks
 
 _CALIBRATE = r"""

@@ -14,9 +14,9 @@ from dptrain.accounting.losses.hockey_stick_terms import (
     hockey_stick,
     hockey_stick_moments,
 )
-from dptrain.accounting.min_sep.any_matrix import AnyMatrixMonteCarlo
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.simulation.simulation import DIRECTIONS
+from dptrain.contrib.accountants.any_matrix import AnyMatrixMonteCarlo
 from dptrain.core.guarantee import Guarantee, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.balls_in_bins import BallsInBins

@@ -10,9 +10,9 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
-from dptrain.accounting.per_example.norm_grid import NormGrid
 from dptrain.accounting.renyi.conversion import epsilon_at_order, largest_divergence
 from dptrain.accounting.renyi.sampled_step import RELATIVE_PAD, step_divergence
+from dptrain.contrib.per_example.norm_grid import NormGrid
 
 
 def divergences(order, probability, shift):

@@ -69,6 +69,7 @@ _DEEP = 1e-290
 
 _Both = dict[str, WeightedTerms]
 TermsAtEpsilon = Callable[[float], _Both]
+"""Weighted terms of both directions at an ε."""
 
 
 class Bounds(ABC):

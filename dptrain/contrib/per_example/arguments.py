@@ -1,0 +1,73 @@
+"""What the individual accountants are given, checked: a sampled step, counts of norms, δ."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.contrib.per_example.norm_grid import NormGrid
+from dptrain.core import Array, checks
+
+Counts = npt.NDArray[np.integer]
+
+
+def check_step(probability: float, noise_multiplier: float) -> None:
+    """Refuse a Poisson rate q or a noise σ that is none.
+
+    Raises:
+        TypeError: if one is no number.
+        ValueError: naming the value.
+    """
+    checks.probability("probability", probability)
+    checks.number("noise_multiplier", noise_multiplier, above=0)
+
+
+def checked_counts(counts: npt.ArrayLike, grid: NormGrid) -> Counts:
+    """How often each value of the grid occurred, as whole numbers, shape (N, grid).
+
+    Raises:
+        TypeError: if they are not of an integer type.
+        ValueError: if they are of another shape or negative.
+    """
+    array = np.asarray(counts)
+    wanted = len(grid.values)
+    if array.ndim != 2 or array.shape[1] != wanted:
+        raise ValueError(
+            f"counts: shape {array.shape}, expected (examples, {wanted}), one column for every "
+            "value of the norm grid"
+        )
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"counts: must be whole numbers of an integer type, not {array.dtype}; convert "
+            "them with .astype(np.uint32)"
+        )
+    if array.dtype.kind == "i" and array.size and array.min() < 0:
+        raise ValueError("counts: must not be negative")
+    return array
+
+
+def checked_deltas(delta: npt.ArrayLike, examples: int) -> Array:
+    """δ for every example.
+
+    Raises:
+        ValueError: if it is neither one number nor one for each example, or not in (0, 1).
+    """
+    wanted = one_each("delta", delta, examples)
+    if not np.all((wanted > 0) & (wanted < 1)):
+        raise ValueError("delta: must lie in (0, 1), e.g. 1e-5")
+    return wanted
+
+
+def one_each(name: str, value: npt.ArrayLike, examples: int) -> Array:
+    """``value`` for every example.
+
+    Raises:
+        ValueError: if it is neither one number nor one for each example.
+    """
+    array = np.asarray(value, float)
+    if array.shape not in ((), (examples,)):
+        raise ValueError(
+            f"{name}: shape {array.shape}, expected one number or one for each of the "
+            f"{examples} examples"
+        )
+    return np.broadcast_to(array, (examples,))
