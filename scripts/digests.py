@@ -376,11 +376,13 @@ def epsilon_cases() -> dict[str, Case]:
                     continue
                 mechanism = MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=2.0)
                 start = f"{name}, {kind}, {adjacency.value}"
-                cases |= _answers(start, mechanism, adjacency)
+                cases |= _answers(start, mechanism, adjacency, name)
     return cases
 
 
-def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> dict[str, Case]:
+def _answers(
+    start: str, mechanism: MatrixMechanism, adjacency: Adjacency, scheme: str
+) -> dict[str, Case]:
     found = accountants_for(mechanism, adjacency=adjacency)
 
     def answered(accountant: Accountant) -> str:
@@ -401,7 +403,9 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
         return answer.mechanism.noise_multiplier.hex()
 
     cases: dict[str, Case] = {
-        f"{start}: {case_name(each.name, adjacency)}": functools.partial(answered, each.accountant)
+        f"{start}: {case_name(each.name, adjacency, scheme)}": functools.partial(
+            answered, each.accountant
+        )
         for each in found
         if each.refusal is None
     }
@@ -415,15 +419,12 @@ def _answers(start: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> di
 # Names of accountants in the names of cases, which are those that they had at first.
 _NAMES = {
     "poisson-pld": "poisson PLD",
-    "truncated-poisson-pld": "truncated Poisson PLD",
-    "cyclic-poisson-pld": "cyclic Poisson PLD",
     "allocation-pld": "allocation PLD",
     "balls-in-bins-renyi": "balls-in-bins Rényi",
     "conditional-composition": "conditional composition",
     "random-allocation-renyi": "random allocation Rényi",
     "mmcc": "MMCC",
     "revealed-draws": "revealed draws",
-    "revealed-draws-any-blocking": "revealed draws, any blocking",
     "min-sep-renyi": "b-min-sep Rényi",
     "balls-in-bins-importance": "balls-in-bins importance sampling",
     "min-sep-importance": "b-min-sep importance sampling",
@@ -436,9 +437,21 @@ _NAMES = {
 }
 
 
-def case_name(name: str, adjacency: Adjacency = Adjacency.ZERO_OUT) -> str:
-    """An accountant's name in the names of cases."""
+# Names that accountants had at first for schemes in whose name the second word is.
+_OF_SCHEMES = {
+    ("poisson-pld", "CyclicPoisson"): "cyclic Poisson PLD",
+    ("poisson-pld", "TruncatedPoisson"): "truncated Poisson PLD",
+    ("user-poisson-pld", "UserCyclic"): "user-cyclic-pld",
+    ("revealed-draws", "participation"): "revealed draws, any blocking",
+}
+
+
+def case_name(name: str, adjacency: Adjacency, scheme: str) -> str:
+    """An accountant's name in the names of cases, for a scheme by the name of its cases."""
     relation = "" if adjacency is Adjacency.ZERO_OUT else f", {adjacency.value.replace('_', '-')}"
+    for (whose, word), said in _OF_SCHEMES.items():
+        if whose == name and word in scheme:
+            return said + relation
     return _NAMES.get(name, name) + relation
 
 
@@ -829,7 +842,7 @@ def certificate_file(name: str) -> tuple[str, Any]:
     """Name and content of the file in which a simulating accountant keeps its verdicts."""
     mechanism = separated()
     members = [each.accountant for each in accountants_for(mechanism)]
-    (accountant,) = (member for member in members if case_name(member.name) == name)
+    (accountant,) = (member for member in members if _NAMES.get(member.name) == name)
     with tempfile.TemporaryDirectory() as folder:
         seeded(accountant, cache=folder).calibrate(mechanism, epsilon=2.0, delta=DELTA)
         (path,) = pathlib.Path(folder).glob("*.json")

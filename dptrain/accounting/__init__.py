@@ -106,17 +106,13 @@ __getattr__, __dir__ = names_of(
 # answers by itself.
 register_when_asked(
     ("dptrain.accounting.poisson", "PoissonPLD"),
-    ("dptrain.accounting.poisson", "TruncatedPoissonPLD"),
-    ("dptrain.accounting.poisson", "CyclicPoissonPLD"),
     ("dptrain.accounting.balls_in_bins", "AllocationPLD"),
     ("dptrain.accounting.balls_in_bins", "BallsInBinsRenyi"),
     ("dptrain.accounting.balls_in_bins", "ConditionalComposition"),
     ("dptrain.accounting.balls_in_bins", "RandomAllocationRenyi"),
     ("dptrain.accounting.mmcc", "MMCC"),
     ("dptrain.accounting.users", "UserPoissonPLD"),
-    ("dptrain.accounting.users", "UserCyclicPLD"),
     ("dptrain.accounting.users", "RevealedDraws"),
-    ("dptrain.accounting.users", "RevealedDrawsAnyBlocking"),
     ("dptrain.accounting.unamplified", "UnsampledGaussian"),
     ("dptrain.accounting.min_sep", "MinSepRenyi"),
     ("dptrain.accounting.min_sep", "TruncatedMinSepRenyi"),

@@ -22,7 +22,7 @@ PAPERS, USERS, STEPS, BATCH, DELTA = 300_000, 500_000, 1000, 1024.0, 1 / 500_000
 NEIGHBOURS = 4
 ACCOUNTANTS = {
     "sampling": ("revealed-draws", "gaussian"),
-    "participation": ("revealed-draws-any-blocking", "gaussian"),
+    "participation": ("revealed-draws", "gaussian"),
 }
 
 

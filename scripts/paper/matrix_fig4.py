@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from dptrain.accounting.mmcc import MMCC
-from dptrain.accounting.poisson import CyclicPoissonPLD
+from dptrain.accounting.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import figure_of, save
 from dptrain.sampling import CyclicPoisson, Poisson
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 MatrixMechanism(scheme=scheme, strategy=strategy, noise_multiplier=sigma),
                 delta=delta,
             ).epsilon
-            for accountant, scheme in ((MMCC(), iid), (CyclicPoissonPLD(), cyclic))
+            for accountant, scheme in ((MMCC(), iid), (PoissonPLD(), cyclic))
         ]
         rows.append((sigma, *found))
     header = ("sigma", "epsilon_mmcc", "epsilon_cyclic")

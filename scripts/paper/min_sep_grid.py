@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from dptrain.accounting import Accountant
 from dptrain.accounting.balls_in_bins import BallsInBinsMonteCarlo
 from dptrain.accounting.min_sep import MinSepImportance, MinSepMonteCarlo
-from dptrain.accounting.poisson import CyclicPoissonPLD
+from dptrain.accounting.poisson import PoissonPLD
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, CyclicPoisson, MinSep, Scheme
 from dptrain.strategies import BandMF
@@ -82,7 +82,7 @@ class Search:
     def cyclic(self) -> Best:
         """Cyclic Poisson sampling whose cycle is the number of bands."""
         found = [
-            self._best(self._cyclic(bands), bands, CyclicPoissonPLD())
+            self._best(self._cyclic(bands), bands, PoissonPLD())
             for bands in self._grid.bands
             if bands <= self._length
         ]

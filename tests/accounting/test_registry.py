@@ -29,7 +29,7 @@ from dptrain.testing import AccountantContract
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch):
-    monkeypatch.setattr(registry, "_KNOWN", dict(registry._KNOWN))
+    monkeypatch.setattr(registry, "_KNOWN", dict(registry._known()))
 
 
 def poisson(nominal_size=None):
@@ -236,3 +236,13 @@ class TestContract(AccountantContract):
 
     def mechanism(self):
         return poisson()
+
+
+def test_a_name_of_an_earlier_version_finds_what_proves_it_now_and_stays_taken() -> None:
+    assert accountant_named("cyclic-poisson-pld") == accountant_named("poisson-pld")
+
+    class Taking(Generous):
+        name = "cyclic-poisson-pld"
+
+    with pytest.raises(ValueError, match=r"is that of .*PoissonPLD; choose another"):
+        register_accountant(Taking())

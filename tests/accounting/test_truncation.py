@@ -88,9 +88,8 @@ STRATEGIES = {"independent": Identity(), "bands": BSR(bands=3), "dense": SquareR
 
 # Whose theorem is about cut batches, and of which scheme; the Gaussian bound uses no draws at all.
 ANSWERS = {
-    "truncated-poisson-pld": Poisson,
-    "cyclic-poisson-pld": CyclicPoisson,
-    "user-cyclic-pld": UserCyclic,
+    "poisson-pld": Poisson | CyclicPoisson,
+    "user-poisson-pld": UserCyclic,
     "truncated-min-sep-monte-carlo": MinSep,
     "truncated-min-sep-importance": MinSep,
     "truncated-min-sep-renyi": MinSep,
@@ -181,8 +180,14 @@ def test_curves_of_whole_draws_are_not_to_be_had(name) -> None:
     for curve in (group_curve, last_iterate_curve):
         with pytest.raises(ValueError, match=r"max_batch_size=|groups are bounded"):
             curve(asked, group_size=1)
-    with pytest.raises(ValueError, match="max_batch_size=None"):
-        PoissonPLD().curve(asked)
+    if not isinstance(asked.scheme, ANSWERS["poisson-pld"]):
+        with pytest.raises(ValueError, match="max_batch_size=None"):
+            PoissonPLD().curve(asked)
+    else:
+        private = asked.scheme.nominal_size is not None
+        member = PoissonPLD(adjacency=Adjacency.ADD_REMOVE if private else Adjacency.ZERO_OUT)
+        whole = mechanism(dataclasses.replace(asked.scheme, max_batch_size=None))
+        assert member.curve(asked).epsilon(2.0, 1e-5) != member.curve(whole).epsilon(2.0, 1e-5)
     with pytest.raises(RuntimeError, match="not truncated"):
         min_sep_law(asked)
 

@@ -81,7 +81,7 @@ def test_list_says_who_answers_and_why_others_do_not(file, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("poisson-pld") and line.endswith("yes") for line in lines)
     assert any(line.startswith("gaussian") and "by name: " in line for line in lines)
-    assert any(line.startswith("cyclic-poisson-pld") and "no: it needs" in line for line in lines)
+    assert any(line.startswith("allocation-pld") and "no: it needs" in line for line in lines)
     assert main(["account", *FLAGS, *STEPS, "--list"]) == 0  # σ decides nothing
 
 

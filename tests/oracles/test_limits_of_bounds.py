@@ -72,7 +72,7 @@ def test_separation_of_one_is_poisson(warm: bool) -> None:
         assert (found.remove >= exact.remove * (1 - 1e-3)).all(), name
         assert (found.add >= exact.add * (1 - 1e-3)).all(), name
     one_part = CyclicPoisson(probability=0.2, cycle=1, dataset_size=30, steps=12)
-    equal(stated(mechanism(one_part))["cyclic-poisson-pld"], exact, 1e-9)
+    equal(stated(mechanism(one_part))["poisson-pld"], exact, 1e-9)
 
 
 @pytest.mark.parametrize("strategy", [Identity(), BSR(bands=3)])
@@ -88,10 +88,10 @@ def test_a_large_cut_is_no_cut() -> None:
     exact = stated(mechanism(Poisson(probability=0.2, dataset_size=30, steps=9)))["poisson-pld"]
     for largest in (30, 10**6):
         cut = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=largest)
-        equal(stated(mechanism(cut))["truncated-poisson-pld"], exact, 1e-9)
+        equal(stated(mechanism(cut))["poisson-pld"], exact, 1e-9)
     # Nearly never cut: Pr[Bin(29, 0.2) ≥ 25] is 1e-13.
     rare = Poisson(probability=0.2, dataset_size=30, steps=9, max_batch_size=25)
-    equal(stated(mechanism(rare))["truncated-poisson-pld"], exact)
+    equal(stated(mechanism(rare))["poisson-pld"], exact)
     member = next(m for m in registered_accountants() if m.name == "truncated-min-sep-monte-carlo")
     law = MinSep(probability=0.2, min_sep=1, dataset_size=30, steps=9, max_batch_size=30)
     uncut = mechanism(law)
@@ -105,7 +105,7 @@ def test_certain_draws_that_are_cut_are_batches_of_fixed_size(largest: int) -> N
     """One step, N = 8, B kept: P and Q by one-dimensional integration, worst w = -x and w = x."""
     q, sigma = largest / 8, 0.9
     scheme = Poisson(probability=1.0, dataset_size=8, steps=1, max_batch_size=largest)
-    found = stated(mechanism(scheme, sigma=sigma))["truncated-poisson-pld"]
+    found = stated(mechanism(scheme, sigma=sigma))["poisson-pld"]
     y = np.arange(-12, 14, 1e-3)
 
     def density(mean: float) -> np.ndarray:

@@ -241,7 +241,7 @@ def test_any_blocking_is_the_worst_controller(p: float, b: int) -> None:
     for matrix, exact in ((np.eye(steps), True), (banded(steps, min(b, 2), 3, spread=1), False)):
         worst = oracle.any_blocking_delta(2, p=p, b=b, matrix=matrix, sigma=1.0, epsilon=0.7)
         scheme = users(PAIR, p=p, b=b, steps=steps, sampled=False)
-        name = "revealed-draws-any-blocking"
+        name = "revealed-draws"
         found = claimed(scheme, matrix, 1.0, 0.7, accountant=name)
         assert found >= worst * (1 - ROUNDING)
         if exact:

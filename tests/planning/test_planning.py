@@ -114,7 +114,7 @@ def test_what_is_left_out_has_a_reason(plan):
 
 @pytest.mark.slow
 def test_best_obeys_memory_and_constant_batches():
-    only = {"accountant": "cyclic-poisson-pld", **QUICK}
+    only = {"accountant": "poisson-pld", **QUICK}
     found = compare(small(fixed_size=True), **only)
     assert "max_batch_size" in found.best.candidate.scheme
     assert [row.eligible for row in found.rows].count(False) == 1
@@ -260,7 +260,7 @@ def test_command_writes_what_it_says(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out, figures, plot = (tmp_path / "new" / name for name in ("p.yaml", "p.json", "p.png"))
     files = ["--out", str(out), "--json", str(figures), "--plot", str(plot)]
-    only = ["--accountant", "cyclic-poisson-pld", "--buffers", "0"]
+    only = ["--accountant", "poisson-pld", "--buffers", "0"]
     assert main([*COMMAND, "--epochs", "2", "--max-bands", "2", *only, *files]) == 0
     said = capsys.readouterr().out
     for path in (out, figures, plot):

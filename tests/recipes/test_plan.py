@@ -17,7 +17,7 @@ RUN = {"epsilon": 4.0, "delta": 1e-4, "dataset_size": 1000, "batch_size": 100, "
     ("more", "accountant"),
     [
         pytest.param({"buffers": 1}, None, marks=pytest.mark.slow),
-        ({"workload": MomentumSGD(momentum=0.9), "physical_batch_size": 32}, "cyclic-poisson-pld"),
+        ({"workload": MomentumSGD(momentum=0.9), "physical_batch_size": 32}, "poisson-pld"),
     ],
 )
 def test_every_row_is_loaded_as_it_was_planned(more, accountant, tmp_path):
@@ -45,7 +45,7 @@ def test_every_row_is_loaded_as_it_was_planned(more, accountant, tmp_path):
 WORDS = [
     "--epsilon", "4", "--delta", "1e-4", "--dataset-size", "1000", "--batch-size", "100",
     "--epochs", "2", "--max-bands", "2", "--buffers", "0", "--parameters", "1000", "--no-time",
-    "--accountant", "cyclic-poisson-pld", "--momentum", "0.5",
+    "--accountant", "poisson-pld", "--momentum", "0.5",
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from dptrain.testing import ExchangeableSchemeContract
 @pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """Undo what a test registers."""
-    monkeypatch.setattr(registry, "_KNOWN", dict(registry._KNOWN))
+    monkeypatch.setattr(registry, "_KNOWN", dict(registry.scheme_types()))
     known = dict(JsonValue._families["scheme"])
     yield
     JsonValue._families["scheme"] = known

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
-from dptrain.accounting.poisson.truncated import truncated_curve
+from dptrain.accounting.poisson import SubsampledGaussianCurve, truncated_curve
 from dptrain.core.guarantee import Adjacency
 from scripts.paper import (
     common,

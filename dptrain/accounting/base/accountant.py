@@ -107,6 +107,7 @@ class Accountant(ABC):
         name: plain name, such as ``"balls-in-bins-renyi"``: what users give, and what guarantees
             and certificates store. No two registered accountants share it.
         display: its name in sentences, for people to read.
+        formerly: names in files of earlier versions of what this accountant proves now.
         kind: how its statements are shown.
         adjacencies: the relations that it has theorems for.
         refines: whether it simulates only to improve on what deterministic accountants prove, which
@@ -128,6 +129,7 @@ class Accountant(ABC):
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.ZERO_OUT,)
     refines: ClassVar[bool] = False
     truncation: ClassVar[bool] = False
+    formerly: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

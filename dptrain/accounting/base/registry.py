@@ -107,7 +107,7 @@ def _register(accountant: A) -> A:
             "be fields, under @dataclasses.dataclass(frozen=True, kw_only=True), without an "
             "__init__ of its own"
         ) from error
-    known = _KNOWN.get(name)
+    known = _KNOWN.get(name) or _formerly(name)
     if known is not None and _where(known) != _where(accountant):
         raise ValueError(
             f"{made.__name__}: name={name!r} is that of {'.'.join(_where(known))}; choose another"
@@ -133,14 +133,14 @@ def registered_accountants(adjacency: Adjacency | None = None) -> list[Accountan
 
 
 def accountant_named(name: str, adjacency: Adjacency | None = None) -> Accountant:
-    """The registered accountant of that name, about an adjacency (default: its own).
+    """The accountant that has or had that name, about an adjacency (default: its own).
 
     Raises:
         ValueError: if there is none, with the nearest name, or it has no theorems for the
             adjacency.
     """
     members = _known()
-    known = members.get(name)
+    known = members.get(name) or _formerly(name)
     if known is None:
         hint = did_you_mean(name.lower().replace(" ", "-"), members)
         raise ValueError(f"accountant={name!r} is unknown; {hint}known are {', '.join(members)}")
@@ -188,6 +188,11 @@ def answering(found: Sequence[Availability]) -> list[Accountant]:
         return refining[:1]
     proven = [member for member in members if isinstance(member, DeterministicAccountant)]
     return [*proven] or members[:1]
+
+
+def _formerly(name: str) -> Accountant | None:
+    """The accountant that proves what one of that name proved in earlier versions."""
+    return next((each for each in _KNOWN.values() if name in each.formerly), None)
 
 
 def _where(accountant: Accountant) -> tuple[str, str]:

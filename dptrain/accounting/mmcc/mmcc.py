@@ -214,7 +214,7 @@ class MMCC(DeterministicAccountant):
         scheme, strategy = mechanism.scheme, mechanism.strategy
         if isinstance(scheme, CyclicPoisson):
             if strategy.bands <= scheme.cycle:
-                return "with bands <= cycle it is 'cyclic-poisson-pld', only slower"
+                return "with bands <= cycle it is 'poisson-pld', only slower"
         elif strategy.bands == 1 and varying_noise(mechanism) is None:
             return "with independent noise it is 'poisson-pld', only slower"
         return None

@@ -1,21 +1,14 @@
-"""Accountants of Poisson sampling, plain, truncated and cyclic."""
+"""Accounting of Poisson sampling, whole and cut, from all examples and from parts in turn."""
 
-from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
-from dptrain.accounting.poisson.poisson import (
-    PoissonPLD,
-    SubsampledGaussianCurve,
-    poisson_curve,
-    tosses_coins,
-)
-from dptrain.accounting.poisson.truncated import TruncatedPoissonPLD, truncated_curve
+from dptrain.accounting.poisson.curves import SubsampledGaussianCurve
+from dptrain.accounting.poisson.parts import poisson_curve, truncated_curve
+from dptrain.accounting.poisson.poisson import PoissonPLD, tosses_coins
 from dptrain.accounting.poisson.truncated_step import Branches, open_pair
 
 __all__ = [
     "Branches",
-    "CyclicPoissonPLD",
     "PoissonPLD",
     "SubsampledGaussianCurve",
-    "TruncatedPoissonPLD",
     "open_pair",
     "poisson_curve",
     "tosses_coins",

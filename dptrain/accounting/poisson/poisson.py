@@ -1,32 +1,54 @@
-"""Poisson sampling with independent noise: privacy loss distribution of the subsampled Gaussian."""
+"""Poisson sampling, whole or cut, from all examples or from parts in turn."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeGuard, assert_never
+from typing import Any, TypeGuard
 
-from dptrain.accounting.base.accountant import varying_noise
+from dptrain.accounting.base.accountant import Cost, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.base.statement import SETTINGS_ARE_PUBLIC
-from dptrain.accounting.poisson.curves import CasesCurve, ComposedCurve, SubsampledGaussianCurve
+from dptrain.accounting.poisson.curves import AverageCurve, CasesCurve, ComposedCurve
+from dptrain.accounting.poisson.parts import (
+    curve_up_to,
+    equal_sizes,
+    independent_sizes,
+    poisson_curve,
+)
 from dptrain.accounting.poisson.truncated_step import Branches
 from dptrain.core import Adjacency, Array, Kind
 from dptrain.mechanism import MatrixMechanism
-from dptrain.sampling import MinSep, Poisson, Scheme
+from dptrain.sampling import CyclicPoisson, MinSep, Poisson, Scheme
 
 
 def tosses_coins(scheme: Scheme) -> TypeGuard[Poisson | MinSep]:
-    """Whether every example tosses a coin of its own at every step, and who is drawn is kept."""
+    """True if each example tosses a coin of its own at every step, and who is drawn is kept."""
     coins = isinstance(scheme, Poisson) or (isinstance(scheme, MinSep) and scheme.min_sep == 1)
     return coins and scheme.max_batch_size is None
 
 
+def in_turns(scheme: Scheme) -> CyclicPoisson | None:
+    """The scheme as cyclic Poisson sampling, of one part where it is Poisson sampling."""
+    if isinstance(scheme, CyclicPoisson):
+        return scheme
+    if not isinstance(scheme, Poisson) and not tosses_coins(scheme):
+        return None
+    return CyclicPoisson(
+        probability=scheme.probability,
+        cycle=1,
+        dataset_size=scheme.dataset_size,
+        steps=scheme.steps,
+        max_batch_size=scheme.max_batch_size,
+        nominal_size=scheme.nominal_size,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class RemarkedCurve(Curve):
-    """A curve whose statements carry one more note."""
+    """A curve whose statements carry further notes."""
 
     curve: Curve
-    remark: str
+    remarks: tuple[str, ...]
 
     def delta(self, sigma: float, epsilon: Array) -> tuple[Array, Array]:
         """The curve's."""
@@ -37,29 +59,16 @@ class RemarkedCurve(Curve):
         return self.curve.epsilon(sigma, delta)
 
     def notes(self, sigma: float, delta: float) -> tuple[str, ...]:
-        """The curve's and the remark."""
-        return (*self.curve.notes(sigma, delta), self.remark)
-
-
-def poisson_curve(
-    adjacency: Adjacency, *, probability: float, steps: int, sensitivity: float
-) -> ComposedCurve:
-    """Composed Poisson steps under one of the three adjacencies."""
-    match adjacency:
-        case Adjacency.ZERO_OUT | Adjacency.ADD_REMOVE:
-            return SubsampledGaussianCurve(probability, steps, sensitivity)
-        case Adjacency.REPLACE_ONE:
-            alone = Branches(open=1.0, full=0.0, kept=probability)
-            return CasesCurve(probability, alone, steps, sensitivity, adjacency)
-        case _:
-            assert_never(adjacency)
+        """The curve's and the remarks."""
+        return (*self.curve.notes(sigma, delta), *self.remarks)
 
 
 class PoissonPLD(DeterministicAccountant):
-    """PLD of n Poisson-subsampled Gaussians, remove and add, for C = c·I.
+    """PLD of ceil(n/b) Poisson-subsampled Gaussians of sensitivity max_t ‖C_{:,t}‖, bands ≤ b.
 
-    ``MinSep`` with ``min_sep=1`` is the same law. Every example tosses its own coins, so the steps
-    compose independently, and each is dominated by a pair that gradients attain:
+    For ``Poisson`` and for ``MinSep`` with ``min_sep=1``, which is the same law, b = 1: every
+    example tosses its own coins, so the steps compose independently, and each is dominated by a
+    pair that gradients attain:
 
     * zero-out and add-or-remove-one: ((1-p) N(0, σ²) + p N(c, σ²), N(0, σ²)) and its reverse
       (docs/theory/poisson.md#thm-poisson; ``test_one_step_matches_the_closed_form``; Zhu, Dong &
@@ -69,41 +78,136 @@ class PoissonPLD(DeterministicAccountant):
     * replace-one: Bern(p) against -Bern(p), both directions at once
       (docs/theory/poisson.md#thm-poisson-replace;
       ``test_replace_one_of_one_step_by_integration``).
+
+    For ``CyclicPoisson`` with b parts an example's turns compose
+    (docs/theory/poisson.md#thm-cyclic; ``test_worst_part_by_quadrature_where_norms_are_equal``;
+    Choquette-Choo et al. 2023, Theorem 4, arXiv 2306.08153). Equal parts read N: with one example
+    fewer, others have to move between parts, and change their turns, so that add-or-remove-one
+    needs ``assignment="independent"``. The signs of C's entries play no part, and no use is made of
+    the split's being random and hidden: an upper bound.
+
+    With ``max_batch_size`` a step is a public mixture of two cases: r = 1, of probability
+    Pr[Bin(N-1, p) < B], where the example comes on top, and r = 2, where it displaces another with
+    probability q2 of ``Branches`` (docs/theory/poisson.md#thm-truncated-cases). With r = 2 the pair
+    is, by its divergences at ε ≥ 0,
+
+    * zero-out: 2·Bern(q2) against Bern(q2) for (P, Q), Bern(q2) against 0 for (Q, P), and Bern(p)
+      against 0 with r = 1 (docs/theory/poisson.md#thm-truncated-zero-out; sharper than Ganesh 2025,
+      Theorem 3.3, arXiv 2508.15089);
+    * add-or-remove-one: 2·Bern(q2) against 0 (Ganesh 2025, Theorem 3.1). As N is private, the
+      statement is for every run on at most M = ``nominal_size`` examples, with one more or one
+      fewer (docs/theory/poisson.md#thm-truncated-add-remove);
+    * replace-one: 2·Bern(q2) against 0 in both directions, and Bern(p) against -Bern(p) with r = 1
+      (docs/theory/poisson.md#thm-truncated-replace; sharper than Ganesh 2025, Theorem 3.4).
+
+    It is an upper bound where a batch can be cut: no one gradient of the displaced example is the
+    worst for both directions, and r is not published
+    (``test_no_gradients_in_a_plane_attain_more_than_is_claimed``). A turn draws from the m examples
+    of the part, and truncated privacy is not known to be monotone in m, so δ is the mean over m of
+    the δ given m, by intervals of m for independent parts
+    (docs/theory/poisson.md#thm-cyclic-sizes; ``test_truncated_parts_average_over_their_sizes``).
+    q2 and both weights are rounded up; the weights may then add up to more than 1 by 2e-10, so that
+    the composed masses are at least the true ones.
     """
 
     name = "poisson-pld"
     display = "Poisson PLD"
+    formerly = ("truncated-poisson-pld", "cyclic-poisson-pld")
     kind = Kind.EXACT
     adjacencies = (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE)
+    truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, correlated noise and noise that varies from step to step."""
-        scheme = mechanism.scheme
-        if not tosses_coins(scheme):
-            needed = "it needs Poisson sampling (or MinSep with min_sep=1)"
-            return f"{needed}, and batches that are not cut (max_batch_size=None)"
-        if mechanism.strategy.bands != 1:
+        """Refuses other schemes, bands beyond the cycle, and equal parts where N is private."""
+        scheme, bands = in_turns(mechanism.scheme), mechanism.strategy.bands
+        if scheme is None:
             return (
-                f"it needs independent noise (bands=1), the strategy has "
-                f"bands={mechanism.strategy.bands}"
+                "it needs Poisson or CyclicPoisson sampling, or MinSep with min_sep=1 and "
+                "max_batch_size=None"
             )
-        return varying_noise(mechanism)
+        if not isinstance(mechanism.scheme, CyclicPoisson):
+            if bands != 1:
+                return (
+                    f"it needs independent noise, the strategy has bands={bands}; use bands=1 "
+                    "(Identity), or accountant='gaussian' without amplification"
+                )
+            varies = varying_noise(mechanism)
+            return varies and f"{varies}; use Identity"
+        if bands > scheme.cycle:
+            return (
+                f"it needs bands <= cycle, the strategy has bands={bands} and the scheme "
+                f"cycle={scheme.cycle}; use at most {scheme.cycle} bands or a cycle of at least "
+                f"{bands}"
+            )
+        private = not self.adjacency.public_size
+        if private and scheme.assignment == "equal" and scheme.cycle > 1:
+            return (
+                "assignment='equal' splits by the number of examples, so that an example more or "
+                "less moves others to other parts; use assignment='independent'"
+            )
+        return None
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """Exact for one part, nothing to cut and the same noise at every step."""
+        scheme = self._scheme(mechanism)
+        exact = scheme.cycle == 1 and varying_noise(mechanism) is None and not _cuts(scheme)
+        return Kind.EXACT if exact else Kind.UPPER_BOUND
+
+    def cost(self, mechanism: MatrixMechanism) -> Cost:
+        """Truncated parts of several sizes take a composition each."""
+        scheme = self._scheme(mechanism)
+        return Cost.SECONDS if scheme.cycle > 1 and _cuts(scheme) else Cost.INSTANT
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve; a diagonal C only scales the sensitivity.
+        """The curve of the largest column norm.
 
         Raises:
-            ValueError: if the mechanism is refused: of cut batches, say, it is no bound.
+            ValueError: if the mechanism is refused.
         """
-        scheme = mechanism.scheme
-        if (reason := self.refusal(mechanism)) is not None or not tosses_coins(scheme):
+        if (reason := self.refusal(mechanism)) is not None:
             raise ValueError(f"{self.name}: {reason}")
-        found = poisson_curve(
-            self.adjacency,
-            probability=scheme.probability,
-            steps=scheme.steps,
-            sensitivity=float(mechanism.strategy.column_norms(scheme.steps).max()),
-        )
+        scheme = self._scheme(mechanism)
+        run: dict[str, Any] = {
+            "probability": scheme.probability,
+            "steps": scheme.max_participations,
+            "sensitivity": float(mechanism.strategy.column_norms(scheme.steps).max()),
+        }
+        cut = _cuts(scheme)
+        found = self._cut(scheme, run) if cut else poisson_curve(self.adjacency, **run)
         if self.adjacency.public_size:
             return found
-        return RemarkedCurve(found, SETTINGS_ARE_PUBLIC)
+        if scheme.max_batch_size is None:
+            return RemarkedCurve(found, (SETTINGS_ARE_PUBLIC,))
+        covered = (
+            f"It is about data sets of at most {scheme.population} examples, with one more or one "
+            "fewer, as larger ones would have more of their batches cut"
+        )
+        return RemarkedCurve(found, (covered, SETTINGS_ARE_PUBLIC))
+
+    def _scheme(self, mechanism: MatrixMechanism) -> CyclicPoisson:
+        found = in_turns(mechanism.scheme)
+        assert found is not None
+        return found
+
+    def _cut(self, scheme: CyclicPoisson, run: dict[str, Any]) -> Curve:
+        """The mean over the sizes of the example's part."""
+        largest = scheme.max_batch_size
+        assert largest is not None
+        parts: list[tuple[float, ComposedCurve]] = []
+        if not self.adjacency.public_size:
+            for weight, _, most in independent_sizes(scheme.population + 1, scheme.cycle):
+                parts.append((weight, curve_up_to(most, max_batch_size=largest, **run)))
+        else:
+            sizes = equal_sizes if scheme.assignment == "equal" else independent_sizes
+            p = scheme.probability
+            for weight, least, most in sizes(scheme.dataset_size, scheme.cycle):
+                cases = Branches.covering(least, most, probability=p, max_batch_size=largest)
+                curve = CasesCurve(p, cases, run["steps"], run["sensitivity"], self.adjacency)
+                parts.append((weight, curve))
+        return parts[0][1] if len(parts) == 1 else AverageCurve(tuple(parts))
+
+
+def _cuts(scheme: CyclicPoisson) -> bool:
+    """True if a draw can exceed the largest batch; where N is private, with one example more."""
+    largest = scheme.part_sizes[-1] if scheme.nominal_size is None else scheme.nominal_size + 1
+    return scheme.max_batch_size is not None and scheme.max_batch_size < largest

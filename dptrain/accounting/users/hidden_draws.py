@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from scipy.stats import binom
 
-from dptrain.accounting.base.accountant import Cost
+from dptrain.accounting.base.accountant import Cost, truncation_refusal, varying_noise
 from dptrain.accounting.base.curve import Curve, DeterministicAccountant
 from dptrain.accounting.poisson.curves import GRID_NOTE
 from dptrain.accounting.poisson.groups import BinomialMixtureCurve, Tosses
@@ -50,85 +50,66 @@ class WorstOf(Curve):
 
 
 class UserPoissonPLD(DeterministicAccountant):
-    """n steps of Bin(k, p) of a user's k examples, for ``UserMinSep`` with ``min_sep=1``.
+    """Steps of Bin(k, p) of a user's examples, where others' coins say nothing about the user's.
 
-    Nobody is ever left out then, under either rule, on any graph: it is Poisson sampling of
-    examples, and all coins of others can be published without a word about the user's. A step is
-    dominated by c·Bin(k, p) + σz against σz in both directions, and users with fewer examples by
-    the same pair (docs/theory/users.md#thm-users-poisson;
+    ``UserMinSep`` with ``min_sep=1``: nobody is ever left out then, under either rule, on any
+    graph: it is Poisson sampling of examples, and all coins of others can be published without a
+    word about the user's. A step is dominated by c·Bin(k, p) + σz against σz in both directions,
+    and users with fewer examples by the same pair (docs/theory/users.md#thm-users-poisson;
     ``test_users_of_independent_coins_by_quadrature``; Choquette-Choo et al. 2024, Appendix F.5,
     arXiv 2310.15526). Equal gradients of the k examples attain it.
+
+    ``UserCyclic``: slots follow from the public graph; with at most ``min_sep`` bands the columns
+    of C at a user's ceil(n/b) steps in each of their slots share no row, and the steps compose:
+    c·Bin(k_s, q_s) + σz against σz with c the largest column norm. The guarantee is that of the
+    worst user (docs/theory/users.md#thm-users-cyclic;
+    ``test_no_user_of_any_small_graph_loses_more_than_is_claimed``). Where batches are cut to B
+    examples, a public coin says whether *others* drew so many in the step that the user's draws
+    could displace one; if so, the user's draws of that step count as published
+    (docs/theory/users.md#thm-users-cyclic-cut;
+    ``test_cut_batches_of_users_cost_no_more_than_is_claimed``).
     """
 
     name = "user-poisson-pld"
     display = "user-level Poisson PLD"
+    formerly = ("user-cyclic-pld",)
     kind = Kind.EXACT
-
-    def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, separations, and correlated noise."""
-        scheme, bands = mechanism.scheme, mechanism.strategy.bands
-        if not isinstance(scheme, UserMinSep) or scheme.min_sep != 1:
-            return "it needs UserMinSep sampling with min_sep=1"
-        if bands != 1:
-            return f"it needs independent noise (bands=1), the strategy has bands={bands}"
-        return _too_many(scheme.graph.max_examples)
-
-    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
-        """Exact where all steps have the same noise."""
-        norms = mechanism.strategy.column_norms(mechanism.scheme.steps)
-        return Kind.EXACT if norms.min() == norms.max() else Kind.UPPER_BOUND
-
-    def curve(self, mechanism: MatrixMechanism) -> Curve:
-        """The curve of a user with k examples."""
-        scheme = mechanism.scheme
-        assert isinstance(scheme, UserMinSep)
-        tosses = Tosses(scheme.graph.max_examples, scheme.probability, scheme.steps)
-        norm = float(mechanism.strategy.column_norms(scheme.steps).max())
-        return WorstOf((BinomialMixtureCurve((tosses,), norm),))
-
-
-class UserCyclicPLD(DeterministicAccountant):
-    """ceil(n/b) steps of Bin(k_s, q_s) for every slot s of a user, for ``UserCyclic``.
-
-    Slots follow from the public graph, so that others' coins say nothing about a user's; with at
-    most ``min_sep`` bands the columns of C at a user's steps share no row, and the steps compose:
-    c·Bin(k_s, q_s) + σz against σz with c the largest column norm, in both directions. The
-    guarantee is that of the worst user (docs/theory/users.md#thm-users-cyclic;
-    ``test_no_user_of_any_small_graph_loses_more_than_is_claimed``).
-
-    Where batches are cut to B examples, a public coin says whether *others* drew so many in the
-    step that the user's draws could displace one; if so, the user's draws of that step count as
-    published (docs/theory/users.md#thm-users-cyclic-cut;
-    ``test_cut_batches_of_users_cost_no_more_than_is_claimed``).
-    """
-
-    name = "user-cyclic-pld"
-    display = "user-level cyclic Poisson PLD"
-    kind = Kind.UPPER_BOUND
     truncation = True
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes and bands beyond the distance of a user's slots."""
+        """Refuses other schemes, and bands beyond the steps between two slots of a user."""
         scheme, bands = mechanism.scheme, mechanism.strategy.bands
-        if not isinstance(scheme, UserCyclic):
-            return "it needs UserCyclic sampling"
-        if bands > scheme.min_sep:
-            return (
-                f"it needs bands <= {scheme.min_sep}, the steps between two slots of a user (cycle="
-                f"{scheme.cycle}, spread={scheme.partition.spread}); the strategy has "
-                f"bands={bands}; use fewer bands, a larger cycle or a smaller spread"
-            )
-        return _too_many(scheme.max_per_batch)
+        if isinstance(scheme, UserCyclic):
+            if bands > scheme.min_sep:
+                return (
+                    f"it needs bands <= {scheme.min_sep}, the steps between two slots of a user "
+                    f"(cycle={scheme.cycle}, spread={scheme.partition.spread}); the strategy has "
+                    f"bands={bands}; use fewer bands, a larger cycle or a smaller spread"
+                )
+            return _too_many(scheme.max_per_batch)
+        if not isinstance(scheme, UserMinSep) or scheme.min_sep != 1:
+            return "it needs UserCyclic sampling, or UserMinSep with min_sep=1"
+        if bands != 1:
+            return f"it needs independent noise (bands=1), the strategy has bands={bands}"
+        return truncation_refusal(scheme) or _too_many(scheme.graph.max_examples)
+
+    def kind_of(self, mechanism: MatrixMechanism) -> Kind:
+        """Exact for ``UserMinSep`` where all steps have the same noise."""
+        exact = isinstance(mechanism.scheme, UserMinSep) and varying_noise(mechanism) is None
+        return Kind.EXACT if exact else Kind.UPPER_BOUND
 
     def cost(self, mechanism: MatrixMechanism) -> Cost:
         """A composition for every kind of user."""
-        return Cost.SECONDS
+        return Cost.SECONDS if isinstance(mechanism.scheme, UserCyclic) else Cost.INSTANT
 
     def curve(self, mechanism: MatrixMechanism) -> Curve:
         """The curves of the kinds of users that there are."""
         scheme = mechanism.scheme
-        assert isinstance(scheme, UserCyclic)
+        assert isinstance(scheme, UserMinSep | UserCyclic)
         norm = float(mechanism.strategy.column_norms(scheme.steps).max())
+        if isinstance(scheme, UserMinSep):
+            tosses = Tosses(scheme.graph.max_examples, scheme.probability, scheme.steps)
+            return WorstOf((BinomialMixtureCurve((tosses,), norm),))
         return WorstOf(
             tuple(
                 BinomialMixtureCurve(_slots(scheme, least, counts), norm)

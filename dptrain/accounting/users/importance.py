@@ -26,7 +26,7 @@ from dptrain.accounting.users.importance_terms import TiltedUser
 from dptrain.accounting.users.law import UserLaw
 from dptrain.accounting.users.monte_carlo import SimulatedUser
 from dptrain.accounting.users.neighbors import paths_to_neighbors
-from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
+from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import UserMinSep
 
@@ -90,9 +90,7 @@ class WeightedUser(WeightedAccountant):
 
     def proven(self, scheme: UserMinSep) -> BestOf:
         """The deterministic accountants that would answer instead."""
-        sampled = scheme.exclusion == "sampling"
-        revealed = RevealedDraws() if sampled else RevealedDrawsAnyBlocking()
-        return BestOf.of([revealed, *([UnsampledGaussian()] if scheme.unamplified else [])])
+        return BestOf.of([RevealedDraws(), *([UnsampledGaussian()] if scheme.unamplified else [])])
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
         """Refuses what the simulation or the deterministic bound refuses, and large tables."""

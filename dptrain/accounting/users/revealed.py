@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.users.revealed_curves import AnyBlockingCurve, Draws, OwnDrawsCurve
 from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
@@ -13,23 +11,43 @@ from dptrain.sampling import UserMinSep
 
 _MOST_EXAMPLES = 1000
 _MOST_ENTRIES = 1 << 26  # 0.5 GB of float64
+# Of a grid (SquaredNormGrid.of): a tenth of a second for one law, or for one batch of ε.
+_OPERATIONS = {"sampling": 1e8, "participation": 4e6}
 
 
-class _RevealedDraws(DeterministicAccountant):
-    """What the accountants that reveal the user's draws share."""
+class RevealedDraws(DeterministicAccountant):
+    """User-level b-min-sep sampling on any graph with all draws published, bands ≤ b.
 
+    Sampling-based exclusion: δ(ε) ≤ max_{k' ≤ k} E_x[δ_Gauss(ε; ‖C x‖/σ)] in both directions, where
+    x_t ~ Bin(k', p), zeroed if any of the user's own draws in the last b-1 steps was non-empty
+    (zeroed draws included). All coins may be published, and exclusion by others only removes
+    participations (docs/theory/users.md#thm-users-revealed;
+    ``test_revealed_draws_are_the_worst_own_chain``). Users with fewer than k examples need the
+    maximum over k': an example more also bars more, so that no k' dominates the others (p near 1:
+    whoever has many examples is barred almost always). For the same reason the bound need not grow
+    with p.
+
+    Participation-based exclusion: δ(ε) ≤ max over controllers of E[δ_Gauss(ε; ‖C x‖/σ)]; see
+    ``worst_blocking`` for controllers and the exact program over them. Which of the user's examples
+    are excluded is a controller's choice, as the user's coins of a step are independent of it
+    (docs/theory/users.md#thm-users-blocking; ``test_worst_blocking_against_all_controllers``).
+    Nothing is assumed about the rule by which others exclude: Conjecture 6.2 is not used.
+
+    Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338v1), which would amplify by the hidden
+    draws, is *not* used: on graphs with shared examples others' contributions show what the user
+    drew (docs/theory/users.md#thm-users-attack).
+    """
+
+    name = "revealed-draws"
+    display = "revealed draws"
+    formerly = ("revealed-draws-any-blocking",)
     kind = Kind.UPPER_BOUND
-    operations: (
-        float  # see SquaredNormGrid.of: a tenth of a second for one law, or for one batch of ε
-    )
 
     def refusal(self, mechanism: MatrixMechanism) -> str | None:
-        """Refuses other schemes, other rules of exclusion, and bands beyond the separation."""
+        """Refuses other schemes, bands beyond the separation, and too large a table."""
         scheme = mechanism.scheme
         if not isinstance(scheme, UserMinSep):
             return "it needs UserMinSep sampling"
-        if reason := self.rule_refusal(scheme):
-            return reason
         if mechanism.strategy.bands > scheme.min_sep:
             return (
                 f"it needs bands <= min_sep, the strategy has bands={mechanism.strategy.bands} and "
@@ -40,8 +58,7 @@ class _RevealedDraws(DeterministicAccountant):
                 f"it covers at most {_MOST_EXAMPLES} examples a user, one has "
                 f"{scheme.graph.max_examples}; bound the attribution graph first"
             )
-        grid = self.draws(mechanism).grid
-        entries = 2 * scheme.min_sep * grid.size
+        entries = 2 * scheme.min_sep * self.draws(mechanism).grid.size
         if entries > _MOST_ENTRIES:
             return f"its table would hold {entries} numbers, above the {_MOST_ENTRIES} it allows"
         return None
@@ -51,10 +68,6 @@ class _RevealedDraws(DeterministicAccountant):
         if mechanism.scheme.min_sep > 1 or mechanism.strategy.bands > 1:
             return None
         return f"with min_sep=1 draws stay hidden; ask for it by name (accountant={self.name!r})"
-
-    @abstractmethod
-    def rule_refusal(self, scheme: UserMinSep) -> str | None:
-        """Why the scheme's rule of exclusion is not covered, or ``None``."""
 
     def draws(self, mechanism: MatrixMechanism) -> Draws:
         """The user's draws and the norms that they lead to."""
@@ -75,69 +88,13 @@ class _RevealedDraws(DeterministicAccountant):
             examples=examples,
             probability=scheme.probability,
             most=most**2,
-            operations=self.operations,
+            operations=_OPERATIONS[scheme.exclusion],
         )
         return Draws(grid, examples, scheme.probability, scheme.min_sep)
 
-
-class RevealedDraws(_RevealedDraws):
-    """Sampling-based exclusion on any graph, by an expectation without simulation.
-
-    δ(ε) ≤ max_{k' ≤ k} E_x[δ_Gauss(ε; ‖C x‖/σ)] in both directions, for bands ≤ b, where
-    x_t ~ Bin(k', p), zeroed if any of the user's own draws in the last b-1 steps was non-empty
-    (zeroed draws included).
-
-    All coins may be published, and exclusion by others only removes participations
-    (docs/theory/users.md#thm-users-revealed;
-    ``test_revealed_draws_are_the_worst_own_chain``).
-
-    Users with fewer than k examples need the maximum over k': an example more also bars more, so
-    that no k' dominates the others (p near 1: whoever has many examples is barred almost always).
-    For the same reason the bound need not grow with p.
-
-    Theorem 6.1 of Dong & Ganesh 2026 (arXiv 2602.09338v1), which would amplify by the hidden
-    draws, is *not* used: on graphs with shared examples others' contributions show what the user
-    drew (docs/theory/users.md#thm-users-attack).
-    """
-
-    name = "revealed-draws"
-    display = "revealed draws"
-    operations = 1e8
-
-    def rule_refusal(self, scheme: UserMinSep) -> str | None:
-        """Refuses exclusion by participation."""
-        if scheme.exclusion != "sampling":
-            return "it needs exclusion='sampling': unused draws do not bar otherwise"
-        return None
-
-    def curve(self, mechanism: MatrixMechanism) -> OwnDrawsCurve:
-        """The curve of the law of ‖C x‖."""
-        return OwnDrawsCurve(self.draws(mechanism))
-
-
-class RevealedDrawsAnyBlocking(_RevealedDraws):
-    """Participation-based exclusion on any graph: the worst case over what others can block.
-
-    δ(ε) ≤ max over controllers of E[δ_Gauss(ε; ‖C x‖/σ)], both directions, for bands ≤ b; see
-    ``worst_blocking`` for controllers and the exact program over them.
-
-    Which of the user's examples are excluded is a controller's choice, as the user's coins of a
-    step are independent of it (docs/theory/users.md#thm-users-blocking;
-    ``test_worst_blocking_against_all_controllers``).
-
-    Nothing is assumed about the rule by which others exclude: Conjecture 6.2 is not used.
-    """
-
-    name = "revealed-draws-any-blocking"
-    display = "revealed draws, any blocking"
-    operations = 4e6
-
-    def rule_refusal(self, scheme: UserMinSep) -> str | None:
-        """Refuses exclusion by sampled examples, for which there is a sharper accountant."""
-        if scheme.exclusion != "participation":
-            return "it is for exclusion='participation'; see 'revealed-draws'"
-        return None
-
-    def curve(self, mechanism: MatrixMechanism) -> AnyBlockingCurve:
-        """The curve of the worst controllers."""
-        return AnyBlockingCurve(self.draws(mechanism))
+    def curve(self, mechanism: MatrixMechanism) -> OwnDrawsCurve | AnyBlockingCurve:
+        """The curve of the law of ‖C x‖, or that of the worst controllers."""
+        scheme = mechanism.scheme
+        assert isinstance(scheme, UserMinSep)
+        curve = OwnDrawsCurve if scheme.exclusion == "sampling" else AnyBlockingCurve
+        return curve(self.draws(mechanism))

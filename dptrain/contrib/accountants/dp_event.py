@@ -38,12 +38,12 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
       Gaussians of noise σ/max_t ‖C_{:,t}‖; coins are independent of everybody else, so all three
       adjacencies.
     * ``CyclicPoisson`` with bands ≤ cycle, batches not cut: ceil(n/b) of them (the proof is with
-      ``CyclicPoissonPLD``; under replace-one the same
-      blocks have the shifts Bern(p)·v and Bern(p)·v'). Adding an example changes equal parts, so
-      add-remove needs ``assignment="independent"`` (or one part).
+      ``PoissonPLD``; under replace-one the same blocks have the shifts Bern(p)·v and Bern(p)·v').
+      Adding an example changes equal parts, so add-remove needs ``assignment="independent"`` (or
+      one part).
     * ``Poisson`` with ``max_batch_size`` and independent noise: n truncated subsampled Gaussians,
       all three adjacencies (add-remove only where nothing can be cut: the event is about one N,
-      which is private there). dp_accounting bounds them looser than ``TruncatedPoissonPLD`` does.
+      which is private there). dp_accounting bounds them looser than ``PoissonPLD`` does.
     * ``Shuffled`` and ``UserFixed``: one Gaussian of noise σ/sens; zero-out only (without an
       example, or with another's users, the batches would be other batches).
 

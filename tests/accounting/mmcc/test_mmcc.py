@@ -8,7 +8,6 @@ import pytest
 
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.mmcc.mmcc import MMCC, equal_split
-from dptrain.accounting.poisson.cyclic import CyclicPoissonPLD
 from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.core.guarantee import Kind
 from dptrain.mechanism import MatrixMechanism
@@ -91,7 +90,7 @@ def test_certain_participation_is_a_gaussian(strategy):
 @pytest.mark.parametrize(("bands", "cycle"), [(2, 2), (3, 4)])
 def test_bands_within_the_cycle_are_subsampled_gaussians(bands, cycle):
     run = mechanism(BSR(bands=bands), steps=24, cycle=cycle)
-    exact = CyclicPoissonPLD().guarantee(run, delta=1e-6).epsilon
+    exact = PoissonPLD().guarantee(run, delta=1e-6).epsilon
     assert MMCC().guarantee(run, delta=1e-6).epsilon == pytest.approx(exact, rel=2e-3)
     assert MMCC().reserved(run)
 

@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from dptrain.accounting import account
-from dptrain.accounting.poisson.cyclic import (
-    CyclicPoissonPLD,
-    independent_sizes,
-)
+from dptrain.accounting.poisson.parts import independent_sizes, truncated_curve
 from dptrain.accounting.poisson.poisson import PoissonPLD
-from dptrain.accounting.poisson.truncated import (
-    TruncatedPoissonPLD,
-    truncated_curve,
-)
 from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling.schemes.cyclic_poisson import CyclicPoisson
@@ -58,7 +51,7 @@ def normalised(matrix):
 
 class TestContract(AccountantContract):
     def accountant(self):
-        return CyclicPoissonPLD()
+        return PoissonPLD()
 
     def mechanism(self):
         return mechanism(scheme(), BSR(bands=3))
@@ -69,7 +62,7 @@ class TestContract(AccountantContract):
 
 class TestContractOfOnePart(AccountantContract):
     def accountant(self):
-        return CyclicPoissonPLD()
+        return PoissonPLD()
 
     def mechanism(self):
         return mechanism(scheme(probability=0.1, cycle=1, steps=60))
@@ -85,7 +78,7 @@ class TestContractOfTruncation(TestContract):
 
 class TestContractOfAddRemove(TestContract):
     def accountant(self):
-        return CyclicPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
+        return PoissonPLD(adjacency=Adjacency.ADD_REMOVE)
 
     def mechanism(self):
         hidden = scheme(steps=60, assignment="independent", nominal_size=3000)
@@ -97,7 +90,7 @@ class TestContractOfAddRemove(TestContract):
 
 class TestContractOfReplaceOne(TestContract):
     def accountant(self):
-        return CyclicPoissonPLD(adjacency=Adjacency.REPLACE_ONE)
+        return PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
 
 
 def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
@@ -112,7 +105,7 @@ def worst_part(p, cycle, matrix, sigma, epsilon, *, remove):
 def test_worst_part_by_quadrature_where_norms_are_equal(cycle, coefficients, remove):
     p, sigma = 0.3, 1.1
     matrix = normalised(toeplitz(coefficients, 2))
-    found = CyclicPoissonPLD().profile(
+    found = PoissonPLD().profile(
         mechanism(scheme(p, cycle, 2), Dense(matrix=matrix), sigma), EPSILONS
     )
     claimed = found.remove if remove else found.add
@@ -128,7 +121,7 @@ def test_two_turns_by_quadrature(remove):
     p, sigma, epsilon = 0.3, 1.1, 0.8
     matrix = normalised(toeplitz([1.0, 0.6], 3))
     both = mechanism(scheme(p, 2, 3), Dense(matrix=matrix), sigma)
-    found = CyclicPoissonPLD().profile(both, [epsilon])
+    found = PoissonPLD().profile(both, [epsilon])
     claimed = float((found.remove if remove else found.add)[0])
     exact = quadrature.delta(law_of_part(0, 2, 3, p), matrix, sigma, epsilon, remove=remove)
     assert exact * (1 - 2e-4) <= claimed <= exact * 1.005
@@ -136,9 +129,7 @@ def test_two_turns_by_quadrature(remove):
 
 def test_unequal_norms_are_bounded_by_the_largest():
     p, sigma, matrix = 0.3, 1.0, np.array([[0.7, 0.0], [0.0, 1.3]])
-    found = CyclicPoissonPLD().profile(
-        mechanism(scheme(p, 1, 2), Dense(matrix=matrix), sigma), EPSILONS
-    )
+    found = PoissonPLD().profile(mechanism(scheme(p, 1, 2), Dense(matrix=matrix), sigma), EPSILONS)
     for remove, claimed in ((True, found.remove), (False, found.add)):
         for epsilon, delta in zip(EPSILONS, claimed, strict=True):
             assert worst_part(p, 1, matrix, sigma, epsilon, remove=remove) <= delta * (1 + 1e-6)
@@ -148,12 +139,12 @@ def test_one_part_is_poisson():
     for strategy in (Identity(), BSR(bands=1)):
         cyclic = mechanism(scheme(0.05, 1, 60), strategy)
         plain = mechanism(Poisson(probability=0.05, dataset_size=3000, steps=60), strategy)
-        found = CyclicPoissonPLD().guarantee(cyclic, delta=1e-6)
+        found = PoissonPLD().guarantee(cyclic, delta=1e-6)
         assert found.epsilon == PoissonPLD().guarantee(plain, delta=1e-6).epsilon
         assert found.kind is Kind.EXACT
     # The diagonal varies: the largest of it is a bound, not the value.
     varying = mechanism(scheme(0.05, 1, 2), Dense(matrix=np.diag([1.0, 0.5])))
-    assert CyclicPoissonPLD().guarantee(varying, delta=1e-6).kind is Kind.UPPER_BOUND
+    assert PoissonPLD().guarantee(varying, delta=1e-6).kind is Kind.UPPER_BOUND
 
 
 @pytest.mark.parametrize("assignment", ["equal", "independent"])
@@ -163,11 +154,11 @@ def test_counts_turns_and_scales_with_the_column(assignment, steps):
     cyclic = scheme(0.2, 3, steps, assignment=assignment)
     turns = Poisson(probability=0.2, dataset_size=3000, steps=-(-steps // 3))
     expected = PoissonPLD().guarantee(mechanism(turns), delta=1e-6).epsilon
-    found = CyclicPoissonPLD().guarantee(mechanism(cyclic), delta=1e-6)
+    found = PoissonPLD().guarantee(mechanism(cyclic), delta=1e-6)
     assert found.epsilon == expected
     assert found.kind is Kind.UPPER_BOUND
     scaled = Dense(matrix=5.0 * np.eye(steps))
-    assert CyclicPoissonPLD().guarantee(
+    assert PoissonPLD().guarantee(
         mechanism(cyclic, scaled, 6.0), delta=1e-6
     ).epsilon == pytest.approx(expected, rel=1e-9)
 
@@ -175,9 +166,7 @@ def test_counts_turns_and_scales_with_the_column(assignment, steps):
 def test_cycle_beyond_the_run_is_one_turn():
     once = Poisson(probability=0.2, dataset_size=3000, steps=1)
     expected = PoissonPLD().guarantee(mechanism(once), delta=1e-6).epsilon
-    assert CyclicPoissonPLD().guarantee(mechanism(scheme(0.2, 9, 4)), delta=1e-6).epsilon == (
-        expected
-    )
+    assert PoissonPLD().guarantee(mechanism(scheme(0.2, 9, 4)), delta=1e-6).epsilon == (expected)
 
 
 def test_trees_whose_nodes_do_not_outlive_the_cycle():
@@ -186,17 +175,17 @@ def test_trees_whose_nodes_do_not_outlive_the_cycle():
     turns = Poisson(probability=0.2, dataset_size=3000, steps=4)
     same = mechanism(turns, Dense(matrix=math.sqrt(3.0) * np.eye(4)), 2.0)
     found = account(tree, delta=1e-6)
-    assert found.accountant == "cyclic-poisson-pld"
+    assert found.accountant == "poisson-pld"
     assert found.epsilon == pytest.approx(PoissonPLD().guarantee(same, delta=1e-6).epsilon)
-    assert "bands" in (CyclicPoissonPLD().refusal(mechanism(scheme(), TreeRestart(height=3))) or "")
+    assert "bands" in (PoissonPLD().refusal(mechanism(scheme(), TreeRestart(height=3))) or "")
 
 
 def test_refusals_name_the_remedy():
-    why = CyclicPoissonPLD().refusal(mechanism(scheme(), BSR(bands=4)))
+    why = PoissonPLD().refusal(mechanism(scheme(), BSR(bands=4)))
     assert why is not None
     assert "at most 3 bands" in why
     assert "cycle of at least 4" in why
-    equal = CyclicPoissonPLD(adjacency=Adjacency.ADD_REMOVE).refusal(mechanism(scheme()))
+    equal = PoissonPLD(adjacency=Adjacency.ADD_REMOVE).refusal(mechanism(scheme()))
     assert equal is not None
     assert "assignment='independent'" in equal
 
@@ -228,7 +217,7 @@ def turns(adjacency, size, largest, count, norm=1.0, p=0.3):
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_one_truncated_part_is_truncated_poisson(adjacency):
-    cyclic, plain = (each(adjacency=adjacency) for each in (CyclicPoissonPLD, TruncatedPoissonPLD))
+    cyclic, plain = (each(adjacency=adjacency) for each in (PoissonPLD, PoissonPLD))
     same = Poisson(probability=0.3, dataset_size=40, steps=12, max_batch_size=15)
     one_part = cut(1, 40, 15)
     if adjacency is Adjacency.ADD_REMOVE:
@@ -240,9 +229,7 @@ def test_one_truncated_part_is_truncated_poisson(adjacency):
 
 def test_truncated_parts_of_one_size_are_turns_of_that_size():
     matrix = 2.0 * np.eye(12) + np.eye(12, k=-1)
-    found = CyclicPoissonPLD().guarantee(
-        mechanism(cut(4, 80, 9), Dense(matrix=matrix), 3.0), delta=1e-5
-    )
+    found = PoissonPLD().guarantee(mechanism(cut(4, 80, 9), Dense(matrix=matrix), 3.0), delta=1e-5)
     same = turns(Adjacency.ZERO_OUT, 20, 9, 3, norm=math.sqrt(5.0))
     assert found.epsilon == same.epsilon(3.0, 1e-5)
 
@@ -255,7 +242,7 @@ def test_truncated_parts_average_over_their_sizes(assignment, adjacency):
     if assignment == "equal" and adjacency is Adjacency.ADD_REMOVE:
         return  # refused
     size, cycle, largest, sigma = 14, 4, 3, 1.3
-    member = CyclicPoissonPLD(adjacency=adjacency)
+    member = PoissonPLD(adjacency=adjacency)
     law, sizes = cut(cycle, size, largest, assignment=assignment), (size,)
     if adjacency is Adjacency.ADD_REMOVE:  # whatever number of examples the run had
         law, sizes = dataclasses.replace(law, dataset_size=5, nominal_size=size), range(1, size + 2)
@@ -305,6 +292,6 @@ def test_intervals_of_sizes_cover_their_law(size, cycle):
 
 
 def test_a_cap_that_nobody_reaches_is_no_truncation():
-    free = CyclicPoissonPLD().guarantee(mechanism(cut(4, 80, 20)), delta=1e-5)
-    plain = CyclicPoissonPLD().guarantee(mechanism(cut(4, 80, None)), delta=1e-5)
+    free = PoissonPLD().guarantee(mechanism(cut(4, 80, 20)), delta=1e-5)
+    plain = PoissonPLD().guarantee(mechanism(cut(4, 80, None)), delta=1e-5)
     assert free.epsilon == plain.epsilon

@@ -12,10 +12,8 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.subsampled_gaussian import subsampled_gaussian
-from dptrain.accounting.poisson.poisson import (
-    PoissonPLD,
-    SubsampledGaussianCurve,
-)
+from dptrain.accounting.poisson.curves import SubsampledGaussianCurve
+from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson
@@ -179,7 +177,7 @@ def test_refuses_other_pairs_by_reason():
 
 def test_a_curve_of_cut_batches_is_refused_by_itself_too():
     """Nothing but the accountant stands between the theorem and a scheme that it is not about."""
-    scheme = Poisson(probability=0.1, dataset_size=100, steps=10, max_batch_size=12)
+    scheme = MinSep(probability=0.1, min_sep=1, dataset_size=100, steps=10, max_batch_size=12)
     cut = MatrixMechanism(scheme=scheme, strategy=Identity(), noise_multiplier=1.0)
     with pytest.raises(ValueError, match=r"poisson-pld: .*max_batch_size"):
         PoissonPLD().curve(cut)

@@ -17,7 +17,7 @@ from dptrain.accounting.base.curve import DeterministicAccountant, convex_envelo
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.loss_distribution import LossDistribution
 from dptrain.accounting.losses.tilted_curve import Masses
-from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
+from dptrain.accounting.poisson.curves import SubsampledGaussianCurve
 from dptrain.core.guarantee import Adjacency
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import BallsInBins, MinSep, Poisson, RandomAllocation, Shuffled

@@ -15,11 +15,9 @@ from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import Composition
 from dptrain.accounting.losses.dominating_pairs import ShiftedMixtures
 from dptrain.accounting.losses.public_coin import public_mixture
-from dptrain.accounting.poisson.poisson import PoissonPLD, SubsampledGaussianCurve
-from dptrain.accounting.poisson.truncated import (
-    TruncatedPoissonPLD,
-    truncated_curve,
-)
+from dptrain.accounting.poisson import SubsampledGaussianCurve
+from dptrain.accounting.poisson.parts import truncated_curve
+from dptrain.accounting.poisson.poisson import PoissonPLD
 from dptrain.accounting.poisson.truncated_step import Branches, full_pair
 from dptrain.core.guarantee import Adjacency, Kind
 from dptrain.mechanism import MatrixMechanism
@@ -51,7 +49,7 @@ def mechanism(size, p, largest, steps, sigma, strategy=None, nominal=None):
 
 class TestContract(AccountantContract):
     def accountant(self):
-        return TruncatedPoissonPLD()
+        return PoissonPLD()
 
     def mechanism(self):
         return mechanism(200, 0.2, 52, 10, 2.0)
@@ -62,7 +60,7 @@ class TestContract(AccountantContract):
 
 class TestContractOfAddRemove(TestContract):
     def accountant(self):
-        return TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
+        return PoissonPLD(adjacency=Adjacency.ADD_REMOVE)
 
     def mechanism(self):
         # The added example's loss is bounded by n log 1/q.
@@ -74,7 +72,7 @@ class TestContractOfAddRemove(TestContract):
 
 class TestContractOfReplaceOne(TestContract):
     def accountant(self):
-        return TruncatedPoissonPLD(adjacency=Adjacency.REPLACE_ONE)
+        return PoissonPLD(adjacency=Adjacency.REPLACE_ONE)
 
 
 # --- the pairs, by half lines; q2 by its sum over s, not the shorter form -----------------------
@@ -247,7 +245,7 @@ def test_a_cap_of_the_whole_dataset_is_poisson():
             strategy=Identity(),
             noise_multiplier=1.1,
         )
-        ours = TruncatedPoissonPLD().guarantee(capped, delta=1e-6)
+        ours = PoissonPLD().guarantee(capped, delta=1e-6)
         assert ours.epsilon == PoissonPLD().guarantee(poisson, delta=1e-6).epsilon
         assert ours.kind is Kind.EXACT
 
@@ -305,7 +303,7 @@ def test_at_least_as_tight_as_dp_accounting(size, p, largest, sigma, steps):
 
 def test_add_remove_covers_every_number_of_examples_and_tells_none():
     most, p, largest, sigma = 9, 0.4, 3, 1.0
-    member = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE)
+    member = PoissonPLD(adjacency=Adjacency.ADD_REMOVE)
     found = member.profile(mechanism(most, p, largest, 4, sigma, nominal=most), EPSILONS)
     for size in range(1, most + 2):  # of the larger data set
         single = curve(size, p, largest, 4, adjacency=ADD_REMOVE).delta(sigma, EPSILONS)
@@ -324,7 +322,7 @@ def test_add_remove_covers_every_number_of_examples_and_tells_none():
 def test_add_remove_costs_little_more_than_the_one_size():
     # Where few batches are cut, q2 of the most examples is close to p.
     size, p, largest, sigma, steps = 10_000, 0.01, 120, 1.0, 100
-    found = TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).guarantee(
+    found = PoissonPLD(adjacency=Adjacency.ADD_REMOVE).guarantee(
         mechanism(size, p, largest, steps, sigma, nominal=size), delta=1e-5
     )
     single = curve(size + 1, p, largest, steps, adjacency=ADD_REMOVE).epsilon(sigma, 1e-5)
@@ -334,10 +332,10 @@ def test_add_remove_costs_little_more_than_the_one_size():
 def test_add_remove_is_exact_where_no_size_is_cut():
     # At B = M nothing is cut, but with one example more it is.
     capped = mechanism(9, 0.4, 9, 4, 1.0, nominal=9)
-    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(capped) is Kind.UPPER_BOUND
-    assert TruncatedPoissonPLD().kind_of(mechanism(9, 0.4, 9, 4, 1.0)) is Kind.EXACT
+    assert PoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(capped) is Kind.UPPER_BOUND
+    assert PoissonPLD().kind_of(mechanism(9, 0.4, 9, 4, 1.0)) is Kind.EXACT
     roomy = mechanism(9, 0.4, 10, 4, 1.0, nominal=9)
-    assert TruncatedPoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(roomy) is Kind.EXACT
+    assert PoissonPLD(adjacency=Adjacency.ADD_REMOVE).kind_of(roomy) is Kind.EXACT
 
 
 # --- the pieces --------------------------------------------------------------------------------
@@ -418,15 +416,15 @@ def test_sensitivity_scales_the_noise():
 def test_refuses_by_reason_with_a_remedy():
     bins = BallsInBins(bins=10, epochs=2, dataset_size=100)
     other = MatrixMechanism(scheme=bins, strategy=Identity(), noise_multiplier=1.0)
-    assert "max_batch_size" in (TruncatedPoissonPLD().refusal(other) or "")
+    assert "max_batch_size" in (PoissonPLD().refusal(other) or "")
     banded = mechanism(100, 0.1, 15, 20, 1.0, BandMF(bands=2))
-    assert "use bands=1" in (TruncatedPoissonPLD().refusal(banded) or "")
+    assert "use bands=1" in (PoissonPLD().refusal(banded) or "")
     for diagonal, refused in ((np.diag([1.0, 0.5]), True), (np.diag([0.5, 0.5]), False)):
         varied = mechanism(100, 0.1, 15, 2, 1.0, Dense(matrix=diagonal))
-        assert ("Identity" in (TruncatedPoissonPLD().refusal(varied) or "")) == refused
+        assert ("Identity" in (PoissonPLD().refusal(varied) or "")) == refused
 
 
 def test_says_when_truncation_costs_privacy():
     for largest, told in ((15, True), (60, False)):
-        shown = TruncatedPoissonPLD().guarantee(mechanism(100, 0.1, largest, 5, 1.5), delta=1e-6)
+        shown = PoissonPLD().guarantee(mechanism(100, 0.1, largest, 5, 1.5), delta=1e-6)
         assert any("max_batch_size" in note for note in shown.notes) == told

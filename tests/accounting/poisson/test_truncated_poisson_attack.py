@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dptrain.accounting.poisson.poisson import SubsampledGaussianCurve
-from dptrain.accounting.poisson.truncated import truncated_curve
+from dptrain.accounting.poisson import SubsampledGaussianCurve, truncated_curve
 from dptrain.core.guarantee import Adjacency
 from tests.oracles.enumeration import log_sum_exp
 

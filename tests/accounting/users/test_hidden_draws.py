@@ -227,7 +227,7 @@ def test_slots_too_near_each_other_cost_more():
     scheme = UserCyclic(partition=partition, batch_size=1.0, steps=8)
     with pytest.raises(ValueError, match="bands <= 1"):
         account(run(scheme, strategy=BandMF(bands=2)), delta=1e-3,
-                accountant="user-cyclic-pld")  # fmt: skip
+                accountant="user-poisson-pld")  # fmt: skip
     # The truth at steps 3 and 4, against the product of two separate columns.
     c = BandMF(bands=2).bind(8).columns(8, [3, 4])[3:6]
     y = np.linspace(-8, 10, 121)
@@ -267,5 +267,5 @@ def test_wider_noise_correlation_than_slots_is_refused_with_a_remedy():
     partition = GraphPartition.of_graph(SMALL, cycle=4, spread=2, method="greedy")
     scheme = UserCyclic(partition=partition, batch_size=4.0, steps=20)
     table = {a.name: a.reason for a in accountants_for(run(scheme, strategy=BandMF(bands=4)))}
-    assert "bands <= 2" in str(table["user-cyclic-pld"])
+    assert "bands <= 2" in str(table["user-poisson-pld"])
     assert table["gaussian"] is not None  # by name only: the refused one would be tighter

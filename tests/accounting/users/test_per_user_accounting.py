@@ -119,7 +119,7 @@ def test_by_name_or_by_hand():
         assert account(ours, delta=1e-4, accountant=accountant).epsilon == expected
     gaussian = account(ours, delta=1e-4, accountant="gaussian").epsilon
     assert gaussian == UnsampledGaussian().guarantee(ours, delta=1e-4).epsilon > expected
-    with pytest.raises(ValueError, match="it needs Poisson sampling"):
+    with pytest.raises(ValueError, match="it needs Poisson or CyclicPoisson sampling"):
         PoissonPLD().guarantee(ours, delta=1e-4)  # of a scheme that it does not know
     (member,) = find_accountants(ours, "poisson-pld", adjacency=Adjacency.REPLACE_ONE)
     assert member.adjacency is Adjacency.REPLACE_ONE

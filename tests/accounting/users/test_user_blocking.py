@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binom
 
 from dptrain.accounting import account
-from dptrain.accounting.users.revealed import RevealedDrawsAnyBlocking
+from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.revealed_law import worst_blocking
 from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.strategies import Dense
@@ -44,7 +44,7 @@ def test_worst_blocking_against_all_controllers(name, k, p):
     matrix, bands = MATRICES[name]
     for b in (bands, bands + 1, 9):
         both = mechanism(k, p, b, 4, strategy=Dense(matrix=matrix), exclusion="participation")
-        found = RevealedDrawsAnyBlocking().profile(both, EPSILONS)
+        found = RevealedDraws().profile(both, EPSILONS)
         for epsilon, delta in zip(EPSILONS, found.delta, strict=True):
             exact = best_controller(k, p, b, matrix, 1.3, epsilon)
             assert exact <= delta

@@ -277,7 +277,7 @@ def test_samples_answer_where_draws_stay_hidden_and_time_is_short(
     assert law_of_graph(crowded).exposed_share == pytest.approx(1 - 0.99 ** (3 * 103), rel=1e-6)
     assert answers(crowded) == "revealed-draws"
     assert "exposed" in (ExposedStepsImportance().reserved(crowded) or "")
-    assert answers(of(circle(400), exclusion="participation")) == "revealed-draws-any-blocking"
+    assert answers(of(circle(400), exclusion="participation")) == "revealed-draws"
     alike = circle(400)
     detached = AttributionGraph(
         examples=400, users=400, edges=800, max_examples=2, fingerprint=alike.fingerprint

@@ -11,7 +11,7 @@ from scipy.stats import binom
 from dptrain.accounting import account, accountants_for, calibrate, find_accountants
 from dptrain.accounting.min_sep.monte_carlo import MinSepMonteCarlo
 from dptrain.accounting.unamplified import UnsampledGaussian
-from dptrain.accounting.users.revealed import RevealedDraws, RevealedDrawsAnyBlocking
+from dptrain.accounting.users.revealed import RevealedDraws
 from dptrain.accounting.users.revealed_law import _DecayingWindow, revealed_law
 from dptrain.accounting.users.squared_norm_grid import SquaredNormGrid
 from dptrain.core.guarantee import Kind
@@ -77,9 +77,9 @@ class TestRevealedDraws(AccountantContract):
         return mechanism(2, 0.02, 4, 60, strategy=BSR(bands=5))
 
 
-class TestAnyBlocking(AccountantContract):
+class TestRevealedDrawsAnyBlocking(AccountantContract):
     def accountant(self):
-        return RevealedDrawsAnyBlocking()
+        return RevealedDraws()
 
     def mechanism(self):
         return mechanism(
@@ -87,7 +87,7 @@ class TestAnyBlocking(AccountantContract):
         )
 
     def refused_mechanism(self):
-        return mechanism(2, 0.02, 4, 30, sigma=2.0)
+        return mechanism(2, 0.02, 4, 30, strategy=BSR(bands=5), exclusion="participation")
 
 
 class TestGaussianForUsers(AccountantContract):
@@ -273,13 +273,12 @@ def test_choice_and_reasons():
     assert account(wide, delta=1e-5).accountant == "gaussian"
     reasons = {a.name: a.reason for a in accountants_for(wide)}
     assert "fewer bands or a larger min_sep" in reasons["revealed-draws"]
-    assert "participation" in reasons["revealed-draws-any-blocking"]
     tree = mechanism(2, 0.02, 4, 40, strategy=TreeRestart(height=3))
     assert account(tree, delta=1e-5).accountant == "revealed-draws"  # not square
     unused = mechanism(2, 0.02, 4, 40, exclusion="participation")
     assert find_accountants(unused)[0].name == "user-min-sep-importance"
-    found = account(unused, delta=1e-5, accountant="revealed-draws-any-blocking")
-    assert found.accountant == "revealed-draws-any-blocking"
+    found = account(unused, delta=1e-5, accountant="revealed-draws")
+    assert found.accountant == "revealed-draws"
     assert found.kind is Kind.UPPER_BOUND
     assert any("does not use Conjecture 6.2" in note for note in found.notes)
 

@@ -48,7 +48,7 @@ def theirs(item, adjacency=Adjacency.ZERO_OUT):
         (mechanism(POISSON), None),
         (mechanism(MinSep(probability=0.02, min_sep=1, dataset_size=2000, steps=100)), None),
         (mechanism(POISSON, Dense(matrix=2.0 * np.eye(100)), 2.0), None),
-        (mechanism(CYCLIC, BSR(bands=3), 1.5), "cyclic-poisson-pld"),
+        (mechanism(CYCLIC, BSR(bands=3), 1.5), "poisson-pld"),
         (mechanism(dataclasses.replace(TRUNCATED, max_batch_size=2000)), None),
         (mechanism(dataclasses.replace(TRUNCATED, max_batch_size=90)), None),
         (mechanism(SHUFFLED, BSR(bands=3), 4.0), None),

@@ -9,7 +9,7 @@ from scipy.special import ndtr, ndtri
 from dptrain.accounting.losses import gaussian
 from dptrain.accounting.losses.composition import HeterogeneousComposition
 from dptrain.accounting.losses.subsampled_gaussian import spread, subsampled_gaussian_on_grid
-from dptrain.accounting.poisson.poisson import poisson_curve
+from dptrain.accounting.poisson import poisson_curve
 from dptrain.contrib.per_example.loss_transform import log_ratio
 from dptrain.contrib.per_example.norm_grid import NormGrid
 from dptrain.contrib.per_example.pld import IndividualPLD
