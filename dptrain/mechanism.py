@@ -58,6 +58,17 @@ class MatrixMechanism:
         """Number n of optimiser steps."""
         return self.scheme.steps
 
+    @property
+    def participants(self) -> MatrixMechanism:
+        """The mechanism that accountants are asked about: itself, or that of whoever is drawn.
+
+        Where the units of a scheme take part as the examples of another one do
+        (``Scheme.participants``), every theorem about those examples holds for the units
+        (docs/theory/users.md#thm-users-averaged).
+        """
+        drawn = self.scheme.participants
+        return self if drawn is self.scheme else dataclasses.replace(self, scheme=drawn)
+
     def with_noise(self, noise_multiplier: float) -> MatrixMechanism:
         """The same scheme and strategy at another σ."""
         return dataclasses.replace(self, noise_multiplier=noise_multiplier)

@@ -387,7 +387,7 @@ def _answers(
 
     def answered(accountant: Accountant) -> str:
         settled = seeded(accountant)
-        return settled.guarantee(mechanism, delta=DELTA).epsilon.hex()
+        return settled.guarantee(mechanism.participants, delta=DELTA).epsilon.hex()
 
     def chosen() -> str:
         return account(mechanism, delta=DELTA, adjacency=adjacency).epsilon.hex()
@@ -844,7 +844,7 @@ def certificate_file(name: str) -> tuple[str, Any]:
     members = [each.accountant for each in accountants_for(mechanism)]
     (accountant,) = (member for member in members if _NAMES.get(member.name) == name)
     with tempfile.TemporaryDirectory() as folder:
-        seeded(accountant, cache=folder).calibrate(mechanism, epsilon=2.0, delta=DELTA)
+        seeded(accountant, cache=folder).calibrate(mechanism.participants, epsilon=2.0, delta=DELTA)
         (path,) = pathlib.Path(folder).glob("*.json")
         return path.name, json.loads(path.read_text(encoding="utf-8"))
 

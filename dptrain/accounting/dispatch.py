@@ -23,11 +23,11 @@ from dptrain.accounting.base.statement import (
     check_delta,
     check_epsilon,
     checked_grid,
+    of_units,
     statement,
     told_once,
 )
 from dptrain.accounting.base.trade_off import LEAST_FLOOR, TradeOff
-from dptrain.accounting.base.units import about_units
 from dptrain.accounting.best_of import BestOf
 from dptrain.accounting.unamplified import UnsampledGaussian
 from dptrain.core import Adjacency, Guarantee, Kind, checks
@@ -54,7 +54,8 @@ def find_accountants(
 ) -> list[Accountant]:
     """The accountant asked for (by name or itself), or those that answer by themselves.
 
-    ``register_accountant`` states the rule by which they do.
+    ``register_accountant`` states the rule by which they do. They are asked about
+    ``mechanism.participants``.
 
     Raises:
         ValueError: if the name is unknown, the accountant is about another adjacency, or the
@@ -72,8 +73,8 @@ def find_accountants(
                 f"accountant={accountant.name!r} states {accountant.adjacency.value}, asked for is "
                 f"adjacency={adjacency.value!r}; leave accountant out or change the adjacency"
             )
-        accountant = about_units(accountant, mechanism)
-        if reason := accountant.obstacle(mechanism):
+        asked = mechanism.participants
+        if reason := size_refusal(adjacency, mechanism) or accountant.obstacle(asked):
             raise ValueError(
                 f"accountant={accountant.name!r} does not cover {_pair(mechanism)}: {reason}"
             )
@@ -142,17 +143,18 @@ def account(
     delta = None if delta is None else check_delta(delta, mechanism.scheme)
     epsilon = None if epsilon is None else check_epsilon(epsilon)
     member = find_accountant(mechanism, accountant, adjacency=adjacency)
+    asked = mechanism.participants
     if delta is not None:
         with told_once():
-            return member.guarantee(mechanism, delta=delta)
+            return of_units(member.guarantee(asked, delta=delta), mechanism)
     assert epsilon is not None
-    found = member.profile(mechanism, np.array([epsilon])).delta[0]
+    found = member.profile(asked, np.array([epsilon])).delta[0]
     value = max(float(found), SMALLEST_DELTA)
     notes: tuple[str, ...] = ()
     if member.kind is Kind.CONFIDENCE:
         chance = member.failure_probability
         notes = (f"false with probability at most {chance:g} over the accountant's own simulation",)
-    return statement(mechanism, member, epsilon=epsilon, delta=value, notes=notes)
+    return of_units(statement(asked, member, epsilon=epsilon, delta=value, notes=notes), mechanism)
 
 
 def profile(
@@ -178,7 +180,7 @@ def profile(
 def profile_by(member: Accountant, mechanism: MatrixMechanism, epsilon: npt.ArrayLike) -> Profile:
     """The accountant's profile, which says what it is about."""
     return dataclasses.replace(
-        member.profile(mechanism, epsilon),
+        member.profile(mechanism.participants, epsilon),
         adjacency=member.adjacency,
         unit=mechanism.scheme.unit,
         mechanism_hash=mechanism.hash,
@@ -268,7 +270,7 @@ def trade_off(
     top = guarantee.epsilon
     if least < guarantee.delta or not math.isfinite(top):
         with told_once():
-            top = member.guarantee(mechanism, delta=least).epsilon
+            top = member.guarantee(mechanism.participants, delta=least).epsilon
     if not math.isfinite(top):
         return TradeOff.of(guarantee, floor=floor)
     grid = float(np.logaddexp(top, 0.0)) * np.linspace(0.0, 1.0, points) ** 2
@@ -331,5 +333,6 @@ def calibrate(
     if attempts > 1:
         member = member.among(attempts)
     with told_once():
-        best = member.calibrate(mechanism, epsilon=epsilon, delta=delta, **options)
-    return Calibration(mechanism.with_noise(best.noise_multiplier), best)
+        best = member.calibrate(mechanism.participants, epsilon=epsilon, delta=delta, **options)
+    found = of_units(best, mechanism)
+    return Calibration(mechanism.with_noise(found.noise_multiplier), found)

@@ -9,8 +9,7 @@ import numpy as np
 from dptrain.accounting.base.accountant import Accountant, Cost, Profile
 from dptrain.accounting.base.curve import DeterministicAccountant
 from dptrain.accounting.base.registry import accountant_named
-from dptrain.accounting.base.statement import told_once
-from dptrain.accounting.base.units import about_units
+from dptrain.accounting.base.statement import of_units, told_once
 from dptrain.accounting.best_of import BestOf
 from dptrain.accounting.dispatch import (
     accountants_for,
@@ -58,14 +57,14 @@ def mechanism_of(guarantee: Guarantee) -> MatrixMechanism:
     return found
 
 
-def stated_accountant(name: str, mechanism: MatrixMechanism, adjacency: Adjacency) -> Accountant:
-    """The accountant of the name that a statement or profile of the mechanism gives.
+def stated_accountant(name: str, adjacency: Adjacency) -> Accountant:
+    """The accountant of the name that a statement or profile gives.
 
     Raises:
         ValueError: if there is none, or it has no theorems for the adjacency.
     """
     names = name.removeprefix(_BEST_OF).split(", ") if name.startswith(_BEST_OF) else [name]
-    members = [about_units(accountant_named(each, adjacency), mechanism) for each in names]
+    members = [accountant_named(each, adjacency) for each in names]
     if len(members) == 1:
         return members[0]
     proven = [each for each in members if isinstance(each, DeterministicAccountant)]
@@ -122,8 +121,8 @@ def _stated(guarantee: Guarantee, mechanism: MatrixMechanism) -> Accountant:
         ValueError: if it does not, naming those that take longer.
     """
     quick = (Cost.INSTANT, Cost.SECONDS)
-    member = stated_accountant(guarantee.accountant, mechanism, guarantee.adjacency)
-    if isinstance(member, DeterministicAccountant) and member.cost(mechanism) in quick:
+    member = stated_accountant(guarantee.accountant, guarantee.adjacency)
+    if isinstance(member, DeterministicAccountant) and member.cost(mechanism.participants) in quick:
         return member
     slow = [
         each
@@ -177,6 +176,6 @@ def restate(guarantee: Guarantee) -> Guarantee:
         True
     """
     mechanism = mechanism_of(guarantee)
-    member = stated_accountant(guarantee.accountant, mechanism, guarantee.adjacency)
+    member = stated_accountant(guarantee.accountant, guarantee.adjacency)
     with told_once():
-        return member.restate(mechanism, guarantee)
+        return of_units(member.restate(mechanism.participants, guarantee), mechanism)

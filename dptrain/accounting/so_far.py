@@ -68,7 +68,8 @@ def epsilon_so_far(mechanism: MatrixMechanism, steps: int, *, planned: Guarantee
         and (each.reason is None or each.name in (planned.accountant, UnsampledGaussian.name))
     ]
     with told_once():
-        epsilons = [each.guarantee(begun, delta=planned.delta).epsilon for each in found]
+        asked = begun.participants
+        epsilons = [each.guarantee(asked, delta=planned.delta).epsilon for each in found]
     least = min(epsilons, default=math.inf)
     return least if least < planned.epsilon else None
 

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from dptrain.accounting import Accountant, calibrate, find_accountants
-from dptrain.accounting.base import bare, check_epsilon
+from dptrain.accounting.base import check_epsilon
 from dptrain.accounting.simulation import SimulatedAccountant, check_folder
 from dptrain.commands.account import add_accountant_arguments
 from dptrain.commands.arguments import (
@@ -95,7 +95,7 @@ def keeping_certificates(
         ValueError: if the accountant that answers does not simulate, or the folder is unusable.
     """
     members = find_accountants(mechanism, name, adjacency=adjacency)
-    member = bare(members[0])
+    member = members[0]
     if len(members) > 1 or not isinstance(member, SimulatedAccountant):
         names = ", ".join(each.name for each in members)
         raise ValueError(

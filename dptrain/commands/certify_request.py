@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from dptrain.accounting import accountant_named, registered_accountants
-from dptrain.accounting.base import check_delta, check_epsilon, of_participants
+from dptrain.accounting.base import check_delta, check_epsilon
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.simulation import MonteCarloAccountant, Simulation, check_folder
 from dptrain.accounting.simulation.weighted import WeightedAccountant
@@ -34,7 +34,7 @@ def requested_simulation(options: argparse.Namespace) -> Simulation:
     mechanism = read_mechanism(options.mechanism)
     check_epsilon(options.epsilon)
     check_delta(options.delta, mechanism.scheme)
-    mechanism = of_participants(mechanism)
+    mechanism = mechanism.participants
     accountant = _accountant(options.accountant, mechanism)
     if options.device == "cuda":
         if not isinstance(accountant, MinSepMonteCarlo):

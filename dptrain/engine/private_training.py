@@ -347,7 +347,7 @@ class PrivateTraining:
         if delta is None or delta in self._guarantees:
             return None if delta is None else self._guarantees[delta]
         found = find_accountants(self.mechanism, self._accountant)
-        if any(each.cost(self.mechanism) is not Cost.INSTANT for each in found):
+        if any(each.cost(self.mechanism.participants) is not Cost.INSTANT for each in found):
             return None
         self.guarantee(delta)
         return self._guarantees[delta]

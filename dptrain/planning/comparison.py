@@ -130,7 +130,7 @@ def _certified(
     member = dataclasses.replace(member, cache=folder, progress=progress).among(attempts)
     q = plan.question
     with told_once():
-        shown = member.calibrate(row.mechanism, epsilon=q.epsilon, delta=q.delta)
+        shown = member.calibrate(row.mechanism.participants, epsilon=q.epsilon, delta=q.delta)
     certified = dataclasses.replace(
         row, mechanism=row.mechanism.with_noise(shown.noise_multiplier), kind=shown.kind
     )
@@ -164,17 +164,18 @@ class _Trials:
         except ValueError as error:
             yield Skipped(candidate, str(error))
             return
+        asked = mechanism.participants
         results: list[tuple[float, Kind, Accountant]] = []
         exact = False
-        for member in sorted(members, key=lambda each: each.kind_of(mechanism) is not Kind.EXACT):
+        for member in sorted(members, key=lambda each: each.kind_of(asked) is not Kind.EXACT):
             if not isinstance(member, DeterministicAccountant) or member.name not in offered:
                 continue
-            if not self.slow and (cost := member.cost(mechanism)) not in _QUICK:
+            if not self.slow and (cost := member.cost(asked)) not in _QUICK:
                 yield Skipped(candidate, f"{member.name} would take {cost.value}; ask with --slow")
                 continue
             try:
                 with told_once():
-                    shown = member.calibrate(mechanism, epsilon=q.epsilon, delta=q.delta)
+                    shown = member.calibrate(asked, epsilon=q.epsilon, delta=q.delta)
             except ValueError as error:
                 yield Skipped(candidate, str(error))
             else:
@@ -196,11 +197,12 @@ class _Trials:
         results: list[tuple[float, Kind, Accountant]],
     ) -> Iterator[PlanRow | Skipped]:
         """What a simulation would need, if one covers the pair and that is less than is proven."""
+        asked = mechanism.participants
         simulating = [
             member
             for member in members
             if isinstance(member, SimulatedAccountant)
-            and (member.name in automatic or member.cost(mechanism) is not Cost.HOURS)
+            and (member.name in automatic or member.cost(asked) is not Cost.HOURS)
         ]
         plain = [
             each.accountant
@@ -211,23 +213,23 @@ class _Trials:
             if not results:
                 yield Skipped(candidate, "no accountant answers for it in reasonable time")
             return
-        quickest = min(plain, key=lambda m: m.simulation(mechanism).work)
+        quickest = min(plain, key=lambda m: m.simulation(asked).work)
         weighted = [m for m in simulating if isinstance(m, WeightedAccountant)]
         states = next((m for m in simulating if m.name in automatic), (*weighted, quickest)[0])
         # Weighted samples certify nearly the target; plain ones keep half of δ for the verdict.
         delta = self.question.delta
         target = delta if states in weighted else samples_needed(delta).threshold
         # A cap under which those samples answer is not met in a way that shows.
-        probe = mechanism
+        probe = asked
         if isinstance(states, TruncatedMinSepImportance):
-            probe = whole_batches(mechanism)
+            probe = whole_batches(asked)
         if min_sep_refusal(probe) is None:
             fresh = TiltedEstimate(self.question.epsilon, target), None
             tilted, last = self._tilted.get(target, fresh)
             sigma = tilted.noise(min_sep_law(probe), last)
             self._tilted[target] = tilted, sigma
         else:
-            simulation = quickest.simulation(mechanism)
+            simulation = quickest.simulation(asked)
             sigma = estimate_noise(simulation, epsilon=self.question.epsilon, target=target)
         if any(proven <= sigma for proven, _, _ in results):
             yield Skipped(candidate, f"{states.name} promises no less noise than what is proven")

@@ -300,10 +300,10 @@ class _Findings:
 
     def _curve(self, profile: Profile, *, shown: bool) -> Profile:
         mechanism = mechanism_of(self.stated)
-        member = stated_accountant(profile.accountant, mechanism, self.stated.adjacency)
+        member = stated_accountant(profile.accountant, self.stated.adjacency)
         if not isinstance(member, DeterministicAccountant):
             raise ValueError(f"{member.name} simulates, and its curve is none that is proven")
-        found = member.profile(mechanism, profile.epsilon)
+        found = member.profile(mechanism.participants, profile.epsilon)
         return as_shown(found, self.stated) if shown else found
 
     def _attacks(self, value: Mapping[str, Any], read: WholeStatement) -> None:

@@ -15,12 +15,10 @@ from dptrain import (
     Shuffled,
 )
 from dptrain.accounting import accountant_named, calibrate, restate
-from dptrain.accounting.base.units import about_units
 from dptrain.accounting.min_sep import TiltedEstimate, min_sep_law
 from dptrain.core import Kind
 from dptrain.planning import amplified_band_mf
-from dptrain.sampling import AttributionGraph, PerUser
-from dptrain.strategies import Identity, MomentumSGD, Strategy
+from dptrain.strategies import MomentumSGD, Strategy
 from dptrain.strategies.momentum import linear_decay
 
 STEPS, BANDS, TARGET = 80, 8, {"epsilon": 6.0, "delta": 1e-4}
@@ -99,7 +97,6 @@ def test_an_accountant_that_may_be_wrong_says_how_attempts_count():
     sure, simulating = accountant_named("min-sep-renyi"), accountant_named("min-sep-importance")
     assert sure.among(5) is sure
     assert simulating.among(5).attempts == 5
-    assert about_units(simulating, MatrixMechanism(**of_units())).among(5).member.attempts == 5
 
     class Lucky(type(sure)):
         name, kind = "lucky", Kind.CONFIDENCE
@@ -109,12 +106,6 @@ def test_an_accountant_that_may_be_wrong_says_how_attempts_count():
         Lucky().among(2)
     with pytest.raises(ValueError, match="attempts"):
         simulating.among(0)
-
-
-def of_units():
-    graph = AttributionGraph.from_lists([["ann"], ["bob"], ["ann"], ["eve"]])
-    scheme = PerUser.for_batch_size(graph=graph, batch_size=1.5, steps=10, group_size=2)
-    return {"scheme": scheme, "strategy": Identity(), "noise_multiplier": 1.0}
 
 
 def test_never_worse_whatever_was_estimated(monkeypatch):

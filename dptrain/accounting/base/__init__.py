@@ -13,7 +13,6 @@ from dptrain.accounting.base.statement import (
     told_once,
 )
 from dptrain.accounting.base.trade_off import WEAKEST, TradeOff, check_same_subject
-from dptrain.accounting.base.units import bare, of_participants
 
 __all__ = [
     "AVERAGED",
@@ -25,13 +24,11 @@ __all__ = [
     "Curve",
     "DeterministicAccountant",
     "TradeOff",
-    "bare",
     "check_delta",
     "check_epsilon",
     "check_same_subject",
     "checked_sigma",
     "convex_envelope",
-    "of_participants",
     "size_refusal",
     "told_once",
     "truncation_refusal",

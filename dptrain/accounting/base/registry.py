@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from dptrain.accounting.base.accountant import Accountant, Availability
 from dptrain.accounting.base.curve import DeterministicAccountant
-from dptrain.accounting.base.units import about_units, of_participants
 from dptrain.core import Adjacency, Kind, checks, did_you_mean
 from dptrain.mechanism import MatrixMechanism
 
@@ -159,19 +158,14 @@ def availabilities(mechanism: MatrixMechanism, adjacency: Adjacency) -> list[Ava
 
     Accountants of other packages than the first that answers do so by name only.
     """
-    asked = of_participants(mechanism)
+    asked = mechanism.participants
     found = [Availability.of(each, asked) for each in registered_accountants(adjacency)]
     packages = list(dict.fromkeys(_package(member) for member in _known().values()))
     answering = {_package(each.accountant) for each in found if each.reason is None}
     if answering:
         first = min(answering, key=packages.index)
         found = [_behind(each, first) for each in found]
-    if asked is mechanism:
-        return found
-    return [
-        dataclasses.replace(each, accountant=about_units(each.accountant, mechanism))
-        for each in found
-    ]
+    return found
 
 
 def _behind(found: Availability, first: str) -> Availability:

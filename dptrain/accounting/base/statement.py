@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
@@ -62,10 +63,6 @@ def statement(
     """
     if reason := size_refusal(accountant.adjacency, mechanism):
         raise ValueError(f"the {accountant.display} accountant states nothing: {reason}")
-    if mechanism.scheme.unit.kind == "user":
-        notes = (*notes, PUBLIC_GRAPH)
-    if mechanism.scheme.group_size is not None:
-        notes = (*notes, AVERAGED.format(type(mechanism.scheme.participants).__name__))
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -79,9 +76,40 @@ def statement(
         accountant=accountant.name,
         kind=accountant.kind_of(mechanism) if kind is None else kind,
         mechanism_hash=mechanism.hash,
-        notes=notes,
+        notes=(*notes, *_notes(mechanism.scheme)),
         certificate=certificate,
     )
+
+
+def of_units(found: Guarantee, mechanism: MatrixMechanism) -> Guarantee:
+    """The statement about the mechanism's units that follows from one about its participants.
+
+    Args:
+        found: an accountant's statement about ``mechanism.participants``, at any σ.
+        mechanism: the mechanism whose units the statement is to be about.
+
+    Raises:
+        ValueError: if the number of examples is private to one of the two and public to the other.
+    """
+    if mechanism.participants is mechanism:
+        return found
+    if reason := size_refusal(found.adjacency, mechanism):
+        raise ValueError(f"the {found.accountant} accountant states nothing: {reason}")
+    return dataclasses.replace(
+        found,
+        unit=mechanism.scheme.unit,
+        scheme=mechanism.scheme.published(),
+        mechanism_hash=mechanism.with_noise(found.noise_multiplier).hash,
+        notes=(*found.notes, *_notes(mechanism.scheme)),
+    )
+
+
+def _notes(scheme: Scheme) -> tuple[str, ...]:
+    """The remarks that belong to every statement about the scheme's units."""
+    public = (PUBLIC_GRAPH,) if scheme.unit.kind == "user" else ()
+    if scheme.group_size is None:
+        return public
+    return (*public, AVERAGED.format(type(scheme.participants).__name__))
 
 
 def without_noise(mechanism: MatrixMechanism, accountant: Accountant, delta: float) -> Guarantee:

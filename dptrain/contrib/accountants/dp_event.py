@@ -8,7 +8,7 @@ import dp_accounting
 from dp_accounting import dp_event
 
 from dptrain.accounting import UnsampledGaussian
-from dptrain.accounting.base import of_participants, size_refusal
+from dptrain.accounting.base import size_refusal
 from dptrain.accounting.poisson import tosses_coins
 from dptrain.core import Adjacency, checks
 from dptrain.mechanism import MatrixMechanism
@@ -58,7 +58,7 @@ def to_dp_event(mechanism: MatrixMechanism, adjacency: Adjacency | None = None) 
         ValueError: if no event bounds the mechanism under this adjacency, saying why.
     """
     checks.instance("mechanism", mechanism, MatrixMechanism)
-    mechanism = of_participants(mechanism)  # of units as of what stands for them
+    mechanism = mechanism.participants
     scheme, strategy = mechanism.scheme, mechanism.strategy
     adjacency = mechanism.adjacency if adjacency is None else adjacency
     checks.instance("adjacency", adjacency, Adjacency, example="Adjacency.ZERO_OUT")

@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from dptrain import BSR, BandMF, Identity, MatrixMechanism, account, accountants_for, calibrate
 from dptrain.accounting import find_accountants, profile, to_dp_event, trade_off
-from dptrain.accounting.base.units import AboutUnits, about_units, bare
+from dptrain.accounting.base.statement import of_units
 from dptrain.accounting.min_sep import MinSepMonteCarlo
 from dptrain.accounting.poisson import PoissonPLD
 from dptrain.accounting.unamplified import UnsampledGaussian
@@ -22,7 +22,6 @@ from dptrain.commands.certify_request import requested_simulation
 from dptrain.core import Adjacency, Guarantee, Kind
 from dptrain.individual import RenyiFilter
 from dptrain.sampling import AttributionGraph, BallsInBins, CyclicPoisson, MinSep, PerUser, Poisson
-from dptrain.testing import AccountantContract
 
 USERS = 400
 GRAPH = AttributionGraph.from_lists([[e % USERS] for e in range(3 * USERS + 100)])
@@ -108,14 +107,13 @@ def test_every_accountant_is_asked_about_the_users():
                     other.cost,
                     other.reserved,
                 )
-                assert (mine.accountant.obstacle(ours) is None) == (mine.refusal is None)
-                assert bare(mine.accountant) == other.accountant
+                assert mine.accountant == other.accountant
 
 
 def test_by_name_or_by_hand():
     ours, theirs = pair("Poisson")
     expected = account(theirs, delta=1e-4, accountant="poisson-pld").epsilon
-    for accountant in ("poisson-pld", PoissonPLD(), about_units(PoissonPLD(), ours)):
+    for accountant in ("poisson-pld", PoissonPLD()):
         assert account(ours, delta=1e-4, accountant=accountant).epsilon == expected
     gaussian = account(ours, delta=1e-4, accountant="gaussian").epsilon
     assert gaussian == UnsampledGaussian().guarantee(ours, delta=1e-4).epsilon > expected
@@ -123,8 +121,8 @@ def test_by_name_or_by_hand():
         PoissonPLD().guarantee(ours, delta=1e-4)  # of a scheme that it does not know
     (member,) = find_accountants(ours, "poisson-pld", adjacency=Adjacency.REPLACE_ONE)
     assert member.adjacency is Adjacency.REPLACE_ONE
-    assert member.under(Adjacency.ZERO_OUT).adjacency is Adjacency.ZERO_OUT
-    assert about_units(PoissonPLD(), theirs) == PoissonPLD()
+    assert ours.participants == theirs
+    assert theirs.participants is theirs
     assert to_dp_event(ours) == to_dp_event(theirs)
     with pytest.raises(ValueError, match="private under add_remove"):
         account(ours, delta=1e-4, adjacency=Adjacency.ADD_REMOVE)
@@ -207,23 +205,12 @@ def test_one_step_of_one_user_by_quadrature(group_size, gradients):
                 assert claim == pytest.approx(true, rel=1e-3, abs=1e-9)
 
 
-class TestContractOfAnAnswer(AccountantContract):
-    """The wrapped accountant is one."""
-
-    def accountant(self):
-        ours, _ = pair("Poisson")
-        return about_units(PoissonPLD(), ours)
-
-    def mechanism(self):
-        return pair("Poisson")[0]
-
-    def refused_mechanism(self):
-        ours, _ = pair("Poisson")
-        return dataclasses.replace(ours, strategy=BandMF(bands=4))
-
-
-def test_an_answer_is_not_wrapped_twice():
-    ours, _ = pair("Poisson")
-    once = about_units(PoissonPLD(), ours)
-    assert isinstance(once, AboutUnits)
-    assert about_units(once, ours) is once
+def test_a_statement_of_participants_is_none_where_the_number_of_users_is_private():
+    ours, theirs = pair("Poisson")
+    found = PoissonPLD().guarantee(theirs, delta=1e-4)
+    about = of_units(found, ours)
+    assert (about.unit, about.mechanism_hash) == (ours.scheme.unit, ours.hash)
+    assert of_units(found, theirs) is found
+    hidden = dataclasses.replace(found, adjacency=Adjacency.ADD_REMOVE)
+    with pytest.raises(ValueError, match="private under add_remove"):
+        of_units(hidden, ours)
