@@ -1,5 +1,6 @@
 """The privacy engine: from a module, an optimizer and a loader to a private run."""
 
+from dptrain.engine.arguments import CommonArguments, takes
 from dptrain.engine.checkpoints import check_seal, seal
 from dptrain.engine.optimizers import JoinedOptimizer, ScaledAdam
 from dptrain.engine.options import Gradients, Loading, NoiseOptions
@@ -8,6 +9,7 @@ from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
 
 __all__ = [
+    "CommonArguments",
     "Gradients",
     "JoinedOptimizer",
     "Loading",
@@ -18,4 +20,5 @@ __all__ = [
     "StepLedger",
     "check_seal",
     "seal",
+    "takes",
 ]

@@ -11,9 +11,9 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch.utils.hooks import RemovableHandle
 
-from dptrain.clipping import Unreached
-from dptrain.clipping.base import GradientClipper, summing_dtype
-from dptrain.clipping.owners import OwnerWatch
+from dptrain.clipping import Attached, Unreached
+from dptrain.clipping.base import summing_dtype
+from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizers import (
     SlicedOptimizer,
@@ -23,6 +23,7 @@ from dptrain.engine.optimizers import (
     scales_of,
 )
 from dptrain.engine.release_ledger import StepLedger
+from dptrain.engine.request import RunRequest
 from dptrain.engine.shards import DividedModule, Shards, add_part
 from dptrain.engine.shared_step import SharedStep
 from dptrain.engine.state_watch import StateWatch
@@ -58,12 +59,10 @@ class PrivateOptimizer(DPOptimizer):
     (docs/theory/clipping.md#thm-loss-scale).
 
     Args:
-        optimizer: the user's.
+        request: of the run, with the user's optimizer.
         mechanism: of the run.
-        max_grad_norm: R.
-        loss_reduction: ``"mean"`` or ``"sum"``.
         noise: rows of correlated noise, one a logical step.
-        clipper: gives the clipped sums.
+        attached: gives the clipped sums.
         loader: gives the batches; it is told of every one that was used.
         ledger: of released steps.
         ranks: the processes of the run.
@@ -96,37 +95,34 @@ class PrivateOptimizer(DPOptimizer):
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        request: RunRequest,
         *,
         mechanism: MatrixMechanism,
-        max_grad_norm: float,
-        loss_reduction: str,
         noise: NoiseStream,
-        clipper: GradientClipper,
+        attached: Attached,
         loader: PrivateLoader,
         ledger: StepLedger,
         ranks: Ranks,
         watch: StateWatch,
-        owners: OwnerWatch | None = None,
         at_boundary: Callable[[int], None],
-        shards: Shards | None = None,
-        individual: IndividualRecord | None = None,
-        unreached: Unreached | None = None,
+        shards: Shards | None,
+        individual: IndividualRecord | None,
     ) -> None:
         super().__init__(
-            optimizer,
+            request.optimizer,
             noise_multiplier=mechanism.noise_multiplier,
-            max_grad_norm=max_grad_norm,
+            max_grad_norm=request.max_grad_norm,
             expected_batch_size=mechanism.scheme.expected_batch_size,  # B̄ = N p0, never rounded
-            loss_reduction=loss_reduction,
+            loss_reduction=request.gradients.reduction,
         )
         self.noise = noise
-        self.clipper = clipper
+        self.clipper = attached.clipper
         self.loader = loader
         self.ledger = ledger
         self.individual = individual
-        self.watch, self.owners = watch, owners
-        self.unreached = unreached
+        self.watch, self.owners = watch, attached.owners
+        named = uncompiled(request.module).named_parameters()
+        self.unreached = Unreached({p: name for name, p in named}) if ranks.rank == 0 else None
         self.shards = shards
         self.shared = SharedStep(ranks)
         self.steps_executed = 0
@@ -135,7 +131,7 @@ class PrivateOptimizer(DPOptimizer):
         self.detached = False
         self._planned = (self.noise_multiplier, self.expected_batch_size)
         self._trained = self.params  # a fresh list of what is trained at the moment
-        self._bound = float(max_grad_norm)
+        self._bound = float(request.max_grad_norm)
         self.rounding = Rounding(
             grid_bits=noise.grid_bits,
             entries=sum(p.numel() for p in self.params),

@@ -108,31 +108,28 @@ class PrivateTraining:
 
     def __init__(
         self,
+        request: RunRequest,
         *,
-        attached: Attached,
-        optimizer: PrivateOptimizer,
-        loader: PrivateLoader,
         mechanism: MatrixMechanism,
         target: Guarantee | None,
-        target_delta: float | None,
         accountant: str | Accountant | None,
-        seed_given: bool,
-        request: RunRequest,
+        attached: Attached,
+        optimizer: PrivateOptimizer,
         boundary: Boundary,
     ) -> None:
         self.module = attached.module
         self._attached = attached
         self._left: list[tuple[nn.Parameter, int]] | None = None  # with versions, when detached
         self.optimizer = optimizer
-        self.loader = loader
+        self.loader: PrivateLoader = optimizer.loader
         self.mechanism = mechanism
         self.individual_filter = request.individual
         self._settings = stored_options(request)
-        self._target_delta = target_delta
+        self._target_delta = request.delta
         self._accountant = accountant
         probe = request.gradients.probe
         self._probe_notes = (PROBE_NOTES[probe],) if probe in PROBE_NOTES else ()
-        self._notes = (*((SEED_NOTE,) if seed_given else ()), *self._probe_notes)
+        self._notes = (*(() if request.seed is None else (SEED_NOTE,)), *self._probe_notes)
         self._notes += request.gradients.notes
         self._schedulers: list[tuple[Any, dict[str, Any]]] = []  # with their own step, if any
         self._guarantees: dict[float, Guarantee] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ from dptrain.distributed import (
     check_whole_optimizer,
     is_divided,
 )
+from dptrain.engine.arguments import RunArguments
 from dptrain.engine.optimizers import whole_because
-from dptrain.engine.options import Gradients, Loading, NoiseOptions
+from dptrain.engine.options import GROUPS, Gradients, Loading, NoiseOptions
 from dptrain.engine.validation import check_mode, check_module, check_optimizer, check_public
 from dptrain.individual import IndividualFilter
 from dptrain.mechanism import MatrixMechanism
@@ -35,57 +36,32 @@ from dptrain.strategies import Identity, Strategy
 _DELTA = "below 1/N, often 1/(2N) for N examples"
 
 
-class Noise(NamedTuple):
-    """How much noise there is to be: a multiplier, or a target that it is calibrated to."""
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RunRequest(RunArguments):
+    """The arguments of ``make_private``, every value checked and in its one type.
 
-    multiplier: float | None
-    epsilon: float | None
-    delta: float | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """What ``make_private`` was asked for, every value checked and in its one type.
+    The module is without torch's DistributedDataParallel, the strategy bound to the scheme's steps,
+    both those of ``mechanism`` where that is given; ``gradients`` has the mode that was chosen, and
+    ``loading`` the steps of an epoch of the loader's.
 
     Attributes:
-        module: without torch's DistributedDataParallel.
-        optimizer: over exactly the module's trainable parameters.
-        parameters: those, in the optimizer's order.
+        parameters: the trainable ones, in the optimizer's order.
         groups: the number of each parameter's group in the clipping style.
-        data: a data set, or a data loader that is taken over.
-        scheme: how batches are drawn; also of ``mechanism``, where that is given.
-        strategy: bound to the scheme's steps; likewise.
-        mechanism: both with the noise, or ``None`` where the noise is to be found.
-        amount: how much noise there is to be.
-        max_grad_norm: R.
-        individual: a budget for every example, or ``None``.
-        gradients: with the mode that was chosen.
-        noise, loading: as given; ``loading`` with the steps of an epoch of the loader's.
         divided: the module, where ``fully_shard`` has divided it among the ranks.
     """
 
-    module: nn.Module
-    optimizer: torch.optim.Optimizer
-    parameters: list[nn.Parameter]
-    groups: list[int]
-    data: Any
     scheme: Scheme
     strategy: Strategy
-    mechanism: MatrixMechanism | None
-    amount: Noise
-    max_grad_norm: float
-    individual: IndividualFilter | None
-    gradients: Gradients
-    noise: NoiseOptions
-    loading: Loading
+    parameters: list[nn.Parameter]
+    groups: list[int]
     divided: FullySharded | None = None
 
     @property
     def delta(self) -> float | None:
         """δ that guarantees are stated at unless another is asked for."""
-        if self.amount.delta is None and self.individual is not None:
+        if self.target_delta is None and self.individual is not None:
             return self.individual.target_delta
-        return self.amount.delta
+        return self.target_delta
 
     @property
     def open_noise(self) -> Callable[..., NoiseStream]:
@@ -100,26 +76,7 @@ class RunRequest:
         )
 
     @classmethod
-    def checked(
-        cls,
-        *,
-        module: Any,
-        optimizer: Any,
-        data: Any,
-        max_grad_norm: Any,
-        epochs: Any,
-        scheme: Any,
-        strategy: Any,
-        mechanism: Any,
-        noise_multiplier: Any,
-        target_epsilon: Any,
-        target_delta: Any,
-        individual: Any,
-        seed: Any,
-        gradients: Any,
-        noise: Any,
-        loading: Any,
-    ) -> RunRequest:
+    def checked(cls, asked: RunArguments) -> RunRequest:
         """The request, or the first thing that is wrong with it: see ``make_private``.
 
         The order is that of how far a mistake reaches: each argument's type and range; arguments
@@ -129,163 +86,146 @@ class RunRequest:
         Raises:
             TypeError, ValueError: naming the argument, the value and the remedy.
         """
-        _check_types(scheme, strategy, mechanism, individual, gradients, noise, loading)
-        if seed is not None:
-            seed = checks.integer("seed", seed, minimum=0)
-        max_grad_norm = checks.number("max_grad_norm", max_grad_norm, above=0)
-        amount = Noise(
-            _optional("noise_multiplier", noise_multiplier, minimum=0),
-            _optional("target_epsilon", target_epsilon, above=0, remedy="e.g. 8"),
-            _optional("target_delta", target_delta, above=0, below=1, remedy=_DELTA),
-        )
-        _check_amount(amount, mechanism, individual)
-        if mechanism is not None:
-            _check_only_mechanism(scheme=scheme, strategy=strategy, amount=amount)
-        _check_secret(noise, seed)
+        asked = _in_range(asked)
+        _check_amount(asked)
+        if asked.mechanism is not None:
+            _check_only_mechanism(asked)
+        _check_secret(asked.noise, asked.seed)
 
-        module = bare_module(module, gradients.mode)
+        data, optimizer, gradients = asked.data, asked.optimizer, asked.gradients
+        module = bare_module(asked.module, gradients.mode)
         check_whole_optimizer(optimizer, module)
         check_not_prepared(optimizer=optimizer, data=data)
         check_module(module)
         check_public(module, gradients.public)
-        gradients = dataclasses.replace(gradients, mode=choose_mode(gradients.mode, module))
-        check_mode(module, gradients.mode)
+        mode = choose_mode(gradients.mode, module)
+        check_mode(module, mode)
+        gradients = dataclasses.replace(gradients, mode=mode)
         divided = FullySharded(module) if FullySharded.there(module) else None
         if divided is not None:
             _check_built_after(optimizer)
         check_optimizer(optimizer, module)
-        _check_sliced(noise, optimizer)
+        _check_sliced(asked.noise, optimizer)
         if divided is not None:
-            _check_divided(noise, optimizer, module)
+            _check_divided(asked.noise, optimizer, module)
         parameters = [p for g in optimizer.param_groups for p in g["params"] if p.requires_grad]
         groups = parameter_groups(gradients.clipping, module, parameters)
 
         dataset = _dataset_of(data)
-        if mechanism is not None:
-            scheme, strategy = mechanism.scheme, mechanism.strategy
-        if scheme is None:
-            scheme, loading = _poisson_like(data, epochs, loading)
-        elif epochs is not None:
-            raise ValueError(
-                f"epochs={epochs}: the scheme already says how many steps run; drop it"
-            )
+        scheme, loading = _planned(asked)
         check_length(dataset, scheme)
         _check_sum(scheme, gradients)
         check_microbatches(loading.max_physical_batch_size, loading.microbatches, scheme.group_size)
         if isinstance(data, DataLoader):
             check_sampler(data)
-        if amount.delta is not None:
-            check_delta(amount.delta, scheme, name="target_delta", large="refuse")
-        strategy = Identity() if strategy is None else strategy
-        if individual is not None:
-            individual.check_plan(scheme, strategy)
-        request = cls(
-            module=module,
-            optimizer=optimizer,
-            parameters=parameters,
-            groups=groups,
-            data=data,
-            scheme=scheme,
-            strategy=strategy.bind(scheme.steps),
-            mechanism=mechanism,
-            amount=amount,
-            max_grad_norm=max_grad_norm,
-            individual=individual,
-            gradients=gradients,
-            noise=noise,
-            loading=loading,
-            divided=divided,
-        )
+        if asked.target_delta is not None:
+            check_delta(asked.target_delta, scheme, name="target_delta", large="refuse")
+        given = asked.strategy if asked.mechanism is None else asked.mechanism.strategy
+        strategy = Identity() if given is None else given
+        if asked.individual is not None:
+            asked.individual.check_plan(scheme, strategy)
+        settled: dict[str, Any] = {
+            "module": module,
+            "parameters": parameters,
+            "groups": groups,
+            "scheme": scheme,
+            "strategy": strategy.bind(scheme.steps),
+            "gradients": gradients,
+            "loading": loading,
+            "divided": divided,
+        }
+        request = cls(**{**vars(asked), **settled})
         # Whatever the stream refuses is to be refused before minutes of calibration.
         request.open_noise(request.strategy, steps=scheme.steps, like=[torch.empty(1)], seed=0)
         return request
 
 
-def _check_types(
-    scheme: Any,
-    strategy: Any,
-    mechanism: Any,
-    individual: Any,
-    gradients: Any,
-    noise: Any,
-    loading: Any,
-) -> None:
-    """Refuse arguments of another type; ``None`` passes where it stands for a default.
+def _in_range(asked: RunArguments) -> RunArguments:
+    """The arguments with numbers as such; refuse those of another type or out of range.
 
-    Raises:
-        TypeError: naming the argument and the value.
+    ``None`` passes where it stands for a default.
     """
     a_filter = "GDPFilter(target_epsilon=..., target_delta=..., max_steps=...)"
-    for name, value, kind, example in (
-        ("scheme", scheme, Scheme, ""),
-        ("strategy", strategy, Strategy, ""),
-        ("mechanism", mechanism, MatrixMechanism, ""),
-        ("individual", individual, IndividualFilter, a_filter),
+    for name, kind, example in (
+        ("scheme", Scheme, ""),
+        ("strategy", Strategy, ""),
+        ("mechanism", MatrixMechanism, ""),
+        ("individual", IndividualFilter, a_filter),
+        ("gradients", Gradients, "Gradients(mode='hooks')"),
+        ("noise", NoiseOptions, "NoiseOptions(secure=True)"),
+        ("loading", Loading, "Loading(max_physical_batch_size=64)"),
     ):
-        if value is not None:
+        value = getattr(asked, name)
+        if value is not None or name in GROUPS:
             checks.instance(name, value, kind, example=example)
-    checks.instance("gradients", gradients, Gradients, example="Gradients(mode='hooks')")
-    checks.instance("noise", noise, NoiseOptions, example="NoiseOptions(secure=True)")
-    checks.instance("loading", loading, Loading, example="Loading(max_physical_batch_size=64)")
+    seed = None if asked.seed is None else checks.integer("seed", asked.seed, minimum=0)
+    numbers: dict[str, dict[str, Any]] = {
+        "max_grad_norm": {"above": 0},
+        "noise_multiplier": {"minimum": 0},
+        "target_epsilon": {"above": 0, "remedy": "e.g. 8"},
+        "target_delta": {"above": 0, "below": 1, "remedy": _DELTA},
+    }
+    found: dict[str, Any] = {
+        name: checks.number(name, value, **limits)
+        for name, limits in numbers.items()
+        if (value := getattr(asked, name)) is not None or name == "max_grad_norm"
+    }
+    return dataclasses.replace(asked, seed=seed, **found)
 
 
-def _optional(name: str, value: Any, **limits: Any) -> float | None:
-    return None if value is None else checks.number(name, value, **limits)
-
-
-def _check_amount(amount: Noise, mechanism: object | None, individual: object | None) -> None:
-    """Refuse a noise level that is stated twice, or not at all.
+def _planned(asked: RunArguments) -> tuple[Scheme, Loading]:
+    """The scheme that is given, or that ``epochs`` of a loader stand for, and how batches come.
 
     Raises:
-        ValueError: naming the remedy.
+        TypeError, ValueError: if there is none, or two of them.
     """
-    stated = amount.multiplier is not None or mechanism is not None
-    if individual is not None and not (stated and amount.epsilon is None):
-        given = f"target_epsilon={amount.epsilon}" if amount.epsilon else "no noise level"
+    scheme = asked.scheme if asked.mechanism is None else asked.mechanism.scheme
+    if scheme is None:
+        return _poisson_like(asked.data, asked.epochs, asked.loading)
+    if asked.epochs is not None:
+        raise ValueError(
+            f"epochs={asked.epochs}: the scheme already says how many steps run; drop it"
+        )
+    return scheme, asked.loading
+
+
+def _check_amount(asked: RunArguments) -> None:
+    """Refuse a noise level that is stated twice, or not at all."""
+    sigma, epsilon = asked.noise_multiplier, asked.target_epsilon
+    stated = sigma is not None or asked.mechanism is not None
+    if asked.individual is not None and not (stated and epsilon is None):
+        given = f"target_epsilon={epsilon}" if epsilon else "no noise level"
         raise ValueError(
             f"{given} with individual=: the filter holds the target, and the noise level decides "
             "when it begins to leave examples out; state noise_multiplier=, for instance "
             "GDPFilter.noise_multiplier(full_norm_steps=...), or mechanism="
         )
-    if mechanism is not None:
+    if asked.mechanism is not None:
         return
-    if amount.multiplier is not None and amount.epsilon is not None:
+    if sigma is not None and epsilon is not None:
         raise ValueError(
-            f"noise_multiplier={amount.multiplier} and target_epsilon={amount.epsilon} are both "
+            f"noise_multiplier={sigma} and target_epsilon={epsilon} are both "
             "given: state the noise or the target, not both"
         )
-    if amount.multiplier is None and amount.epsilon is None:
+    if sigma is None and epsilon is None:
         raise ValueError("state noise_multiplier=, or target_epsilon= and target_delta=")
-    if amount.epsilon is not None and amount.delta is None:
+    if epsilon is not None and asked.target_delta is None:
         raise ValueError(f"target_epsilon= needs target_delta=: {_DELTA}")
 
 
-def _check_only_mechanism(*, scheme: object, strategy: object, amount: Noise) -> None:
-    """Refuse arguments beside ``mechanism=`` that it already fixes.
-
-    Raises:
-        ValueError: naming them.
-    """
-    others = {
-        "scheme": scheme,
-        "strategy": strategy,
-        "noise_multiplier": amount.multiplier,
-        "target_epsilon": amount.epsilon,
-    }
-    if given := [name for name, value in others.items() if value is not None]:
+def _check_only_mechanism(asked: RunArguments) -> None:
+    """Refuse arguments beside ``mechanism=`` that it already fixes."""
+    others = ("scheme", "strategy", "noise_multiplier", "target_epsilon")
+    if given := [name for name in others if getattr(asked, name) is not None]:
         raise ValueError(f"mechanism= already fixes {given}: leave them out")
 
 
 def _check_sum(scheme: Scheme, gradients: Gradients) -> None:
-    """Where N is private the loss is not divided by what depends on it.
+    """Refuse a loss that is divided by a private number.
 
     A mean's 1/n is undone before gradients are clipped, but not the roundings of what it went
     through on the way back: in bfloat16 they moved the sum of everybody's gradients by hundreds of
-    R for one example more (docs/theory/limits.md#thm-ideal-noise).
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    R for one example more (docs/theory/limits.md#thm-ideal-noise)."""
     if scheme.nominal_size is not None and gradients.reduction == "mean":
         raise ValueError(
             f"scheme has nominal_size={scheme.nominal_size}, so that the number of rows of a batch "
@@ -297,11 +237,7 @@ def _check_sum(scheme: Scheme, gradients: Gradients) -> None:
 
 
 def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
-    """Refuse a seed beside secure noise.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse a seed beside secure noise."""
     if noise.secure and seed is not None:
         raise ValueError(
             "secure=True with a seed: it is the key of the noise, and one that can be "
@@ -311,11 +247,7 @@ def _check_secret(noise: NoiseOptions, seed: int | None) -> None:
 
 
 def _check_sliced(noise: NoiseOptions, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse to cut the state of an optimizer that has to see whole parameters.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse to cut the state of an optimizer that has to see whole parameters."""
     if noise.shard == "all" and (reason := whole_because(optimizer)):
         raise ValueError(
             f"NoiseOptions(shard='all'): {reason}, so that no rank can step on a slice of a "
@@ -325,11 +257,7 @@ def _check_sliced(noise: NoiseOptions, optimizer: torch.optim.Optimizer) -> None
 
 
 def _check_built_after(optimizer: Any) -> None:
-    """Refuse an optimizer of the parameters that a model had before it was divided.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse an optimizer of the parameters that a model had before it was divided."""
     held = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
     if held and not any(is_divided(p) for p in held):
         raise ValueError(
@@ -341,11 +269,7 @@ def _check_built_after(optimizer: Any) -> None:
 def _check_divided(
     noise: NoiseOptions, optimizer: torch.optim.Optimizer, module: nn.Module
 ) -> None:
-    """Refuse what a model that ``fully_shard`` divided cannot be trained with.
-
-    Raises:
-        ValueError: with the remedy.
-    """
+    """Refuse what a model that ``fully_shard`` divided cannot be trained with."""
     given = "module was divided by fully_shard"
     if noise.shard not in ("auto", "all"):
         raise ValueError(

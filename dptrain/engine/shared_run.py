@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sized
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from dptrain.core import JsonValue, digest
 from dptrain.distributed import Ranks, is_divided
-from dptrain.engine.options import MOVED, Gradients, Loading, NoiseOptions
+from dptrain.engine.arguments import RunArguments
+from dptrain.engine.options import GROUPS, MOVED
 from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.release_ledger import StepLedger
 from dptrain.engine.shards import DividedModule
@@ -23,47 +23,36 @@ from dptrain.engine.shared_step import settings_of
 from dptrain.mechanism import MatrixMechanism
 from dptrain.sampling import PrivateLoader
 
-T = TypeVar("T")
-P = ParamSpec("P")
+E = TypeVar("E")
 
 
-def one_run(make: Callable[P, T]) -> Callable[P, T]:
-    """Decorates the method of an engine that makes a run: all ranks have to make the same one.
+def one_run(
+    make: Callable[[E, RunArguments], PrivateTraining],
+) -> Callable[[E, RunArguments], PrivateTraining]:
+    """Decorate the method of an engine that makes a run: all ranks have to make the same one.
 
-    An error of one rank becomes an error of all instead of a hang. A keyword that there is none of
-    is answered by where it went, or by the nearest one.
+    An error of one rank becomes an error of all instead of a hang.
     """
-    signature = inspect.signature(make)
 
     @functools.wraps(make)
-    def together(*args: P.args, **kwargs: P.kwargs) -> T:
-        engine: Any = args[0]
-        if len(args) > 1:
-            raise TypeError(
-                "make_private takes keywords only: make_private(module=..., optimizer=..., "
-                "data=..., ...)"
-            )
-        refuse_unknown(kwargs, signature.parameters)
-        ranks = Ranks.of(engine.distributed)
+    def together(engine: E, asked: RunArguments) -> PrivateTraining:
+        ranks = Ranks.of(getattr(engine, "distributed", None))
 
         def facts() -> dict[str, Any]:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            del given.arguments["self"]
             named = {f: getattr(engine, f) for f in ("accountant", "ledger", "distributed")}
             return {
                 name: comparable(value)
-                for argument, whole in {**named, **given.arguments}.items()
+                for argument, whole in {**named, **vars(asked)}.items()
                 for name, value in _fields(argument, whole)
             }
 
-        made: Any = None
+        made: PrivateTraining | None = None
         try:
             with ranks.together():
                 ranks.agree("make_private", facts, secret=("seed",), error=ValueError)
-                made = make(*args, **kwargs)
+                made = make(engine, asked)
         except BaseException:
-            if isinstance(made, PrivateTraining):  # and another rank has no run
+            if made is not None:  # and another rank has no run
                 made.detach()
             raise
         return made
@@ -71,12 +60,18 @@ def one_run(make: Callable[P, T]) -> Callable[P, T]:
     return together
 
 
-def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a keyword that make_private does not have.
+def refuse_unknown(args: tuple[Any, ...], given: Iterable[str]) -> None:
+    """Refuse arguments by position, and a keyword that make_private does not have.
 
     Raises:
         TypeError: saying where it went, or which one is near.
     """
+    if args:
+        raise TypeError(
+            "make_private takes keywords only: make_private(module=..., optimizer=..., "
+            "data=..., ...)"
+        )
+    known = RunArguments.__dataclass_fields__
     for name in given:
         if name in known:
             continue
@@ -89,7 +84,7 @@ def refuse_unknown(given: Iterable[str], known: Collection[str]) -> None:
 
 def _fields(argument: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The argument, or, of a group of options, each of them."""
-    if isinstance(value, Gradients | NoiseOptions | Loading):
+    if argument in GROUPS and isinstance(value, JsonValue):
         yield from ((f"{argument}.{name}", option) for name, option in vars(value).items())
     else:
         yield argument, value

@@ -1,4 +1,4 @@
-"""From a request to the mechanism of the run, and to its parts."""
+"""From a request to the mechanism of the run, and to the run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch.utils.data import DataLoader, default_collate
 
 from dptrain.accounting import Accountant, calibrate
-from dptrain.clipping import Attached, Unreached, attach, own_attributes
+from dptrain.clipping import attach, own_attributes
 from dptrain.clipping.bookkeeping import uncompiled
 from dptrain.core import Guarantee
 from dptrain.distributed import Ranks
 from dptrain.engine.optimizer import PrivateOptimizer
+from dptrain.engine.private_training import PrivateTraining
 from dptrain.engine.request import RunRequest
 from dptrain.engine.shards import DividedModule, Shards, shaped_like_sums
 from dptrain.engine.shared_run import shared_ledger
@@ -56,46 +56,35 @@ def mechanism_of(
 def _found(
     request: RunRequest, accountant: str | Accountant | None
 ) -> tuple[MatrixMechanism, Guarantee | None]:
-    scheme, strategy, amount = request.scheme, request.strategy, request.amount
-    if amount.multiplier is not None:
-        mechanism = MatrixMechanism(
-            scheme=scheme, strategy=strategy, noise_multiplier=amount.multiplier
-        )
-        return mechanism, None
-    assert amount.epsilon is not None
-    assert amount.delta is not None
+    pair: dict[str, Any] = {"scheme": request.scheme, "strategy": request.strategy}
+    if request.noise_multiplier is not None:
+        return MatrixMechanism(**pair, noise_multiplier=request.noise_multiplier), None
+    assert request.target_epsilon is not None
+    assert request.target_delta is not None
     calibration = calibrate(
-        scheme=scheme,
-        strategy=strategy,
-        epsilon=amount.epsilon,
-        delta=amount.delta,
-        accountant=accountant,
+        **pair, epsilon=request.target_epsilon, delta=request.target_delta, accountant=accountant
     )
     return calibration.mechanism, calibration.guarantee
-
-
-class Parts(NamedTuple):
-    """What a run is made of."""
-
-    attached: Attached
-    optimizer: PrivateOptimizer
-    boundary: Boundary
 
 
 def wired(
     request: RunRequest,
     mechanism: MatrixMechanism,
+    target: Guarantee | None,
     *,
+    accountant: str | Accountant | None,
     ranks: Ranks,
     ledger: str | os.PathLike[str] | None,
     seeds: tuple[int, int],
     undo: contextlib.ExitStack,
-) -> Parts:
-    """The parts of the run; the user's module is touched when hardly anything can be refused.
+) -> PrivateTraining:
+    """The run, put together; the user's module is touched when hardly anything can be refused.
 
     Args:
         request: what the run is asked to be.
         mechanism: with its noise.
+        target: the guarantee that the noise was calibrated to, if it was.
+        accountant: the engine's.
         ranks: the processes of the run.
         ledger: file that records released steps.
         seeds: of the sampling and of the noise.
@@ -150,27 +139,29 @@ def wired(
             together=None if divided is None else functools.partial(divided.together, ranks),
         )
     undo.callback(attached.detach)
-    named = uncompiled(request.module).named_parameters()
-    names: dict[torch.Tensor, str] = {p: name for name, p in named}
     optimizer = PrivateOptimizer(
-        request.optimizer,
+        request,
         mechanism=mechanism,
-        max_grad_norm=request.max_grad_norm,
-        loss_reduction=gradients.reduction,
         noise=stream,
-        clipper=attached.clipper,
+        attached=attached,
         loader=loader,
         ledger=released,
         ranks=ranks,
         shards=shards,
         watch=watch,
-        owners=attached.owners,
         at_boundary=boundary.passed,
         individual=record,
-        unreached=Unreached(names) if ranks.rank == 0 else None,
     )
     undo.callback(optimizer.detach)
-    return Parts(attached, optimizer, boundary)
+    return PrivateTraining(
+        request,
+        mechanism=mechanism,
+        target=target,
+        accountant=accountant,
+        attached=attached,
+        optimizer=optimizer,
+        boundary=boundary,
+    )
 
 
 def _loader(
@@ -183,19 +174,12 @@ def _loader(
 ) -> PrivateLoader:
     """The run's loader, of its data set or in place of its data loader.
 
-    Args:
-        request: what the run is asked to be.
-        scheme: of the run's mechanism.
-        seed: of the sampling.
-        ranks: the processes of the run.
-        taken: called with every batch before it is handed out.
+    ``taken`` is called with every batch before it is handed out.
     """
     options: dict[str, Any] = {
+        **vars(request.loading),
         "scheme": scheme,
         "seed": seed,
-        "max_physical_batch_size": request.loading.max_physical_batch_size,
-        "microbatches": request.loading.microbatches,
-        "steps_per_epoch": request.loading.steps_per_epoch,
         "rank": ranks.rank,
         "world_size": ranks.world_size,
         "driven": True,

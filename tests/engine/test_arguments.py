@@ -1,5 +1,8 @@
 """Bad input gets a clear error before any data is touched; existing loops keep working."""
 
+import inspect
+import typing
+
 import pytest
 import torch
 from opacus import GradSampleModule
@@ -7,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from dptrain import BandMF, Gradients, Loading, MinSep, PrivacyEngine
+from dptrain.engine.arguments import CommonArguments, RunArguments
 from dptrain.sampling import Poisson
 from tests.helpers.engine import everything_every_step, images, make, small_net, train
 
@@ -23,6 +27,31 @@ class Untouchable(Dataset):
 
 DATA = Untouchable()
 ONE = everything_every_step(24, 1)
+
+
+def test_help_and_editors_see_the_fields_as_keywords():
+    shown = inspect.signature(PrivacyEngine.make_private).parameters
+    fields = inspect.signature(RunArguments).parameters
+    assert {n: str(p) for n, p in fields.items()} == {
+        n: str(p) for n, p in shown.items() if n != "self"
+    }
+    hints = typing.get_type_hints(PrivacyEngine.make_private)
+    assert hints["module"] is nn.Module
+    assert set(hints) == {*fields, "return"}
+    told = inspect.getdoc(PrivacyEngine.make_private)
+    assert all(f"\n    {name}: " in told for name in fields)
+    assert told.index("Args:") < told.index("Returns:") < told.index("Raises:")
+
+
+def test_fields_are_told_of_where_they_are():
+    for kind in (CommonArguments, RunArguments):
+        own = vars(kind)["__annotations__"]
+        assert all(f"\n    {name}: " in inspect.getdoc(kind) for name in own)
+
+
+def test_what_python_says_of_a_keyword_is_said_of_the_method():
+    with pytest.raises(TypeError, match=r"^PrivacyEngine\.make_private\(\) missing 1.*'data'"):
+        PrivacyEngine().make_private(module=None, optimizer=None, max_grad_norm=1.0)
 
 
 def refused(match, kind=ValueError, module=None, **options):

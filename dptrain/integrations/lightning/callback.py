@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -17,14 +18,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.trainer.states import TrainerFn
 
 from dptrain.core import Guarantee, checks
-from dptrain.engine import (
-    Gradients,
-    Loading,
-    NoiseOptions,
-    PrivacyEngine,
-    PrivateTraining,
-)
-from dptrain.individual import IndividualFilter
+from dptrain.engine import CommonArguments, Loading, PrivacyEngine, PrivateTraining, takes
 from dptrain.integrations.evaluation import TrainingRows
 from dptrain.integrations.lightning.batches import BatchSource, CountedBatches
 from dptrain.integrations.lightning.epochs import FitPlan, fit_plan
@@ -39,12 +33,26 @@ from dptrain.integrations.lightning.refusals import (
 from dptrain.mechanism import MatrixMechanism
 from dptrain.reporting import OWNER_ONLY, owner_only
 from dptrain.sampling import Scheme
-from dptrain.strategies import Strategy
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_KEY = "dptrain_private_run"
 """Where a checkpoint of Lightning's has the private run: whoever has it can subtract the noise."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FitArguments(CommonArguments):
+    """The arguments of a ``PrivateCallback``: those of ``make_private`` that Lightning lacks.
+
+    Args:
+        engine: accountant and ledger.
+        public_evaluation: says that the validation data, which no noise protects, hold nothing of
+            the people who are protected. Without it, validation on rows of the training data is
+            refused, and so are data that cannot be compared with them.
+    """
+
+    engine: PrivacyEngine | None = None
+    public_evaluation: bool = False
 
 
 class PrivateCallback(Callback):
@@ -71,27 +79,12 @@ class PrivateCallback(Callback):
 
     One callback has one run; another fit is another run, and their guarantees add up.
 
-    Args:
-        max_grad_norm: as in ``make_private``, like what follows but for the last.
-        scheme: how batches are drawn, and how many steps there are. ``None``, and no mechanism:
-            Poisson batches, with the training loader's batch size as the expected one, for as many
-            steps as the trainer would have run.
-        strategy: as there.
-        mechanism: as there.
-        noise_multiplier: as there.
-        target_epsilon: as there.
-        target_delta: as there.
-        individual: as there.
-        seed: as there. Lightning's ``seed_everything`` has no part in what is drawn.
-        noise: as there.
-        gradients: as there. The loss of ``training_step`` is a mean over the batch unless
-            ``Gradients(loss="sum")`` says otherwise.
-        loading: as there. ``steps_per_epoch`` is by default that of the loader where its batches
-            are made Poisson ones, and the plan divided by ``max_epochs`` otherwise.
-        engine: accountant and ledger.
-        public_evaluation: says that the validation data, which no noise protects, hold nothing of
-            the people who are protected. Without it, validation on rows of the training data is
-            refused, and so are data that cannot be compared with them.
+    Without a scheme and a mechanism, batches are Poisson ones, with the training loader's batch
+    size as the expected one, for as many steps as the trainer would have run.
+    ``Loading.steps_per_epoch`` is by default that of the loader then, and otherwise the plan
+    divided by ``max_epochs``. The loss of ``training_step`` is a mean over the batch unless
+    ``Gradients(loss="sum")`` says otherwise. Lightning's ``seed_everything`` has no part in what is
+    drawn.
 
     Raises:
         TypeError: if ``engine`` is no engine. What else is wrong is said by ``trainer.fit``.
@@ -103,49 +96,23 @@ class PrivateCallback(Callback):
         >>> print(private.guarantee())
     """
 
-    def __init__(
-        self,
-        *,
-        max_grad_norm: float,
-        scheme: Scheme | None = None,
-        strategy: Strategy | None = None,
-        mechanism: MatrixMechanism | None = None,
-        noise_multiplier: float | None = None,
-        target_epsilon: float | None = None,
-        target_delta: float | None = None,
-        individual: IndividualFilter | None = None,
-        seed: int | None = None,
-        gradients: Gradients = Gradients(),
-        noise: NoiseOptions = NoiseOptions(),
-        loading: Loading = Loading(),
-        engine: PrivacyEngine | None = None,
-        public_evaluation: bool = False,
-    ) -> None:
+    @takes(FitArguments)
+    def __init__(self, asked: FitArguments) -> None:
+        """Ask for a run; ``trainer.fit`` makes it."""
         owner = type(self).__name__
-        for name, value, kind in (
-            ("scheme", scheme, Scheme),
-            ("mechanism", mechanism, MatrixMechanism),
-            ("engine", engine, PrivacyEngine),
+        for name, kind in (
+            ("scheme", Scheme),
+            ("mechanism", MatrixMechanism),
+            ("engine", PrivacyEngine),
         ):
-            if value is not None:
+            if (value := getattr(asked, name)) is not None:
                 checks.instance(name, value, kind, owner=owner)
-        checks.instance("loading", loading, Loading, example="Loading(microbatches=4)", owner=owner)
-        self._engine = PrivacyEngine() if engine is None else engine
-        self._public = checks.flag("public_evaluation", public_evaluation, owner=owner)
+        example = "Loading(microbatches=4)"
+        checks.instance("loading", asked.loading, Loading, example=example, owner=owner)
+        checks.flag("public_evaluation", asked.public_evaluation, owner=owner)
+        self._asked = asked
+        self._engine = asked.engine or PrivacyEngine()
         self._training: TrainingRows | None = None
-        self._scheme, self._mechanism, self._loading = scheme, mechanism, loading
-        self._options: dict[str, Any] = {
-            "max_grad_norm": max_grad_norm,
-            "strategy": strategy,
-            "mechanism": mechanism,
-            "noise_multiplier": noise_multiplier,
-            "target_epsilon": target_epsilon,
-            "target_delta": target_delta,
-            "individual": individual,
-            "seed": seed,
-            "gradients": gradients,
-            "noise": noise,
-        }
         self._begun = False  # whether a fit has been set up with this callback
         self._fitting = False
         self._private: PrivateTraining | None = None
@@ -225,9 +192,9 @@ class PrivateCallback(Callback):
             data=self._data,
             max_epochs=trainer.max_epochs,
             max_steps=trainer.max_steps,
-            scheme=self._scheme,
-            mechanism=self._mechanism,
-            loading=self._loading,
+            scheme=self._asked.scheme,
+            mechanism=self._asked.mechanism,
+            loading=self._asked.loading,
         )
         self._accumulate(trainer, self._plan.parts)
         return self._plan
@@ -278,13 +245,11 @@ class PrivateCallback(Callback):
         optimizer = only_optimizer(strategy.optimizers)
         if strategy.model is not pl_module:  # within DistributedDataParallel
             strategy.model = pl_module
+        common = CommonArguments.__dataclass_fields__
+        asked: dict[str, Any] = {name: getattr(self._asked, name) for name in common}
+        asked |= {"scheme": plan.scheme, "loading": plan.loading}
         private = self._engine.make_private(
-            module=pl_module,
-            optimizer=optimizer,
-            data=self._data,
-            scheme=plan.scheme,
-            loading=plan.loading,
-            **self._options,
+            module=pl_module, optimizer=optimizer, data=self._data, **asked
         )
         self._private = private
         self._after.callback(setattr, strategy, "optimizers", [optimizer])
@@ -327,7 +292,9 @@ class PrivateCallback(Callback):
     def _check_evaluation(self, trainer: pl.Trainer) -> None:
         if self._training is None:
             self._training = TrainingRows(self._data.dataset)
-        check_evaluation(trainer.val_dataloaders, self._training, public=self._public)
+        check_evaluation(
+            trainer.val_dataloaders, self._training, public=self._asked.public_evaluation
+        )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -12,8 +12,9 @@ from dptrain.sampling import Scheme
 from dptrain.strategies import Strategy
 
 
-def _said(text: str) -> dict[str, str]:
-    return {"help": text}
+def _option(default: Any, text: str) -> Any:
+    """A field that ``HfArgumentParser`` shows with its help."""
+    return dataclasses.field(default=default, metadata={"help": text})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,46 +53,29 @@ class PrivacyArguments:
         TypeError, ValueError: naming the argument, the value and the remedy.
     """
 
-    epsilon: float | None = dataclasses.field(
-        default=None, metadata=_said("ε that the noise is calibrated to")
+    epsilon: float | None = _option(None, "ε that the noise is calibrated to")
+    delta: float | None = _option(None, "δ, below 1/N for N examples")
+    noise_multiplier: float | None = _option(
+        None, "σ in units of the bound on gradients, instead of epsilon"
     )
-    delta: float | None = dataclasses.field(
-        default=None, metadata=_said("δ, below 1/N for N examples")
-    )
-    noise_multiplier: float | None = dataclasses.field(
-        default=None, metadata=_said("σ in units of the bound on gradients, instead of epsilon")
-    )
-    per_example_max_grad_norm: float = dataclasses.field(
-        default=1.0, metadata=_said("bound on the norm of one example's gradient")
-    )
+    per_example_max_grad_norm: float = _option(1.0, "bound on the norm of one example's gradient")
     # HfArgumentParser takes the first of these types where the second is None.
-    scheme: str | None | dict[str, Any] | Scheme = dataclasses.field(  # noqa: RUF036
-        default="Poisson", metadata=_said("sampling scheme: a name, or JSON with its fields")
+    scheme: str | None | dict[str, Any] | Scheme = _option(  # noqa: RUF009, RUF036
+        "Poisson", "sampling scheme: a name, or JSON with its fields"
     )
-    strategy: str | None | dict[str, Any] | Strategy = dataclasses.field(  # noqa: RUF036
-        default="Identity", metadata=_said("noise correlation: a name, or JSON with its fields")
+    strategy: str | None | dict[str, Any] | Strategy = _option(  # noqa: RUF009, RUF036
+        "Identity", "noise correlation: a name, or JSON with its fields"
     )
-    user_column: str | None = dataclasses.field(
-        default=None, metadata=_said("column with the users of each example")
+    user_column: str | None = _option(None, "column with the users of each example")
+    accountant: str | None = _option(None, "accountant by name; the tightest by default")
+    secure_noise: bool = _option(False, "noise from cryptographic bits on a GPU too")
+    ledger: str | None = _option(None, "file that records released steps")
+    noise_seed: int | None = _option(
+        None, "for tests only: whoever knows it can subtract the noise"
     )
-    accountant: str | None = dataclasses.field(
-        default=None, metadata=_said("accountant by name; the tightest by default")
-    )
-    secure_noise: bool = dataclasses.field(
-        default=False, metadata=_said("noise from cryptographic bits on a GPU too")
-    )
-    ledger: str | None = dataclasses.field(
-        default=None, metadata=_said("file that records released steps")
-    )
-    noise_seed: int | None = dataclasses.field(
-        default=None, metadata=_said("for tests only: whoever knows it can subtract the noise")
-    )
-    public_evaluation: bool = dataclasses.field(
-        default=False,
-        metadata=_said("the evaluation data are other people's"),
-    )
-    log_training_loss: bool = dataclasses.field(
-        default=False, metadata=_said("send the loss of training batches, not private, to loggers")
+    public_evaluation: bool = _option(False, "the evaluation data are other people's")
+    log_training_loss: bool = _option(
+        False, "send the loss of training batches, not private, to loggers"
     )
 
     # No option of a command line, where TrainingArguments has it.
@@ -120,14 +104,14 @@ class PrivacyArguments:
             raise ValueError(
                 f"{owner}: delta= is missing: a number below 1/N for N examples, often 1/(2N)"
             )
-        limited: tuple[tuple[str, float | None, dict[str, Any]], ...] = (
-            ("epsilon", self.epsilon, {"above": 0}),
-            ("delta", self.delta, {"above": 0, "below": 1}),
-            ("noise_multiplier", self.noise_multiplier, {"minimum": 0}),
-            ("per_example_max_grad_norm", self.per_example_max_grad_norm, {"above": 0}),
-        )
-        for name, value, limits in limited:
-            if value is not None:
+        limited: dict[str, dict[str, float]] = {
+            "epsilon": {"above": 0},
+            "delta": {"above": 0, "below": 1},
+            "noise_multiplier": {"minimum": 0},
+            "per_example_max_grad_norm": {"above": 0},
+        }
+        for name, limits in limited.items():
+            if (value := getattr(self, name)) is not None:
                 setattr(self, name, checks.number(name, value, owner=owner, **limits))
         for flag in ("secure_noise", "public_evaluation", "log_training_loss"):
             checks.flag(flag, getattr(self, flag), owner=owner)
@@ -141,11 +125,7 @@ class PrivacyArguments:
     @property
     def asked(self) -> dict[str, float | None]:
         """The guarantee that is wanted, as a checkpoint keeps it."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "noise_multiplier": self.noise_multiplier,
-        }
+        return {name: getattr(self, name) for name in ("epsilon", "delta", "noise_multiplier")}
 
 
 def _settings(name: str, value: Any, kind: type, owner: str) -> Any:
