@@ -181,7 +181,7 @@ class NoiseOptions(JsonValue, family="noise options"):
 
     Args:
         secure: draw noise from cryptographic bits on CUDA too, which are the CPU's, slower; on the
-            CPU they are that anyway (``SecureNormals``). Excludes a seed.
+            CPU they are that anyway (``Normals``). Excludes a seed.
         dtype: of the buffers of past noise. ``torch.float32`` keeps it exactly, as whole numbers of
             32 bits, or of 64 where C^-1 has no end. ``torch.bfloat16`` takes half or a quarter, but
             then the noise is not the one that was accounted for and the guarantee is an estimate.

@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 from dptrain.accounting import Profile, TradeOff, profile_of
 from dptrain.core import Adjacency, Guarantee, Kind, checks
-from dptrain.noise.generators import AES, PHILOX, SecureNormals
+from dptrain.noise.generators import AES, PHILOX, SECURE
 from dptrain.reporting.plots import plot_curves, plot_privacy
 from dptrain.reporting.publication.plain_words import plain_words
 from dptrain.reporting.publication.run_facts import RunFacts, rows_of_facts
@@ -134,7 +134,7 @@ def _randomness(generator: str | None) -> str:
             f"{_IDEAL} A computer only approximates both: by floating-point numbers and a "
             "pseudorandom generator."
         )
-    if SecureNormals.name in generator:
+    if SECURE in generator:
         return (
             f"{_IDEAL} The noise was drawn by {generator}: a cryptographic generator on every "
             f"device. {_ROUNDED} {_BATCHES}"

@@ -10,14 +10,14 @@ import torch
 
 from dptrain.core import Array
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.generators import Normals, fill_normal
+from dptrain.noise.generators import Normals
 from dptrain.strategies import Strategy
 from dptrain.testing.requiring import require
 
 SEED = 0x1234_5678_9ABC_DEF0_0FED_CBA9_8765_4321
 
 
-class Watched:
+class Watched(Normals):
     """Normals that remember how the rows of Z were asked for.
 
     Attributes:
@@ -25,18 +25,13 @@ class Watched:
     """
 
     def __init__(self, normals: Normals) -> None:
-        self._normals = normals
-        self.name, self.seed = normals.name, normals.seed
+        super().__init__(normals.seed, secure=normals.secure)
         self.asked: dict[int, tuple[int, float]] = {}
 
     def fill(self, out: torch.Tensor, **place: Any) -> None:
         """As the normals that are watched."""
         self.asked[place["step"]] = place["bits"], place.get("scale", 1.0)
-        self._normals.fill(out, **place)
-
-    def on(self, devices: Any) -> str:
-        """As the normals that are watched."""
-        return self._normals.on(devices)
+        super().fill(out, **place)
 
 
 class NoiseChecks(ABC):
@@ -114,7 +109,7 @@ class NoiseChecks(ABC):
 
     def fill(self, out: torch.Tensor, *, seed: int, **place: Any) -> None:
         """A row of Z, drawn without a stream."""
-        fill_normal(out, seed=seed, **place)
+        Normals(seed).fill(out, **place)
 
     def whole_z(self, seed: int, size: int, *, group: int = 0) -> Array:
         """Z as it is drawn, whole numbers of its grid: shape (steps, size)."""

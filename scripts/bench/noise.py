@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from dptrain.noise import NoiseStream, noise_stream
-from dptrain.noise.generators import fill_normal
+from dptrain.noise.generators import Normals
 from dptrain.strategies import BISR, BLT, BSR, Identity, Strategy, TreeRestart
 
 STEPS = 4096
@@ -88,7 +88,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
     sides: dict[str, Callable[[], object]] = {
         "step": lambda: stream.release(sums, 1.0),
         "read": lambda: buffer.sum() if stream.buffer_bytes else None,
-        "draw": lambda: fill_normal(row, seed=3, group=0, step=4, bits=44),
+        "draw": lambda: Normals(3).fill(row, group=0, step=4, bits=44),
         "torch normal_": normal.normal_,
     }
     slow = strategies(options.bands)[name][1].keys() & {"regenerate", "secure"}

@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from dptrain.noise.generators import open_normals
-from dptrain.noise.generators.gaussian import chunk_length, fill_normal
+from dptrain.noise.generators import Normals, chunk_length
 from dptrain.strategies import BandMF
 from dptrain.testing import NoiseStreamContract
 from tests.cuda.devices import needs_gpu
@@ -26,7 +25,7 @@ BITS = 43
 def row(device, size, *, seed=SEED, group=0, step=0, secure=False, start=0, whole=None):
     """Whole numbers of 2^-43."""
     out = torch.empty(size, device=device, dtype=torch.float64)
-    normals = open_normals(seed, secure=secure)
+    normals = Normals(seed, secure=secure)
     normals.fill(out, group=group, step=step, start=start, size=whole, bits=BITS)
     return out
 
@@ -93,7 +92,7 @@ def test_fast_normals_are_not_those_of_the_cpu_and_the_statement_says_which():
     """Another generator; a guarantee names it."""
     here, there = row("cpu", 5000), row("cuda", 5000).cpu()
     assert abs(float((here * there).mean())) * 4.0**-BITS < 6 / math.sqrt(5000)
-    normals = open_normals(SEED)
+    normals = Normals(SEED)
     assert "Philox" in normals.on({"cuda"})
     assert "Philox" not in normals.on({"cpu"})
 
@@ -101,7 +100,7 @@ def test_fast_normals_are_not_those_of_the_cpu_and_the_statement_says_which():
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 8191, 8193])
 def test_odd_lengths(size, device):
     z = torch.full((size,), math.nan, device=device, dtype=torch.float64)
-    fill_normal(z, seed=SEED, group=0, step=0, bits=BITS)
+    Normals(SEED).fill(z, group=0, step=0, bits=BITS)
     assert torch.isfinite(z).all()
     assert len(torch.unique(z)) == size
 

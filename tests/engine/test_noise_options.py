@@ -9,7 +9,7 @@ import torch
 from dptrain import BLT, BSR, BallsInBins, BandMF, Guarantee, Kind, MatrixMechanism, NoiseOptions
 from dptrain.engine.checkpoints import seal
 from dptrain.engine.private_training import SEED_NOTE
-from dptrain.noise.generators import SecureNormals
+from dptrain.noise.generators import Normals
 from dptrain.reporting.report import conditions
 from dptrain.strategies.toeplitz.bisr import BISR
 from dptrain.strategies.trees.tree import Tree, TreeRestart
@@ -45,7 +45,9 @@ def test_secure_noise_is_what_the_secure_generator_draws(monkeypatch):
         train(private, batches=1)
         expected = torch.empty(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
         bits = private.optimizer.noise.grid_bits
-        SecureNormals(12).fill(expected, group=0, step=step, bits=bits)  # 11 is the sampler's
+        Normals(12, secure=True).fill(
+            expected, group=0, step=step, bits=bits
+        )  # 11 is the sampler's
         # R = 1e-9: the clipped sum of 24 gradients is at most 2.4e-8 beside the noise.
         expected = (expected * 2.0**-bits).float()
         torch.testing.assert_close(released(private, 24.0), expected, rtol=3e-7, atol=2.5e-8)
@@ -153,8 +155,8 @@ def test_the_guarantee_names_the_generator():
     fast = make(small_net(), images(), **common).guarantee()
     safe = make(small_net(), images(), **common, **SECURE).guarantee()
     assert fast.noise_generator == "AES-256-CTR by chunk, rounded normals with dither"
-    assert safe.noise_generator == SecureNormals.name
-    assert f"drawn by {SecureNormals.name}" in str(safe)
+    assert safe.noise_generator == Normals(0, secure=True).name
+    assert f"drawn by {safe.noise_generator}" in str(safe)
     assert safe.kind is fast.kind
     assert safe.epsilon == fast.epsilon
     assert safe.mechanism_hash == fast.mechanism_hash

@@ -21,7 +21,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from dptrain import BandMF, Gradients, MinSep, NoiseOptions, Poisson, PrivacyEngine
-from dptrain.noise.generators import SecureNormals
 from tests.oracles.float_noise import FloatNoise
 from tests.oracles.membership_game import Game
 from tests.oracles.reachable import (
@@ -49,7 +48,7 @@ def in_floating_point() -> Iterator[None]:
             made[id(stream)] = FloatNoise(
                 column,
                 seed=stream.normals.seed,
-                secure=isinstance(stream.normals, SecureNormals),
+                secure=stream.normals.secure,
             )
         totals = [
             torch.zeros(row.shape) if total is None else total

@@ -12,8 +12,8 @@ import pytest
 
 from dptrain.accounting.base.accountant import Profile
 from dptrain.core.guarantee import Adjacency, Guarantee, Kind, Unit
-from dptrain.noise.generators import SecureNormals
-from dptrain.noise.generators.normals import FastNormals
+from dptrain.noise.generators import SECURE, Normals
+from dptrain.noise.generators.normals import FAST
 from dptrain.reporting.report import as_shown, conditions, plot_curves, plot_privacy, privacy_report
 from dptrain.sampling import Poisson
 from dptrain.strategies import BandMF, Dense, DenseWorkload
@@ -129,7 +129,7 @@ def test_an_estimate_says_why_it_is_one():
     [
         (None, ["exactly Gaussian", "pseudorandom generator"], ["PCG64-DXSM", "secure"]),
         (
-            FastNormals.name,
+            FAST,
             [
                 "Philox on CUDA",
                 "a cryptographic generator on the CPU",
@@ -140,19 +140,19 @@ def test_an_estimate_says_why_it_is_one():
             ["single draw"],
         ),
         (
-            FastNormals(0).on({"cpu"}),
+            Normals(0).on({"cpu"}),
             ["a cryptographic generator. Its numbers", "rounded to a public grid", "PCG64-DXSM"],
             ["single draw", "Philox", "CUDA", "secure=True"],
         ),
         (
-            FastNormals(0).on({"cuda"}),
+            Normals(0).on({"cuda"}),
             ["not cryptographic (secure=True", "Philox by chunk on CUDA", "stands in the notes"],
             ["single draw", "AES", "CPU"],
         ),
         (
-            SecureNormals.name,
+            SECURE,
             [
-                SecureNormals.name,
+                SECURE,
                 "a cryptographic generator on every device",
                 "rounded to a public grid",
                 "PCG64-DXSM",

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from dptrain.core import checks
-from dptrain.noise.generators.normals import open_normals
+from dptrain.noise.generators.normals import Normals
 from dptrain.noise.generators.threads import for_each
 from dptrain.noise.streams.grid import finest_bits, largest_deviation, stored_bits
 from dptrain.noise.streams.growth import check_growth
@@ -93,7 +93,7 @@ class FlatStream(NoiseStream):
         self.step = 0
         self.strategy = strategy.bind(self.steps)
         check_growth(self.strategy, self.steps)
-        self.normals = open_normals(seed, secure=secure)
+        self.normals = Normals(seed, secure=secure)
         if dtype not in _DTYPES:
             raise ValueError(f"dtype={dtype}: buffers are torch.float32 or torch.bfloat16")
         self._dtype = dtype
@@ -461,7 +461,7 @@ class FlatStream(NoiseStream):
         if self._history is not None:
             self._history.check_process()
         copies = self._copies(_saved_blocks(states, len(self._layout.sizes)))
-        self.normals = open_normals(int(first["seed"], 16), secure=self._secure)
+        self.normals = Normals(int(first["seed"], 16), secure=self._secure)
         self.step = step
         for mine, theirs in copies:
             mine.copy_(theirs)

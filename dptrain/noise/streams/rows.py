@@ -9,8 +9,8 @@ import torch
 
 from dptrain.core import Array
 from dptrain.noise.generators import chunk_length
-from dptrain.noise.generators.gaussian import CHUNK
 from dptrain.noise.generators.keystream import derive_key, key_stream
+from dptrain.noise.generators.normals import CHUNK
 from dptrain.noise.streams.layout import Block
 
 _DROPPED = 16  # bits of a float32 that bfloat16 has no room for

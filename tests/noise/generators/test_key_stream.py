@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dptrain.noise.generators import SecureNormals
+from dptrain.noise.generators import Normals
 from dptrain.noise.generators.keystream import derive_key, key_stream
 
 SEED = 0x0123_4567_89AB_CDEF_FEDC_BA98_7654_3210
@@ -73,4 +73,4 @@ def test_keys_depend_on_every_bit_and_on_the_tag():
 @pytest.mark.parametrize("seed", [-1, 1 << 128, 0.5, "1", None, True])
 def test_refuses_what_is_no_seed(seed):
     with pytest.raises((TypeError, ValueError), match="seed"):
-        SecureNormals(seed)
+        Normals(seed, secure=True)

@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from dptrain.noise.generators import rounded
-from dptrain.noise.generators.gaussian import CHUNK, fill_normal, philox_words
 from dptrain.noise.generators.keystream import derive_key, key_stream
+from dptrain.noise.generators.normals import CHUNK, Normals, philox_words
 
 BITS = 43
 SIZE = 1 << 19
@@ -15,7 +15,7 @@ SIZE = 1 << 19
 
 def whole(size, *, seed=1, group=0, step=0, scale=1.0, bits=BITS):
     out = torch.full((size,), torch.nan, dtype=torch.float64)
-    fill_normal(out, seed=seed, group=group, step=step, bits=bits, scale=scale)
+    Normals(seed).fill(out, group=group, step=step, bits=bits, scale=scale)
     return out.numpy()
 
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from dptrain.noise.generators import SecureNormals
-from dptrain.noise.generators.gaussian import CHUNK, fill_normal
-from dptrain.noise.generators.normals import FastNormals
+from dptrain.noise.generators import SECURE, Normals
+from dptrain.noise.generators.normals import CHUNK
 
 BITS = 43
 
 
 def draw(size, *, seed=1, group=0, step=0, bits=BITS, scale=1.0):
     out = torch.full((size,), torch.nan, dtype=torch.float64)
-    fill_normal(out, seed=seed, group=group, step=step, bits=bits, scale=scale)
+    Normals(seed).fill(out, group=group, step=step, bits=bits, scale=scale)
     return out
 
 
@@ -98,43 +97,43 @@ def test_against_a_slow_reference(size, chunk, bits, scale):
 def test_secure_normals_are_the_same_on_the_cpu(place):
     """Their bits come from the cipher on every device."""
     rows = []
-    for kind in (FastNormals, SecureNormals):
+    for secure in (False, True):
         out = torch.empty(CHUNK + 9, dtype=torch.float64)
-        kind(5).fill(out, group=1, step=2, **{"bits": BITS, **place})
+        Normals(5, secure=secure).fill(out, group=1, step=2, **{"bits": BITS, **place})
         rows.append(out)
     assert torch.equal(*rows)
-    assert FastNormals(5).name != SecureNormals(5).name
+    assert Normals(5).name != Normals(5, secure=True).name
 
 
-def test_secure_normals_of_another_device_are_drawn_on_the_cpu_and_copied(monkeypatch):
+def test_secure_normals_of_another_device_are_drawn_on_the_cpu_and_copied():
     """The path of a GPU: here "another device" is a tensor that says it is on one."""
     asked = []
 
-    def fill(out, **place):
-        asked.append(out.device.type)
-        fill_normal(out, **place)
+    class Watched(Normals):
+        def fill(self, out, **place):
+            asked.append(out.device.type)
+            super().fill(out, **place)
 
     class Elsewhere(torch.Tensor):
         device = torch.device("cuda", 0)
 
-    monkeypatch.setattr("dptrain.noise.generators.normals.fill_normal", fill)
     out = torch.empty(9, dtype=torch.float64).as_subclass(Elsewhere)
-    SecureNormals(5).fill(out, group=1, step=2, bits=BITS)
-    assert asked == ["cpu"]
+    Watched(5, secure=True).fill(out, group=1, step=2, bits=BITS)
+    assert asked == ["cuda", "cpu"]
     expected = torch.empty(9, dtype=torch.float64)
-    fill_normal(expected, seed=5, group=1, step=2, bits=BITS)
+    Normals(5).fill(expected, group=1, step=2, bits=BITS)
     assert torch.equal(out.as_subclass(torch.Tensor), expected)
 
 
 def test_the_generators_are_named():
-    assert FastNormals(5).on({"cpu"}).startswith("AES-256-CTR")
-    assert "Philox" not in FastNormals(5).on({"cpu"})
-    assert "AES" not in FastNormals(5).on({"cuda"})
-    assert FastNormals(5).on({"cpu", "cuda"}) == FastNormals(5).name
+    assert Normals(5).on({"cpu"}).startswith("AES-256-CTR")
+    assert "Philox" not in Normals(5).on({"cpu"})
+    assert "AES" not in Normals(5).on({"cuda"})
+    assert Normals(5).on({"cpu", "cuda"}) == Normals(5).name
     for devices in ({"cpu"}, {"cuda"}, {"cpu", "cuda"}):
-        assert SecureNormals(5).on(devices) == SecureNormals.name
-    assert SecureNormals.name.startswith("AES-256-CTR")
-    assert "Philox" not in SecureNormals.name
+        assert Normals(5, secure=True).on(devices) == SECURE
+    assert SECURE.startswith("AES-256-CTR")
+    assert "Philox" not in SECURE
 
 
 def test_global_generators_are_left_alone():
@@ -148,9 +147,9 @@ def test_global_generators_are_left_alone():
 def test_refuses_other_devices():
     out = torch.empty(3, device="meta", dtype=torch.float64)
     with pytest.raises(ValueError, match="device=meta"):
-        fill_normal(out, seed=0, group=0, step=0, bits=BITS)
+        Normals(0).fill(out, group=0, step=0, bits=BITS)
     with pytest.raises(ValueError, match="device=meta"):
-        SecureNormals(0).fill(out, group=0, step=0, bits=BITS)
+        Normals(0, secure=True).fill(out, group=0, step=0, bits=BITS)
 
 
 SIZE = 2 * CHUNK + 1001
@@ -173,7 +172,7 @@ SIZE = 2 * CHUNK + 1001
 def test_a_slice_equals_the_same_entries_of_the_whole_row(start, stop):
     whole, part = draw(SIZE, seed=3, group=1, step=2), torch.full((stop - start,), torch.nan)
     part = part.double()
-    fill_normal(part, seed=3, group=1, step=2, start=start, size=SIZE, bits=BITS)
+    Normals(3).fill(part, group=1, step=2, start=start, size=SIZE, bits=BITS)
     assert torch.equal(part, whole[start:stop])
 
 
@@ -181,4 +180,4 @@ def test_a_slice_equals_the_same_entries_of_the_whole_row(start, stop):
 def test_refuses_a_slice_that_leaves_the_row(start, size):
     out = torch.empty(2, dtype=torch.float64)
     with pytest.raises(ValueError, match=f"start={start}.*size={size}"):
-        fill_normal(out, seed=0, group=0, step=0, start=start, size=size, bits=BITS)
+        Normals(0).fill(out, group=0, step=0, start=start, size=size, bits=BITS)

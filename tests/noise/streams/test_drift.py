@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream
-from dptrain.noise.generators.gaussian import CHUNK, fill_normal
+from dptrain.noise.generators.normals import CHUNK, Normals
 from dptrain.strategies import BSR, BandMF
 from dptrain.strategies.blt.blt import BLT
 from dptrain.strategies.toeplitz.bisr import BISR
@@ -24,7 +24,7 @@ def drawn_by(stream, size):
     """Z as a stream that was run has asked for it, in standard deviations."""
     out, row = np.empty((stream.steps, size)), torch.empty(size, dtype=torch.float64)
     for step, (bits, scale) in stream.normals.asked.items():
-        fill_normal(row, seed=5, group=0, step=step, bits=bits, scale=scale)
+        Normals(5).fill(row, group=0, step=step, bits=bits, scale=scale)
         out[step] = row.numpy() * (2.0**-bits / scale)
     return out
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.generators.gaussian import CHUNK, fill_normal
+from dptrain.noise.generators.normals import CHUNK, Normals
 from dptrain.noise.streams.layout import Block
 from dptrain.noise.streams.rows import round_randomly
 
@@ -19,7 +19,7 @@ def rounded(values, *, seed=1, step=0, index=0, start=0, size=None, group=0):
 
 def normals(size, step=0):
     out = torch.empty(size, dtype=torch.float64)
-    fill_normal(out, seed=9, group=0, step=step, bits=43)
+    Normals(9).fill(out, group=0, step=step, bits=43)
     return (out * 2.0**-43).float()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dptrain.noise.generators import SecureNormals
+from dptrain.noise.generators import Normals
 from dptrain.strategies import BSR
 from dptrain.testing import NoiseStreamContract
 
@@ -21,4 +21,4 @@ class TestSecureNoise(NoiseStreamContract):
         return super().open(*arguments, secure=True, **options)
 
     def fill(self, out, *, seed, **place):
-        SecureNormals(seed).fill(out, **place)
+        Normals(seed, secure=True).fill(out, **place)

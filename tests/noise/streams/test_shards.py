@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dptrain.noise import noise_stream, shard_pieces
-from dptrain.noise.generators.gaussian import CHUNK
+from dptrain.noise.generators.normals import CHUNK
 from dptrain.noise.streams.layout import Layout, Shard
 from dptrain.strategies import BLT, BSR, BandMF, Identity
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dptrain.noise.generators.gaussian import fill_normal
+from dptrain.noise.generators import Normals
 from dptrain.noise.streams.tree import TreeStream
 from dptrain.strategies.trees.tree import Tree, TreeRestart
 from dptrain.testing import NoiseStreamContract
@@ -82,8 +82,8 @@ def normals(stream, size):
         stream.step = step
         stream._start_step()
         row = torch.empty(size, dtype=torch.float64)
-        place = {"seed": SEED, "group": 0, "step": step}
-        fill_normal(row, **place, bits=stream._bits, scale=stream._scale)
+        place = {"group": 0, "step": step}
+        Normals(SEED).fill(row, **place, bits=stream._bits, scale=stream._scale)
         rows.append(row.numpy())
         of_row.append(2.0**-stream._bits / stream._scale)
     stream.step = 0
